@@ -1,0 +1,34 @@
+"""What one micro-step learns from: some pictures of one bucket, with their captions."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Everything lies on the CPU, as the loader's workers made it; sizes are height first, as SDXL takes them."""
+
+    keys: list[str]
+    """One name for each picture: its path."""
+    captions: list[str]
+    """After the caption pipeline: what the text encoders shall read."""
+    pixels: Tensor | None
+    """(B, 3, H, W) float32 in -1..1, flipped and cropped; None where latents are cached."""
+    latents: Tensor | None
+    """(B, C, H/8, W/8) float32, as the cache stores them (SDXL: not yet scaled); None where pixels are given."""
+    text: dict[str, Tensor] = field(default_factory=dict)
+    """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
+    original_size: Tensor
+    """(B, 2) int64: height and width of each picture before resizing."""
+    crop_top_left: Tensor
+    """(B, 2) int64: top and left of the crop."""
+    target_size: Tensor
+    """(B, 2) int64: height and width of the bucket."""
+    loss_weight: Tensor
+    """(B,) float32: 1, or prior_loss_weight for a regularisation picture."""
+    mask: Tensor | None
+    """(B, 1, H, W) float32 in 0..1: how much each pixel counts; None without masked_loss and alpha_mask."""
+
+    def __len__(self) -> int:
+        return len(self.keys)

@@ -1,0 +1,84 @@
+"""What a model family must answer. A family is a folder that fills in one of these; the trainer knows no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.networks.lora import LoraTarget
+from sd_scripts.options.settings import Settings
+
+if TYPE_CHECKING:
+    from sd_scripts.data.batch import Batch
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """The modules of a loaded base model."""
+
+    denoiser: nn.Module
+    """What predicts: the U-Net, or the transformer."""
+    vae: nn.Module
+    text_encoders: list[nn.Module]
+    tokenizers: list[Any]
+    source: Path | str
+    """Where the weights came from: file, folder or Hugging Face id."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What saving must give back unchanged, such as logit_scale of SDXL's second encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplePrompt:
+    """One picture to make, as a line of sample_prompts asks for it."""
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 512
+    height: int = 512
+    seed: int | None = None
+    steps: int = 30
+    scale: float = 7.5
+    guidance: float = 3.5
+    sampler: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """`inputs` below is a dict of tensors of static shape: all that a step reads, made outside the step."""
+
+    name: str
+    title: str
+    """As the compile log names the denoiser: "SDXL UNet"."""
+    base_model_version: str
+    """ss_base_model_version of saved LoRAs."""
+    architecture: str
+    """modelspec.architecture, without "/lora"."""
+    implementation: str
+    """modelspec.implementation."""
+    bucket_multiple: int
+    latent_channels: int
+    latent_suffix: str
+    """Of latent cache files: "sdxl" in `name_1024x1024_sdxl.npz`."""
+    text_cache_suffix: str
+    """Of text cache files: "te_outputs" in `name_te_outputs.npz`."""
+    load: Callable[[Settings, torch.dtype], Parts]
+    encode_images: Callable[[Parts, Tensor], Tensor]
+    """Pixels (B, 3, H, W) -> latents as the cache stores them."""
+    tokenize: Callable[[Parts, Sequence[str], Settings], dict[str, Tensor]]
+    """Captions -> token ids and weights, on the CPU."""
+    encode_text: Callable[[Parts, dict[str, Tensor]], dict[str, Tensor]]
+    """Token tensors -> what the text cache stores, batch first. Differentiable where encoders learn."""
+    step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator], dict[str, Tensor]]
+    """Batch, cached-form latents on the device, settings, generator of this step -> inputs (without text)."""
+    loss: Callable[[Parts, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
+    """Parts, inputs, text outputs, settings -> loss of each picture (B,)."""
+    compile_targets: Callable[[nn.Module], list[nn.Module]]
+    """The repeated blocks of the denoiser that share graphs."""
+    lora: LoraTarget
+    sample: Callable[..., Any]
+    """(parts, SamplePrompt, settings) -> a PIL image, made eagerly."""

@@ -1,0 +1,69 @@
+"""Which option groups a run has, by family and method; known without torch, so that the GUI can ask too."""
+
+from dataclasses import dataclass
+
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import (
+    AugmentOptions,
+    BucketOptions,
+    CacheOptions,
+    CaptionOptions,
+    DatasetOptions,
+    ValidationOptions,
+)
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.run import CudaOptions, RunOptions
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
+from sd_scripts.options.settings import Groups
+from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
+
+COMMON: Groups = (
+    ModelOptions,
+    DatasetOptions,
+    BucketOptions,
+    CaptionOptions,
+    AugmentOptions,
+    CacheOptions,
+    ValidationOptions,
+    TrainingOptions,
+    OptimizerOptions,
+    LrSchedulerOptions,
+    NoiseOptions,
+    LossOptions,
+    CompileOptions,
+    CudaOptions,
+    ResumeOptions,
+    SavingOptions,
+    SampleOptions,
+    MetadataOptions,
+    LoggingOptions,
+    HuggingFaceOptions,
+    DistributedOptions,
+    RunOptions,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """One training script: a family trained by a method."""
+
+    file: str
+    family: str
+    method: str
+    groups: Groups
+
+
+SCRIPTS = (Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, NetworkOptions)),)
+
+
+def script_for(family: str, method: str) -> Script:
+    for script in SCRIPTS:
+        if (script.family, script.method) == (family, method):
+            return script
+    raise ValueError(f"there is no {method} training for {family} yet")
