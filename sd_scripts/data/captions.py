@@ -1,0 +1,103 @@
+"""From the text beside a picture to the words the model reads, in the field's exact order."""
+
+import math
+import re
+from dataclasses import dataclass
+from random import Random
+
+_OPEN, _CLOSE = "\0open\0", "\0close\0"
+"""Stand in for `{{` and `}}` while wildcards are chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionRules:
+    """What a subset says about its captions; the names are those of the options."""
+
+    caption_prefix: str | None = None
+    caption_suffix: str | None = None
+    caption_dropout_rate: float = 0.0
+    caption_dropout_every_n_epochs: int = 0
+    enable_wildcard: bool = False
+    shuffle_caption: bool = False
+    caption_separator: str = ","
+    keep_tokens: int = 0
+    keep_tokens_separator: str = ""
+    token_warmup_min: int = 1
+    token_warmup_step: float = 0
+    """Below 1 it is a fraction of max_train_steps."""
+    caption_tag_dropout_rate: float = 0.0
+    secondary_separator: str | None = None
+
+    def changing(self) -> list[str]:
+        """The options that make one picture's caption differ between steps: it cannot be encoded once for all."""
+        changes = (
+            "shuffle_caption",
+            "caption_dropout_rate",
+            "caption_dropout_every_n_epochs",
+            "caption_tag_dropout_rate",
+            "token_warmup_step",
+            "enable_wildcard",
+        )
+        return [name for name in changes if getattr(self, name)]
+
+
+def process_caption(
+    caption: str, rules: CaptionRules, random: Random, *, epoch: int, step: int, max_train_steps: int
+) -> str:
+    """The caption of one picture in one step. `epoch` counts from 1, `step` from 0.
+
+    Prefix and suffix are glued on first, so a line chosen from several carries at most one of them, as upstream.
+    """
+    caption = " ".join(part for part in (rules.caption_prefix, caption, rules.caption_suffix) if part)
+    if _is_dropped(rules, random, epoch):
+        return ""
+    caption = _choose(caption, random) if rules.enable_wildcard else caption.split("\n", 1)[0]
+    if rules.shuffle_caption or rules.token_warmup_step > 0 or rules.caption_tag_dropout_rate > 0:
+        # parts are joined by ", " whatever separated them: existing captions and models expect it
+        caption = ", ".join(_pick_parts(caption, rules, random, step, max_train_steps))
+    if rules.secondary_separator:
+        caption = caption.replace(rules.secondary_separator, rules.caption_separator)
+    return caption
+
+
+def _is_dropped(rules: CaptionRules, random: Random, epoch: int) -> bool:
+    if rules.caption_dropout_rate > 0 and random.random() < rules.caption_dropout_rate:
+        return True
+    return rules.caption_dropout_every_n_epochs > 0 and epoch % rules.caption_dropout_every_n_epochs == 0
+
+
+def _choose(caption: str, random: Random) -> str:
+    """One line of several, then one alternative of each `{a|b|c}`; `{{` and `}}` are plain braces."""
+    lines = caption.split("\n")
+    line = random.choice(lines) if len(lines) > 1 else lines[0]
+    line = line.replace("{{", _OPEN).replace("}}", _CLOSE)
+    line = re.sub(r"\{([^}]+)\}", lambda found: random.choice(found[1].split("|")), line)
+    return line.replace(_OPEN, "{").replace(_CLOSE, "}")
+
+
+def _pick_parts(caption: str, rules: CaptionRules, random: Random, step: int, max_train_steps: int) -> list[str]:
+    """The fixed head, what is left of the flexible parts, and the fixed tail."""
+    head, parts, tail = _split(caption, rules)
+    warmup = rules.token_warmup_step
+    if 0 < warmup < 1:
+        warmup = math.floor(warmup * max_train_steps)
+    if step < warmup:
+        parts = parts[: math.floor(step * (len(parts) - rules.token_warmup_min) / warmup) + rules.token_warmup_min]
+    if rules.shuffle_caption:
+        random.shuffle(parts)
+    if rules.caption_tag_dropout_rate > 0:
+        parts = [part for part in parts if random.random() >= rules.caption_tag_dropout_rate]
+    return head + parts + tail
+
+
+def _split(caption: str, rules: CaptionRules) -> tuple[list[str], list[str], list[str]]:
+    """Parts that stay first, that may move, that stay last."""
+    if rules.keep_tokens_separator and rules.keep_tokens_separator in caption:
+        head, flexible, *tail = caption.split(rules.keep_tokens_separator, 2)
+        return _parts(head, rules), _parts(flexible, rules), _parts(tail[0], rules) if tail else []
+    parts = [part.strip() for part in caption.strip().split(rules.caption_separator)]
+    return parts[: rules.keep_tokens], parts[rules.keep_tokens :], []
+
+
+def _parts(text: str, rules: CaptionRules) -> list[str]:
+    return [part.strip() for part in text.split(rules.caption_separator) if part.strip()]
