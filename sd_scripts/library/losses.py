@@ -1,0 +1,75 @@
+"""From prediction and target to one loss for each picture: element loss, mask, mean, weights by timestep.
+
+Pure tensor functions of static shape: nothing here waits for the device, so that a step can be compiled and captured.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sd_scripts.library.schedules import TIMESTEPS, NoiseSchedule
+from sd_scripts.options.loss import LossOptions
+
+SNR_LIMIT = 1000.0
+"""Weights that divide by the SNR take no larger one, else the first timesteps would count for nothing."""
+
+
+def picture_losses(
+    prediction: Tensor,
+    target: Tensor,
+    timesteps: Tensor,
+    schedule: NoiseSchedule,
+    options: LossOptions,
+    *,
+    loss_weight: Tensor,
+    mask: Tensor | None = None,
+    v_parameterization: bool = False,
+) -> Tensor:
+    """The loss of each picture (B,), float32.
+
+    Prediction and target are (B, C, H, W), timesteps and loss_weight (B,); mask is (B, 1, any, any) in 0..1 and
+    multiplies the loss at each place, without making up for what it hides.
+    """
+    width = huber_width(timesteps, schedule, options)
+    loss = element_loss(prediction.float(), target.float(), options.loss_type, width.view(-1, 1, 1, 1))
+    if mask is not None:
+        loss = loss * functional.interpolate(mask.float(), size=loss.shape[-2:], mode="area")
+    loss = loss.mean(dim=(1, 2, 3)) * loss_weight
+    return weigh(loss, schedule.snr[timesteps], options, v_parameterization)
+
+
+def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tensor) -> Tensor:
+    """The loss of each element. `width` is the distance up to which huber and smooth_l1 are quadratic."""
+    if loss_type == "l1":
+        return (prediction - target).abs()
+    squared = (prediction - target) ** 2
+    if loss_type == "l2":
+        return squared
+    pseudo_huber = 2 * ((squared + width**2).sqrt() - width)
+    return pseudo_huber * width if loss_type == "huber" else pseudo_huber
+
+
+def huber_width(timesteps: Tensor, schedule: NoiseSchedule, options: LossOptions) -> Tensor:
+    """huber_c at each timestep (B,). The snr schedule takes no huber_scale, as in the scripts we agree with."""
+    c = options.huber_c
+    if options.huber_schedule == "constant":
+        return torch.full_like(timesteps, c * options.huber_scale, dtype=torch.float32)
+    if options.huber_schedule == "exponential":
+        return torch.exp(math.log(c) / TIMESTEPS * timesteps) * options.huber_scale
+    return (1 - c) / (1 + schedule.sigmas[timesteps]) ** 2 + c
+
+
+def weigh(loss: Tensor, snr: Tensor, options: LossOptions, v_parameterization: bool) -> Tensor:
+    """Losses (B,) weighted by the SNR (B,) of their timesteps, in the order in which the options build on another."""
+    limited = snr.clamp(max=SNR_LIMIT)
+    if options.min_snr_gamma:
+        loss = loss * snr.clamp(max=options.min_snr_gamma) / (snr + 1 if v_parameterization else snr)
+    if options.scale_v_pred_loss_like_noise_pred:
+        loss = loss * limited / (limited + 1)
+    if options.v_pred_like_loss:
+        loss = loss + loss * (limited + 1) / limited * options.v_pred_like_loss
+    if options.debiased_estimation_loss:
+        loss = loss / (limited + 1 if v_parameterization else limited.sqrt())
+    return loss
