@@ -11,6 +11,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions
@@ -22,6 +23,9 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Groups
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
+
+FAMILY_TITLES = {"sdxl": "SDXL", "flux": "FLUX.1"}
+METHOD_TITLES = {"lora": "LoRA training", "full": "full training"}
 
 COMMON: Groups = (
     ModelOptions,
@@ -46,7 +50,10 @@ COMMON: Groups = (
     HuggingFaceOptions,
     DistributedOptions,
     RunOptions,
+    LaunchOptions,
 )
+FILE_ONLY: Groups = (LaunchOptions,)
+"""Known in a settings file, but no flags of a training script: accelerate has acted on them before it starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +65,19 @@ class Script:
     method: str
     groups: Groups
 
+    @property
+    def flag_groups(self) -> Groups:
+        return tuple(group for group in self.groups if group not in FILE_ONLY)
 
-SCRIPTS = (Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, NetworkOptions)),)
+
+SDXL_LORA = Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, NetworkOptions))
+
+SCRIPTS = (SDXL_LORA,)
 
 
 def script_for(family: str, method: str) -> Script:
     for script in SCRIPTS:
         if (script.family, script.method) == (family, method):
             return script
-    raise ValueError(f"there is no {method} training for {family} yet")
+    title = FAMILY_TITLES.get(family, family)
+    raise ValueError(f"there is no {METHOD_TITLES.get(method, method)} for {title} yet")

@@ -1,5 +1,6 @@
 """Options: folders and data set, aspect buckets, captions, augmentation and masks, caches, validation."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
@@ -9,87 +10,291 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     """Where the pictures are and how they are grouped."""
 
     train_data_dir: str | None = option(
-        None, "Folder with N_concept subfolders (or image root for fine-tune metadata)."
+        None,
+        "Folder with the training pictures, in subfolders named like 10_cat: the number says how often each picture "
+        "is seen in an epoch, the rest is its caption where no caption file lies beside it.",
+        label="Training pictures",
+        placeholder="/data/cats, with 10_cat inside",
     )
-    reg_data_dir: str | None = option(None, "Folder with N_concept subfolders of regularisation images.")
-    dataset_config: str | None = option(None, "TOML/JSON dataset description.")
-    in_json: str | None = option(None, "Metadata file that switches to the fine-tune dataset style.")
-    dataset_repeats: int = option(1, "Repeat count for fine-tune style subsets.")
-    conditioning_data_dir: str | None = option(None, "Mask (or control) image folder for the legacy folder dataset.")
-    dataset_class: str | None = option(None, "Dotted path of a custom dataset class.")
-    debug_dataset: bool = option(False, "Display samples instead of training.")
-    train_batch_size: int = option(1, "Per-device batch size.")
-    resolution: str | None = option(None, '"size" or "width,height" of the training area.')
+    reg_data_dir: str | None = option(
+        None,
+        "Folder with regularisation pictures, in subfolders named like 1_cat: what the model shall not forget.",
+        label="Regularisation pictures",
+    )
+    dataset_config: str | None = option(
+        None,
+        "TOML or JSON file that describes the data set: several folders, resolutions and batch sizes in one run. "
+        "It takes the place of the folders above.",
+        label="Data set file",
+    )
+    in_json: str | None = option(
+        None,
+        "Metadata file with captions, .json or .jsonl; pictures are then looked up under train_data_dir.",
+        label="Metadata file",
+    )
+    dataset_repeats: int = option(
+        1, "How often each picture of the metadata file is seen in an epoch.", within=(1, 100_000)
+    )
+    conditioning_data_dir: str | None = option(
+        None,
+        "Folder with a mask for each picture, of the same name; used with masked_loss. White counts, black does not.",
+        label="Mask pictures",
+    )
+    dataset_class: str | None = option(
+        None,
+        "Dotted path of a data set class of your own.",
+        not_yet="data set classes of your own are not loaded; describe the data with dataset_config",
+    )
+    debug_dataset: bool = option(
+        False,
+        "Show the training samples instead of training.",
+        not_yet="samples are not shown in a window; look at the data set summary at the start of the run",
+    )
+    train_batch_size: int = option(
+        1,
+        "Pictures in one step on each GPU. More gives calmer steps and needs more memory.",
+        label="Batch size",
+        within=(1, 1024),
+    )
+    resolution: str | None = option(
+        None,
+        "Size to train at: one number for a square, or width,height. SDXL was made for 1024. "
+        "With buckets it sets the area, not the shape. Unset, the data set file must say it.",
+        suggestions=("1024", "768", "512", "1024,768"),
+        placeholder="1024",
+    )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = (
-        option(None, "Resampling filter for resizing.")
+        option(
+            None,
+            "Filter that resizes pictures. Unset is a good choice: area for shrinking, Lanczos for enlarging.",
+            label="Resize filter",
+        )
     )
-    cache_info: bool = option(False, "Cache captions and sizes in metadata_cache.json per folder.")
-    max_data_loader_n_workers: int = option(8, "Upper bound of DataLoader workers.")
-    persistent_data_loader_workers: bool = option(False, "Keep workers alive between epochs.")
-    prior_loss_weight: float = option(1.0, "Loss weight of regularisation images.")
+    cache_info: bool = option(
+        False,
+        "Remember captions and picture sizes in metadata_cache.json, for quick starts with huge folders.",
+        not_yet="folders are scanned at every start, so that a changed caption is never missed",
+    )
+    max_data_loader_n_workers: int = option(
+        8,
+        "Processes that prepare pictures, never more than the machine has CPU cores. 0 prepares them in the training "
+        "process: enough when latents are cached, and the safe choice on Windows.",
+        label="Data loader workers",
+        within=(0, 64),
+    )
+    persistent_data_loader_workers: bool = option(
+        False,
+        "Keep these processes between epochs. Saves time with short epochs, costs main memory.",
+        label="Keep data loader workers",
+    )
+    prior_loss_weight: float = option(
+        1.0, "How much a regularisation picture counts against a training picture.", within=(0.0, 1000.0)
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if not (self.train_data_dir or self.dataset_config or self.in_json):
+            yield (
+                "train_data_dir",
+                "no pictures are named; give a folder with subfolders named like 10_cat, or a dataset_config",
+            )
+        if self.resolution and (why := _resolution_problem(self.resolution)):
+            yield "resolution", why
+        if self.debug_dataset:
+            yield "debug_dataset", "samples are not shown in a window; turn it off to train"
+        if self.dataset_class:
+            yield "dataset_class", "classes of your own are not loaded; describe the data with dataset_config"
+
+
+def _resolution_problem(resolution: str) -> str | None:
+    sides = resolution.split(",")
+    if len(sides) > 2 or not all(side.strip().isdigit() for side in sides):
+        return f"{resolution!r} is neither one number nor width,height; write 1024 or 1024,768"
+    if any(not 64 <= int(side) <= 8192 for side in sides):
+        return f"{resolution} is outside 64..8192"
+    return None
 
 
 class BucketOptions(OptionGroup, title="Aspect buckets"):
     """Pictures of like shape share a bucket and are trained at its size."""
 
-    enable_bucket: bool = option(False, "Aspect-ratio bucketing.")
-    min_bucket_reso: int = option(256, "Smallest bucket side.")
-    max_bucket_reso: int = option(1024, "Largest bucket side.")
-    bucket_reso_steps: int = option(64, "Bucket side granularity.")
-    bucket_no_upscale: bool = option(False, "Buckets from image size, never enlarging.")
+    enable_bucket: bool = option(
+        False,
+        "Sort pictures by shape into buckets of equal area instead of cropping all to one shape. "
+        "Turn it on unless every picture has the training size already.",
+        label="Aspect buckets",
+    )
+    min_bucket_reso: int = option(
+        256,
+        "Shortest side of a bucket in pixels.",
+        label="Shortest bucket side",
+        within=(64, 8192),
+        shown_when="enable_bucket",
+    )
+    max_bucket_reso: int = option(
+        1024,
+        "Longest side of a bucket in pixels. Raise it to 2048 for wide pictures at a resolution of 1024.",
+        label="Longest bucket side",
+        within=(64, 8192),
+        shown_when="enable_bucket",
+    )
+    bucket_reso_steps: int = option(
+        64,
+        "Bucket sides are multiples of this: 64, or 32 for a closer fit and more sizes to compile.",
+        label="Bucket steps",
+        within=(1, 512),
+        shown_when="enable_bucket",
+    )
+    bucket_no_upscale: bool = option(
+        False,
+        "Never enlarge a picture: a small one gets a small bucket. Makes more sizes, so compiling takes longer.",
+        label="Never enlarge pictures",
+        shown_when="enable_bucket",
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if not self.enable_bucket:
+            return
+        if self.bucket_reso_steps % 32:
+            yield "bucket_reso_steps", f"{self.bucket_reso_steps} is not a multiple of 32; set 64 or 32"
+        if self.min_bucket_reso > self.max_bucket_reso:
+            yield (
+                "min_bucket_reso",
+                f"{self.min_bucket_reso} is above max_bucket_reso = {self.max_bucket_reso}; lower it",
+            )
 
 
 class CaptionOptions(OptionGroup, title="Captions"):
     """From the caption file to the words the model reads."""
 
-    caption_extension: str = option(".caption", "Suffix of caption files.")
-    shuffle_caption: bool = option(False, "Randomise order of caption parts.")
-    caption_separator: str = option(",", "Delimiter between caption parts for shuffling and dropout.")
-    keep_tokens: int = option(0, "Number of leading parts exempt from shuffle/drop.")
-    keep_tokens_separator: str = option("", "Marker splitting fixed from flexible parts; overrides keep_tokens.")
+    caption_extension: str = option(
+        ".caption",
+        "Ending of the caption files that lie beside the pictures: cat.jpg and cat.txt.",
+        suggestions=(".txt", ".caption", ".cap"),
+    )
+    shuffle_caption: bool = option(
+        False, "Put the parts of a caption in a new order each time, for captions made of tags."
+    )
+    caption_separator: str = option(",", "What stands between the parts of a caption.")
+    keep_tokens: int = option(0, "How many parts at the start stay in place and are never dropped.", within=(0, 1000))
+    keep_tokens_separator: str = option(
+        "", "Mark in the caption, such as |||, that ends the part to keep; used in place of keep_tokens."
+    )
     secondary_separator: str | None = option(
-        None, "Delimiter kept inside a part, replaced by caption_separator at the end."
+        None, "Mark, such as ;;;, between words that stay together as one part; becomes caption_separator in the end."
     )
-    enable_wildcard: bool = option(False, "Choose among {a|b} alternatives and among lines of a multi-line caption.")
-    caption_prefix: str | None = option(None, "Text put before each caption (joined by a space).")
-    caption_suffix: str | None = option(None, "Text put after each caption (joined by a space).")
-    token_warmup_min: int = option(1, "Number of parts used at step 0 of tag warm-up.")
+    enable_wildcard: bool = option(
+        False,
+        "Draw one of {red|blue} and, where a caption file has several lines, one of the lines.",
+        label="Wildcards",
+    )
+    caption_prefix: str | None = option(None, "Words put before every caption.")
+    caption_suffix: str | None = option(None, "Words put after every caption.")
+    token_warmup_min: int = option(1, "With how many parts the caption starts in a token warm-up.", within=(1, 1000))
     token_warmup_step: float = option(
-        0.0, "Step at which all parts are used; below 1 it is a fraction of max_train_steps."
+        0.0,
+        "Length of the token warm-up, in which captions grow from token_warmup_min parts to all of them: "
+        "steps, or below 1 a share of max_train_steps. 0 is none.",
+        within=(0, 10_000_000),
+        steps_or_fraction=True,
     )
-    caption_dropout_rate: float = option(0.0, "Probability of an empty caption.")
-    caption_dropout_every_n_epochs: int = option(0, "Empty all captions in every n-th epoch.")
-    caption_tag_dropout_rate: float = option(0.0, "Probability of dropping each part.")
-    weighted_captions: bool = option(False, "Parse (text:1.3) weights in captions.")
+    caption_dropout_rate: float = option(
+        0.0,
+        "How often a picture is shown without its caption, 0 to 1. About 0.05 keeps guidance working.",
+        within=(0.0, 1.0),
+    )
+    caption_dropout_every_n_epochs: int = option(
+        0, "Show all pictures without captions in every n-th epoch. 0 is never.", within=(0, 1_000_000)
+    )
+    caption_tag_dropout_rate: float = option(
+        0.0, "How often each part of a caption is left out, 0 to 1.", within=(0.0, 1.0)
+    )
+    weighted_captions: bool = option(
+        False, "Read (word:1.3) in captions as weight. Do not use it with brackets that are meant literally."
+    )
 
 
 class AugmentOptions(OptionGroup, title="Augmentation and masks"):
     """What may be changed about a picture, and which part of it counts."""
 
-    color_aug: bool = option(False, "Weak random colour change.")
-    flip_aug: bool = option(False, "Random horizontal flip (cached as a second latent).")
-    face_crop_aug_range: str | None = option(None, 'Face-centred random crop scale range "a,b".')
-    random_crop: bool = option(False, "Random instead of centred crop.")
-    alpha_mask: bool = option(False, "Use image alpha as loss mask.")
-    masked_loss: bool = option(False, "Weight loss by the mask image.")
+    color_aug: bool = option(False, "Vary the colours a little each time. Latents cannot be cached then.")
+    flip_aug: bool = option(
+        False, "Mirror pictures left to right half of the time. Not for faces, writing or anything with a left side."
+    )
+    face_crop_aug_range: str | None = option(
+        None,
+        "Crop around the face whose place the file name gives, enlarged by a random factor from low,high "
+        "such as 2.0,4.0. Latents cannot be cached then.",
+        placeholder="2.0,4.0",
+    )
+    random_crop: bool = option(False, "Crop at a random place instead of the middle. Latents cannot be cached then.")
+    alpha_mask: bool = option(
+        False, "Let the transparency of a picture be its mask: what is transparent is not learned."
+    )
+    masked_loss: bool = option(
+        False,
+        "Let masks decide which part of a picture is learned; conditioning_data_dir or the data set file has them.",
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.face_crop_aug_range and not _is_range(self.face_crop_aug_range):
+            yield "face_crop_aug_range", f"{self.face_crop_aug_range!r} is not low,high; write 2.0,4.0"
+
+
+def _is_range(text: str) -> bool:
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        return False
+    return 0 < low <= high
 
 
 class CacheOptions(OptionGroup, title="Caches"):
     """What is encoded once and kept, so that a step need not do it again."""
 
-    cache_latents: bool = option(False, "Encode latents once and keep them in RAM.")
-    cache_latents_to_disk: bool = option(False, "Encode latents once to npz next to images; implies cache_latents.")
-    vae_batch_size: int = option(1, "Batch size for latent caching.")
-    skip_cache_check: bool = option(False, "Trust existing cache files without opening them.")
-    cache_text_encoder_outputs: bool = option(False, "Encode captions once; text encoders must be frozen.")
-    cache_text_encoder_outputs_to_disk: bool = option(False, "Same, stored as npz; implies the former.")
+    cache_latents: bool = option(
+        False,
+        "Encode every picture once before training and keep the result. Much faster, and frees the VAE's memory; "
+        "not with colour, face-crop or random-crop augmentation.",
+    )
+    cache_latents_to_disk: bool = option(
+        False,
+        "Keep the encoded pictures as .npz files beside them, for the next run too. A stale file is made anew.",
+    )
+    vae_batch_size: int = option(
+        1, "Pictures the VAE encodes at once while caching.", label="VAE batch size", within=(1, 1024)
+    )
+    skip_cache_check: bool = option(
+        False,
+        "Trust cache files without opening them: a quick start with a huge data set that surely did not change.",
+    )
+    cache_text_encoder_outputs: bool = option(
+        False,
+        "Encode every caption once before training. Frees the text encoders' memory; they cannot be trained then, "
+        "and captions cannot change from step to step.",
+        label="Cache text encoder outputs",
+    )
+    cache_text_encoder_outputs_to_disk: bool = option(
+        False,
+        "Keep the encoded captions as .npz files beside the pictures, for the next run too.",
+        label="Cache text encoder outputs to disk",
+    )
 
 
 class ValidationOptions(OptionGroup, title="Validation"):
-    """Loss on pictures that are kept out of training."""
+    """Loss on pictures that are kept out of training: it rises when the model learns by heart."""
 
-    validation_split: float = option(0.0, "Fraction of images kept for validation.")
-    validation_seed: int | None = option(None, "Seed of the validation shuffle; also used for validation RNG.")
-    validate_every_n_steps: int | None = option(None, "Validation period in steps.")
-    validate_every_n_epochs: int | None = option(None, "Validation period in epochs.")
-    max_validation_steps: int | None = option(None, "Cap of validation batches.")
+    validation_split: float = option(
+        0.0, "Share of the pictures kept out of training to measure the loss on, 0 to 1. 0 is none.", within=(0.0, 1.0)
+    )
+    validation_seed: int | None = option(
+        None, "Seed that chooses these pictures; unset takes seed.", within=(0, 2**63 - 1)
+    )
+    validate_every_n_steps: int | None = option(
+        None, "Validate every n steps.", within=(0, 10_000_000), zero_is_off=True
+    )
+    validate_every_n_epochs: int | None = option(
+        None, "Validate every n epochs; unset validates after each.", within=(0, 1_000_000), zero_is_off=True
+    )
+    max_validation_steps: int | None = option(
+        None, "Use at most so many validation batches.", within=(0, 1_000_000), zero_is_off=True
+    )

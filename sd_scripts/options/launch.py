@@ -1,15 +1,32 @@
-"""Options of `accelerate launch`: read by the GUI when it builds the command, unknown to the training scripts."""
+"""Options of `accelerate launch`: read where the command is built; a training script knows them and does nothing."""
+
+from collections.abc import Iterable
 
 from sd_scripts.options.spec import OptionGroup, option
 
 
 class LaunchOptions(OptionGroup, title="Accelerate launch"):
-    """How many processes train, on which cards. mixed_precision is taken from the training options."""
+    """How many processes train, on which cards. The precision is mixed_precision of the training options."""
 
-    num_processes: int = option(1, "Processes in all, one for each GPU.", within=(1, 1024))
-    num_machines: int = option(1, "Machines that train together.", within=(1, 256))
-    num_cpu_threads_per_process: int = option(2, "CPU threads of each process.", within=(1, 256))
-    gpu_ids: str = option("", "GPUs to use, as in 0,1; empty uses what CUDA shows first.")
-    main_process_port: int = option(0, "Port of the main process; 0 lets accelerate choose.", within=(0, 65535))
-    multi_gpu: bool = option(False, "Train on several GPUs; set by itself when num_processes is above 1.")
-    extra_accelerate_launch_args: str = option("", "More arguments for accelerate launch, quoted as in a shell.")
+    num_processes: int = option(1, "Processes in all, one for each GPU.", label="Processes", within=(1, 1024))
+    num_machines: int = option(1, "Machines that train together.", label="Machines", within=(1, 256))
+    num_cpu_threads_per_process: int = option(
+        2, "CPU threads of each process.", label="CPU threads of each process", within=(1, 256)
+    )
+    gpu_ids: str = option(
+        "", "GPUs to use, such as 0,1; empty uses what CUDA shows first.", label="GPU IDs", placeholder="0,1"
+    )
+    main_process_port: int = option(
+        0, "Port at which the processes meet; 0 lets accelerate choose.", label="Main process port", within=(0, 65535)
+    )
+    multi_gpu: bool = option(
+        False, "Train on several GPUs; set by itself when num_processes is above 1.", label="Multi-GPU"
+    )
+    extra_accelerate_launch_args: str = option(
+        "", "More arguments for accelerate launch, quoted as in a shell.", label="More accelerate arguments"
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        ids = [part.strip() for part in self.gpu_ids.split(",")]
+        if self.gpu_ids and self.gpu_ids != "all" and not all(part.isdigit() for part in ids):
+            yield "gpu_ids", f"{self.gpu_ids!r} is not a list of numbers; write 0 or 0,1"

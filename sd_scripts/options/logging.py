@@ -1,28 +1,39 @@
 """Options: logging."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
 
 
 class LoggingOptions(OptionGroup, title="Logging"):
-    """TensorBoard, wandb and the console."""
+    """TensorBoard, wandb and the console. The page shows a run without any of these."""
 
-    logging_dir: str | None = option(
-        None,
-        "Base directory for TensorBoard (and wandb) event files; tracking is off without it unless wandb is chosen.",
+    logging_dir: str | None = option(None, "Folder for TensorBoard's files. Unset, TensorBoard is not written.")
+    log_with: Literal["tensorboard", "wandb", "all"] | None = option(
+        None, "Where to send the numbers of the run; unset is TensorBoard if logging_dir is set, else nowhere."
     )
-    log_with: Literal["tensorboard", "wandb", "all"] | None = option(None, "Which experiment tracker to use.")
-    log_prefix: str | None = option(None, "Prefix put before the timestamp in the per-run log folder.")
+    log_prefix: str | None = option(None, "Put before the time in the name of the log folder.")
     log_tracker_name: str | None = option(
-        None, "Tracker project name; per-script default is network_train / finetuning / dreambooth."
+        None, "Project name for TensorBoard and wandb; unset is network_train.", label="Project name"
     )
-    wandb_run_name: str | None = option(None, "Run name passed to wandb.init.")
-    log_tracker_config: str | None = option(None, "TOML file with extra tracker init kwargs.")
-    wandb_api_key: str | None = option(None, "wandb key used for login before training.", secret=True)
-    log_config: bool = option(False, "Send the full argument set to the tracker as run config.")
+    wandb_run_name: str | None = option(None, "Name of the run in wandb.", label="wandb run name")
+    log_tracker_config: str | None = option(
+        None, "TOML file with more arguments for the tracker, one table for each.", label="Tracker settings file"
+    )
+    wandb_api_key: str | None = option(
+        None,
+        "Key of your wandb account. It is handed to the run as WANDB_API_KEY and never saved.",
+        label="wandb API key",
+        secret=True,
+    )
+    log_config: bool = option(False, "Send the settings of the run to the tracker too.")
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = option(
-        None, "Python logging verbosity; unset behaves as INFO."
+        None, "How much the console tells; unset is INFO."
     )
-    console_log_file: str | None = option(None, "Write console log records to this file rather than stderr.")
-    console_log_simple: bool = option(False, "Plain log formatter instead of the rich one.")
+    console_log_file: str | None = option(None, "Write the console's messages to this file instead.")
+    console_log_simple: bool = option(False, "Plain messages without colour.")
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.log_with in ("tensorboard", "all") and not self.logging_dir:
+            yield "logging_dir", f"log_with = {self.log_with} needs a folder for TensorBoard's files"

@@ -1,5 +1,6 @@
 """Options: noise, loss."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
@@ -8,26 +9,104 @@ from sd_scripts.options.spec import OptionGroup, option
 class NoiseOptions(OptionGroup, title="Noise"):
     """What is added to the latents, and at which timesteps."""
 
-    noise_offset: float | None = option(None, "Channel-wise constant noise strength.", families=("sdxl",))
-    noise_offset_random_strength: bool = option(False, "Draw the offset strength uniformly up to noise_offset.")
-    adaptive_noise_scale: float | None = option(None, "Adds mean latent times this to noise_offset.")
-    multires_noise_iterations: int | None = option(None, "Pyramid noise levels.", families=("sdxl",))
-    multires_noise_discount: float = option(0.3, "Per-level discount of pyramid noise.")
-    ip_noise_gamma: float | None = option(None, "Input perturbation strength.")
-    ip_noise_gamma_random_strength: bool = option(False, "Draw that strength uniformly up to the value.")
-    zero_terminal_snr: bool = option(False, "Rescale betas to zero terminal SNR.", families=("sdxl",))
-    min_timestep: int | None = option(None, "Lowest sampled timestep.", families=("sdxl",))
-    max_timestep: int | None = option(None, "Upper bound of sampled timesteps.", families=("sdxl",))
+    noise_offset: float | None = option(
+        None,
+        "Shift the noise of each colour plane by a random amount of this strength, so that very dark and very bright "
+        "pictures can be learned. Around 0.05.",
+        within=(0.0, 10.0),
+        families=("sdxl",),
+    )
+    noise_offset_random_strength: bool = option(
+        False, "Draw that strength anew for each picture, from 0 to noise_offset.", families=("sdxl",)
+    )
+    adaptive_noise_scale: float | None = option(
+        None,
+        "Add this times the mean of the latents to noise_offset.",
+        within=(-10.0, 10.0),
+        families=("sdxl",),
+    )
+    multires_noise_iterations: int | None = option(
+        None,
+        "Add noise of coarser and coarser grain, so many times; another way to dark and bright pictures. 6 to 10; "
+        "0 is off.",
+        within=(0, 64),
+        zero_is_off=True,
+        families=("sdxl",),
+    )
+    multires_noise_discount: float = option(
+        0.3, "How much weaker each coarser noise is.", within=(0.0, 1.0), families=("sdxl",)
+    )
+    ip_noise_gamma: float | None = option(
+        None,
+        "Disturb the model's input a little more than it is told, which makes it sturdier. Around 0.1.",
+        label="Input perturbation",
+        within=(0.0, 10.0),
+    )
+    ip_noise_gamma_random_strength: bool = option(
+        False, "Draw that strength anew each time, from 0 to ip_noise_gamma.", label="Random input perturbation"
+    )
+    zero_terminal_snr: bool = option(
+        False,
+        "Let the last timestep be pure noise. For v-prediction models that were trained so.",
+        label="Zero terminal SNR",
+        families=("sdxl",),
+    )
+    min_timestep: int | None = option(
+        None,
+        "Train on timesteps from here on, 0 to 999; small ones are fine detail.",
+        within=(0, 999),
+        families=("sdxl",),
+    )
+    max_timestep: int | None = option(
+        None,
+        "Train on timesteps below this, 1 to 1000; large ones are composition.",
+        within=(1, 1000),
+        families=("sdxl",),
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.adaptive_noise_scale and not self.noise_offset:
+            yield "adaptive_noise_scale", "needs noise_offset, to which it adds"
+        if (self.min_timestep or 0) > (self.max_timestep or 1000):
+            yield "min_timestep", f"{self.min_timestep} is above max_timestep = {self.max_timestep}; lower it"
 
 
 class LossOptions(OptionGroup, title="Loss"):
     """How the prediction is compared with the target, and which timesteps weigh more."""
 
-    loss_type: Literal["l1", "l2", "huber", "smooth_l1"] = option("l2", "Loss function.")
-    huber_schedule: Literal["constant", "exponential", "snr"] = option("snr", "How huber_c varies with the timestep.")
-    huber_c: float = option(0.1, "Huber threshold.")
-    huber_scale: float = option(1.0, "Huber scale factor.")
-    min_snr_gamma: float | None = option(None, "Min-SNR weighting gamma (no effect for FLUX).")
-    scale_v_pred_loss_like_noise_pred: bool = option(False, "Scale v loss to noise-prediction magnitude.")
-    v_pred_like_loss: float | None = option(None, "Extra v-like loss factor.")
-    debiased_estimation_loss: bool = option(False, "1/sqrt(SNR) weighting (no effect for FLUX).")
+    loss_type: Literal["l1", "l2", "huber", "smooth_l1"] = option(
+        "l2", "How differences are counted: l2 is usual; huber and smooth_l1 make less of outliers."
+    )
+    huber_schedule: Literal["constant", "exponential", "snr"] = option(
+        "snr", "How huber_c changes with the timestep, for huber and smooth_l1."
+    )
+    huber_c: float = option(0.1, "Where huber and smooth_l1 turn from square to linear.", within=(1e-06, 1000.0))
+    huber_scale: float = option(1.0, "Factor on huber_c, for constant and exponential.", within=(1e-06, 1000.0))
+    min_snr_gamma: float | None = option(
+        None,
+        "Let easy timesteps count less; 5 is usual and makes training steadier. 0 is off.",
+        label="Min-SNR gamma",
+        within=(0.0, 100.0),
+        zero_is_off=True,
+        families=("sdxl",),
+    )
+    scale_v_pred_loss_like_noise_pred: bool = option(
+        False,
+        "Weigh the loss of a v-prediction model as that of a noise-prediction model.",
+        label="Scale v-prediction loss",
+        families=("sdxl",),
+    )
+    v_pred_like_loss: float | None = option(
+        None,
+        "Add a loss as a v-prediction model has it, with this weight. Not for v-prediction models.",
+        label="v-prediction-like loss",
+        within=(0.0, 100.0),
+        zero_is_off=True,
+        families=("sdxl",),
+    )
+    debiased_estimation_loss: bool = option(
+        False,
+        "Weigh timesteps by 1/sqrt(SNR); another way than min_snr_gamma, do not use both.",
+        label="Debiased estimation",
+        families=("sdxl",),
+    )

@@ -1,4 +1,6 @@
-"""Options: model."""
+"""Options: the base model."""
+
+from collections.abc import Iterable
 
 from sd_scripts.options.spec import OptionGroup, option
 
@@ -6,18 +8,78 @@ from sd_scripts.options.spec import OptionGroup, option
 class ModelOptions(OptionGroup, title="Model"):
     """The base model and how it is read."""
 
-    pretrained_model_name_or_path: str | None = option(None, "Base model: single file, Diffusers folder, or hub id.")
-    vae: str | None = option(None, "Replacement VAE (file or folder).")
+    pretrained_model_name_or_path: str | None = option(
+        None,
+        "The model that training starts from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face id "
+        "such as stabilityai/stable-diffusion-xl-base-1.0.",
+        label="Base model",
+        placeholder="/models/sd_xl_base_1.0.safetensors",
+    )
+    vae: str | None = option(
+        None,
+        "Another VAE (file or folder) in place of the model's own. With SDXL, the fp16-fix VAE avoids black pictures "
+        "in half precision.",
+        label="VAE",
+        families=("sdxl",),
+    )
+    no_half_vae: bool = option(
+        False,
+        "Keep the VAE in float32. Turn it on for SDXL's original VAE with fp16, which overflows in half precision.",
+        label="Keep the VAE in float32",
+        families=("sdxl",),
+    )
     tokenizer_cache_dir: str | None = option(
-        None, "Local folder in which tokenizers are stored/looked up for offline use."
+        None,
+        "Folder in which tokenizers are looked up, for models that bring their own vocabulary. "
+        "The usual one is shipped, so that nothing is downloaded.",
     )
-    v2: bool = option(False, "Base model is Stable Diffusion 2.x.")
-    v_parameterization: bool = option(False, "Train with v-prediction target.", families=("sdxl",))
-    clip_skip: int | None = option(None, "Use the n-th text-encoder layer counted from the end.")
+    v2: bool = option(
+        False,
+        "The base model is Stable Diffusion 2.x.",
+        families=(),
+        not_yet="Stable Diffusion 2.x is not trained here; choose an SDXL model",
+    )
+    v_parameterization: bool = option(
+        False,
+        "The model predicts velocity instead of noise. Needed for v-prediction models, harmful for all others.",
+        label="v-prediction",
+        families=("sdxl",),
+    )
+    clip_skip: int | None = option(
+        None,
+        "Which text-encoder layer to read, counted from the end. SDXL and FLUX.1 always read the layer they were "
+        "trained with.",
+        label="CLIP skip",
+        within=(0, 12),
+        zero_is_off=True,
+        families=(),
+        not_yet="SDXL and FLUX.1 were trained with one fixed text layer; leave it unset",
+    )
     max_token_length: int | None = option(
-        None, "Token budget per caption; unset means 75.", choices=(150, 225), families=("sdxl",)
+        None,
+        "How many tokens of a caption are read: unset means 75; 150 and 225 read longer captions in pieces of 75.",
+        choices=(150, 225),
+        families=("sdxl",),
     )
-    no_half_vae: bool = option(False, "Keep the VAE in fp32 while training in half precision.")
-    disable_mmap_load_safetensors: bool = option(False, "Read safetensors without mmap (quicker on WSL).")
-    lowram: bool = option(False, "Load models straight to the GPU.")
-    highvram: bool = option(False, "Skip cache clearing during latent caching.")
+    disable_mmap_load_safetensors: bool = option(
+        False,
+        "Read model files in one go instead of mapping them into memory. Quicker on WSL and network drives.",
+        label="Read model files without mmap",
+    )
+    lowram: bool = option(
+        False,
+        "Load models straight to the GPU, for machines with little main memory.",
+        not_yet="weights are mapped from the file and never held twice, so nothing needs to be switched on",
+    )
+    highvram: bool = option(
+        False,
+        "Do not empty the GPU's memory cache while latents are cached.",
+        not_yet="the memory cache is not emptied between batches anyway",
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if not self.pretrained_model_name_or_path:
+            yield (
+                "pretrained_model_name_or_path",
+                "no base model is named; give a .safetensors file, a diffusers folder or a Hugging Face id",
+            )

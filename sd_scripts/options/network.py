@@ -1,22 +1,123 @@
-"""Options: network."""
+"""Options: the network that learns."""
 
+from collections.abc import Iterable
+
+from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option
 
 
 class NetworkOptions(OptionGroup, title="Network"):
     """How much a LoRA can learn, and where."""
 
-    network_module: str | None = option(None, "Importable module implementing the network interface.")
-    network_dim: int | None = option(None, "Rank.")
-    network_alpha: float = option(1.0, "Alpha; effective scale is alpha/rank.")
-    network_dropout: float | None = option(None, "Dropout on the down projection output.")
-    network_args: list[str] = option([], "key=value items for the module.")
-    network_weights: str | None = option(None, "Existing network file to continue from (loaded non-strictly).")
-    dim_from_weights: bool = option(False, "Infer ranks from network_weights.")
-    base_weights: list[str] = option([], "Network files merged into the base before training.")
-    base_weights_multiplier: list[float] = option([], "Multipliers for base_weights.")
-    scale_weight_norms: float | None = option(None, "Max-norm regularisation limit.")
-    network_train_unet_only: bool = option(False, "Adapt only the U-Net/DiT.")
-    network_train_text_encoder_only: bool = option(False, "Adapt only the text encoders.")
-    unet_lr: float | None = option(None, "Learning rate of the U-Net/DiT part of the network.")
-    text_encoder_lr: list[float] = option([], "One or several text encoder rates.")
+    network_module: str | None = option(
+        None,
+        "Module that makes the network; unset is networks.lora, our LoRA. A third party's module, such as "
+        "lycoris.kohya, must be installed.",
+        methods=("lora",),
+        suggestions=("networks.lora", "lycoris.kohya"),
+    )
+    network_dim: int | None = option(
+        None,
+        "Rank: how much the LoRA can learn. 8 to 32 suits most; unset is 4.",
+        label="Rank (network_dim)",
+        within=(1, 4096),
+        methods=("lora",),
+    )
+    network_alpha: float = option(
+        1.0,
+        "Strength: what is learned is scaled by network_alpha / network_dim. Half of the rank, or the rank itself, "
+        "is usual; when it changes, the learning rate has to follow.",
+        label="Alpha",
+        within=(0.0, 4096.0),
+        methods=("lora",),
+    )
+    network_dropout: float | None = option(
+        None,
+        "How often a value in the middle of the LoRA is dropped in training, 0 to 1; against learning by heart.",
+        label="Dropout",
+        within=(0.0, 1.0),
+        methods=("lora",),
+    )
+    network_args: list[str] = option(
+        [],
+        "More of the network as key=value: conv_dim=8 conv_alpha=4 also adapts the 3x3 convolutions; "
+        "rank_dropout, module_dropout, block_dims, block_alphas, down_lr_weight, mid_lr_weight, up_lr_weight, "
+        "loraplus_lr_ratio.",
+        label="Network arguments",
+        methods=("lora",),
+        placeholder="conv_dim=8 conv_alpha=4",
+    )
+    network_weights: str | None = option(
+        None,
+        "A LoRA file to go on from; optimizer and counters begin anew.",
+        label="Continue from LoRA file",
+        methods=("lora",),
+    )
+    dim_from_weights: bool = option(
+        False,
+        "Take the ranks from network_weights instead of network_dim.",
+        label="Rank from that file",
+        methods=("lora",),
+    )
+    base_weights: list[str] = option(
+        [], "LoRA files merged into the base model before training.", label="Merge LoRA files first", methods=("lora",)
+    )
+    base_weights_multiplier: list[float] = option(
+        [],
+        "Strength of each file of base_weights; 1 where none is given.",
+        label="Their strengths",
+        within=(-100.0, 100.0),
+        methods=("lora",),
+    )
+    scale_weight_norms: float | None = option(
+        None,
+        "Keep the norm of each LoRA weight below this, so that none dominates; 1 is a good start, 0 is off.",
+        label="Largest weight norm",
+        within=(0.0, 1000.0),
+        zero_is_off=True,
+        methods=("lora",),
+    )
+    network_train_unet_only: bool = option(
+        False,
+        "Adapt the U-Net (FLUX.1: the transformer) alone and leave the text encoders. Usual for SDXL.",
+        label="Train the U-Net only",
+        methods=("lora",),
+    )
+    network_train_text_encoder_only: bool = option(
+        False, "Adapt the text encoders alone.", label="Train the text encoders only", methods=("lora",)
+    )
+    unet_lr: float | None = option(
+        None,
+        "Learning rate of the U-Net; unset is learning_rate.",
+        label="U-Net learning rate",
+        within=(0.0, 1000.0),
+        methods=("lora",),
+    )
+    text_encoder_lr: list[float] = option(
+        [],
+        "Learning rate of the text encoders: one for both, or one for each; unset is learning_rate.",
+        label="Text encoder learning rate",
+        within=(0.0, 1000.0),
+        methods=("lora",),
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        yield from pairs("network_args", self.network_args)
+        if self.network_train_unet_only and self.network_train_text_encoder_only:
+            yield (
+                "network_train_unet_only",
+                "together with network_train_text_encoder_only nothing is left to train; turn one of them off",
+            )
+        if self.dim_from_weights and not self.network_weights:
+            yield "dim_from_weights", "needs network_weights, the file to take the ranks from"
+        if self.base_weights_multiplier and len(self.base_weights_multiplier) != len(self.base_weights):
+            yield (
+                "base_weights_multiplier",
+                f"has {len(self.base_weights_multiplier)} values for {len(self.base_weights)} files of base_weights; "
+                "give one for each",
+            )
+        if len(self.text_encoder_lr) > 2:
+            yield (
+                "text_encoder_lr",
+                f"has {len(self.text_encoder_lr)} values; give one, or one for each of two encoders",
+            )

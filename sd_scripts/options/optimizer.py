@@ -1,30 +1,149 @@
 """Options: optimizer, learning rate schedule."""
 
+from collections.abc import Iterable
+
 from sd_scripts.options.spec import OptionGroup, option
+
+OPTIMIZERS = (
+    "AdamW",
+    "AdamW8bit",
+    "PagedAdamW",
+    "PagedAdamW8bit",
+    "PagedAdamW32bit",
+    "Lion",
+    "Lion8bit",
+    "PagedLion8bit",
+    "SGDNesterov",
+    "SGDNesterov8bit",
+    "DAdaptation",
+    "DAdaptAdamPreprint",
+    "DAdaptAdaGrad",
+    "DAdaptAdam",
+    "DAdaptAdan",
+    "DAdaptAdanIP",
+    "DAdaptLion",
+    "DAdaptSGD",
+    "Prodigy",
+    "Adafactor",
+    "AdamWScheduleFree",
+    "RAdamScheduleFree",
+    "SGDScheduleFree",
+)
+SCHEDULERS = (
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+    "reduce_lr_on_plateau",
+    "piecewise_constant",
+    "adafactor",
+)
 
 
 class OptimizerOptions(OptionGroup, title="Optimizer"):
-    """Who turns gradients into changes of the weights."""
+    """Who turns gradients into changes of the weights. Old switches such as use_8bit_adam become optimizer_type."""
 
-    optimizer_type: str = option("", "Optimiser name or dotted class path.")
-    learning_rate: float = option(2e-06, "Base learning rate.")
-    optimizer_args: list[str] = option([], "key=value items for the optimiser, literal-evaluated.")
-    max_grad_norm: float = option(1.0, "Gradient clip norm; 0 disables.")
-    use_8bit_adam: bool = option(False, "Legacy switch for AdamW8bit.")
-    use_lion_optimizer: bool = option(False, "Legacy switch for Lion.")
+    optimizer_type: str = option(
+        "",
+        "Empty is AdamW, the usual choice; AdamW8bit saves memory; Prodigy finds the learning rate by itself "
+        "(learning_rate = 1). Any class by dotted path, such as pytorch_optimizer.CAME.",
+        label="Optimizer",
+        suggestions=OPTIMIZERS,
+    )
+    learning_rate: float = option(
+        2e-06,
+        "Step size. LoRAs usually learn at 1e-4; Prodigy and D-Adaptation take 1; the default is for whole models.",
+        within=(0.0, 1000.0),
+    )
+    optimizer_args: list[str] = option(
+        [],
+        "More arguments of the optimizer as key=value, such as weight_decay=0.01 or betas=(0.9,0.99).",
+        label="Optimizer arguments",
+        placeholder="weight_decay=0.01",
+    )
+    max_grad_norm: float = option(
+        1.0, "Gradients longer than this are shortened, which tames outliers. 0 leaves them.", within=(0.0, 1_000_000.0)
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        yield from pairs("optimizer_args", self.optimizer_args)
 
 
 class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
     """How the learning rate changes over the run."""
 
-    lr_scheduler: str = option("constant", "Scheduler name.")
-    lr_warmup_steps: float = option(0.0, "Warm-up steps, or fraction when below 1.")
-    lr_decay_steps: float = option(0.0, "Decay steps, or fraction when below 1.")
-    lr_scheduler_num_cycles: int = option(1, "Restarts for cosine_with_restarts.")
-    lr_scheduler_power: float = option(1.0, "Exponent of the polynomial schedule.")
-    lr_scheduler_timescale: int | None = option(None, "Time scale of inverse_sqrt.")
-    lr_scheduler_min_lr_ratio: float | None = option(
-        None, "Final/initial rate ratio for cosine_with_min_lr and warmup_stable_decay."
+    lr_scheduler: str = option(
+        "constant",
+        "Course of the learning rate: constant stays, cosine and linear fall to 0, cosine_with_restarts falls "
+        "several times, adafactor leaves it to Adafactor.",
+        label="Schedule",
+        suggestions=SCHEDULERS,
     )
-    lr_scheduler_type: str = option("", "Dotted path of a custom scheduler class.")
-    lr_scheduler_args: list[str] = option([], "key=value items for the custom scheduler.")
+    lr_warmup_steps: float = option(
+        0.0,
+        "Steps in which the learning rate rises from 0; below 1 (or 10%) a share of all steps.",
+        label="Warm-up",
+        within=(0, 10_000_000),
+        steps_or_fraction=True,
+    )
+    lr_decay_steps: float = option(
+        0.0,
+        "Steps in which warmup_stable_decay falls at the end; below 1 (or 10%) a share of all steps.",
+        label="Decay",
+        within=(0, 10_000_000),
+        steps_or_fraction=True,
+    )
+    lr_scheduler_num_cycles: int = option(
+        1, "How often cosine_with_restarts starts again.", label="Cycles", within=(1, 100_000)
+    )
+    lr_scheduler_power: float = option(1.0, "Exponent of polynomial.", label="Power", within=(0.0, 1000.0))
+    lr_scheduler_timescale: int | None = option(
+        None,
+        "Time scale of inverse_sqrt; unset takes the warm-up.",
+        label="Time scale",
+        within=(0, 10_000_000),
+        zero_is_off=True,
+    )
+    lr_scheduler_min_lr_ratio: float | None = option(
+        None,
+        "Where cosine_with_min_lr and warmup_stable_decay end, as a share of learning_rate.",
+        label="Lowest learning rate",
+        within=(0.0, 1.0),
+    )
+    lr_scheduler_type: str = option(
+        "",
+        "A scheduler class by dotted path in place of lr_scheduler, such as torch.optim.lr_scheduler.StepLR.",
+        label="Scheduler class",
+    )
+    lr_scheduler_args: list[str] = option(
+        [], "Arguments of that class or schedule as key=value, such as gamma=0.9.", label="Schedule arguments"
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        yield from pairs("lr_scheduler_args", self.lr_scheduler_args)
+        if self.lr_warmup_steps and not self.lr_scheduler_type and self.lr_scheduler in ("constant", "adafactor"):
+            yield (
+                "lr_warmup_steps",
+                f"lr_scheduler = {self.lr_scheduler} has no warm-up; set lr_scheduler = constant_with_warmup, "
+                "or lr_warmup_steps = 0",
+            )
+        name, _, start = self.lr_scheduler.partition(":")
+        if not self.lr_scheduler_type and (name not in SCHEDULERS or (start and name != "adafactor")):
+            yield (
+                "lr_scheduler",
+                f"{self.lr_scheduler!r} is not one of {', '.join(SCHEDULERS)}; name a class of your own in "
+                "lr_scheduler_type",
+            )
+
+
+def pairs(name: str, items: list[str]) -> Iterable[tuple[str, str]]:
+    """A problem for each item of the list option `name` that is not key=value."""
+    for item in items:
+        key, equals, _ = item.partition("=")
+        if not equals or not key.strip():
+            yield name, f"{item!r} is not key=value"

@@ -10,11 +10,18 @@ class RunOptions(OptionGroup, title="Run"):
         None,
         "Folder for the settings, events and console of this run; "
         "unset makes one under output_dir/runs, named by time and output_name.",
+        label="Run folder",
     )
 
 
 class CudaOptions(OptionGroup, title="CUDA"):
     """What PyTorch may do on an NVIDIA card."""
 
-    cuda_allow_tf32: bool = option(False, "Let float32 matrix products use TF32: faster, slightly less exact.")
-    cuda_cudnn_benchmark: bool = option(False, "Let cuDNN time its convolutions for each size and keep the fastest.")
+    cuda_allow_tf32: bool = option(
+        False, "Let float32 matrix products use TF32: faster, slightly less exact.", label="Allow TF32"
+    )
+    cuda_cudnn_benchmark: bool = option(
+        False,
+        "Let cuDNN time its convolutions for each size and keep the fastest; helps with few bucket sizes.",
+        label="Benchmark cuDNN",
+    )

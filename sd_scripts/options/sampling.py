@@ -6,12 +6,20 @@ from sd_scripts.options.spec import OptionGroup, option
 
 
 class SampleOptions(OptionGroup, title="Samples"):
-    """Pictures made while training."""
+    """Pictures made while training, to see what has been learned."""
 
-    sample_prompts: str | None = option(None, "Prompt file (.txt/.toml/.json).")
-    sample_every_n_steps: int | None = option(None, "Sample period in steps.")
-    sample_every_n_epochs: int | None = option(None, "Sample period in epochs; wins over steps.")
-    sample_at_first: bool = option(False, "Sample before step 1.")
+    sample_prompts: str | None = option(
+        None,
+        "File with the prompts: .txt with one a line (such as `a cat --w 1024 --h 1024 --s 30`), .toml or .json.",
+        label="Prompt file",
+    )
+    sample_every_n_steps: int | None = option(
+        None, "Make samples every n steps.", within=(0, 10_000_000), zero_is_off=True
+    )
+    sample_every_n_epochs: int | None = option(
+        None, "Make samples every n epochs; wins over steps.", within=(0, 1_000_000), zero_is_off=True
+    )
+    sample_at_first: bool = option(False, "Make samples before the first step too, to compare with.")
     sample_sampler: Literal[
         "ddim",
         "pndm",
@@ -29,4 +37,6 @@ class SampleOptions(OptionGroup, title="Samples"):
         "k_euler_a",
         "k_dpm_2",
         "k_dpm_2_a",
-    ] = option("ddim", "Scheduler for SD/SDXL samples.", families=("sdxl",))
+    ] = option(
+        "ddim", "Sampler that makes them; euler_a and dpmsolver++ are good.", label="Sampler", families=("sdxl",)
+    )

@@ -1,36 +1,74 @@
-"""Options: saving, hugging face."""
+"""Options: saving, Hugging Face."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
+
+NO_UPLOAD = "nothing is uploaded; upload the saved file with `hf upload`"
 
 
 class SavingOptions(OptionGroup, title="Saving"):
     """Where the results go, how often and in which form."""
 
-    output_dir: str | None = option(None, "Destination folder.")
-    output_name: str | None = option(None, "Base file name; default at/epoch/last.")
-    save_model_as: Literal["ckpt", "pt", "safetensors"] = option("safetensors", "Container/layout of the output.")
+    output_dir: str | None = option(
+        None, "Folder for the results. It is made if it is not there.", label="Output folder"
+    )
+    output_name: str | None = option(
+        None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="my_lora"
+    )
+    save_model_as: Literal["ckpt", "pt", "safetensors"] = option(
+        "safetensors", "File format. safetensors is what every program loads.", label="File format"
+    )
     save_precision: Literal["float", "fp16", "bf16"] | None = option(
-        None, "Dtype of saved tensors; unset keeps parameter dtype."
+        None,
+        "Number format in the file; fp16 halves its size. Unset keeps the precision of training.",
     )
-    save_every_n_epochs: int | None = option(None, "Save period in epochs.")
-    save_every_n_steps: int | None = option(None, "Save period in steps.")
+    save_every_n_epochs: int | None = option(
+        None, "Save after every n epochs.", within=(0, 1_000_000), zero_is_off=True
+    )
+    save_every_n_steps: int | None = option(None, "Save after every n steps.", within=(0, 10_000_000), zero_is_off=True)
     save_n_epoch_ratio: int | None = option(
-        None, "Save about this many files in total; when > 0 it overwrites save_every_n_epochs."
+        None,
+        "Save about so many files in the whole run; takes the place of save_every_n_epochs.",
+        label="Number of saves",
+        within=(0, 1_000_000),
+        zero_is_off=True,
     )
-    save_last_n_epochs: int | None = option(None, "Retention window for epoch files.")
-    save_last_n_steps: int | None = option(None, "Retention window (in steps) for step files.")
+    save_last_n_epochs: int | None = option(
+        None, "Keep only the files of the last n epochs.", within=(0, 1_000_000), zero_is_off=True
+    )
+    save_last_n_steps: int | None = option(
+        None, "Keep only the files of the last n steps.", within=(0, 10_000_000), zero_is_off=True
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if not self.output_dir:
+            yield "output_dir", "no folder for the results is named; set it"
+        if self.output_name and any(mark in self.output_name for mark in '/\\:*?"<>|'):
+            yield (
+                "output_name",
+                f"{self.output_name!r} holds a character that file names cannot have; put folders in output_dir",
+            )
 
 
 class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
-    """Upload of results to the Hugging Face Hub."""
+    """Your account on the Hugging Face Hub."""
 
-    huggingface_repo_id: str | None = option(None, "Hub repository that receives saves.")
-    huggingface_repo_type: str | None = option(None, "Hub repository type.")
-    huggingface_path_in_repo: str | None = option(None, "Folder inside the repository.")
-    huggingface_token: str | None = option(None, "Hub token.", secret=True)
-    huggingface_repo_visibility: str | None = option(None, "public, otherwise private.")
-    save_state_to_huggingface: bool = option(False, "Upload states too.")
-    resume_from_huggingface: bool = option(False, "Interpret resume as repo_id/path:revision:repo_type.")
-    async_upload: bool = option(False, "Upload in a background thread.")
+    huggingface_token: str | None = option(
+        None,
+        "Token of your account, for models that need a login. It is handed to the run as HF_TOKEN and never saved.",
+        label="Hugging Face token",
+        secret=True,
+    )
+    huggingface_repo_id: str | None = option(None, "Repository that receives what is saved.", not_yet=NO_UPLOAD)
+    huggingface_repo_type: str | None = option(None, "Type of that repository.", not_yet=NO_UPLOAD)
+    huggingface_path_in_repo: str | None = option(None, "Folder in that repository.", not_yet=NO_UPLOAD)
+    huggingface_repo_visibility: str | None = option(None, "public, otherwise private.", not_yet=NO_UPLOAD)
+    save_state_to_huggingface: bool = option(False, "Upload states too.", not_yet=NO_UPLOAD)
+    resume_from_huggingface: bool = option(
+        False,
+        "Read resume as the name of a repository.",
+        not_yet="a state is read from a folder; download it and name the folder in resume",
+    )
+    async_upload: bool = option(False, "Upload while training goes on.", not_yet=NO_UPLOAD)

@@ -1,30 +1,75 @@
 """The settings of one run: its option groups, filled in from defaults, a TOML file and the command line."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sd_scripts.options.spec import OptionGroup, each_option
+from sd_scripts.options.checks import problems_between
+from sd_scripts.options.spec import Option, OptionGroup, each_option
 
 Group = TypeVar("Group", bound=OptionGroup)
 Groups = tuple[type[OptionGroup], ...]
 
 
+@dataclass(frozen=True)
+class Remark:
+    """Something the user should know about an option that does not stop the run."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
 class Settings:
     """`settings[CompileOptions].compile_mode`: flat in the file, typed in the code, a typo in neither."""
 
-    def __init__(self, groups: Groups, values: dict[str, Any]):
-        unknown = values.keys() - {o.name for group in groups for o in each_option(group)}
-        if unknown:
-            raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
+    def __init__(
+        self,
+        groups: Groups,
+        values: Mapping[str, Any],
+        *,
+        remarks: Iterable[Remark] = (),
+        unknown: Mapping[str, Any] | None = None,
+    ):
         self.groups = groups
-        self._filled = {g: g(**{o.name: values[o.name] for o in each_option(g) if o.name in values}) for g in groups}
+        self.options: dict[str, Option] = {o.name: o for group in groups for o in each_option(group)}
+        self.remarks = list(remarks)
+        self.unknown = dict(unknown or {})
+        """Keys of the file that no option has; kept, so that saving gives them back."""
+        if strange := values.keys() - self.options:
+            raise ValueError(f"unknown option: {', '.join(sorted(strange))}")
+        read = {name: self.options[name].read(value) for name, value in values.items()}
+        self.filled = {g: g(**{o.name: read[o.name] for o in each_option(g) if o.name in read}) for g in groups}
 
     def __getitem__(self, group: type[Group]) -> Group:
-        return self._filled[group]  # type: ignore[return-value]
+        return self.filled[group]  # type: ignore[return-value]
+
+    def values(self) -> dict[str, Any]:
+        """Every option with its value, by name."""
+        return {o.name: getattr(filled, o.name) for g, filled in self.filled.items() for o in each_option(g)}
+
+    def changed(self) -> dict[str, Any]:
+        """What differs from the defaults and may be written down: no secrets."""
+        return {
+            name: value
+            for name, value in self.values().items()
+            if value != self.options[name].default and not self.options[name].secret
+        }
+
+    def saved(self) -> dict[str, Any]:
+        """What belongs into a file: the changed values, and the unknown keys that came in."""
+        return {**self.unknown, **self.changed()}
+
+    def wrong_values(self) -> list[str]:
+        """Every value that is of the wrong type, out of range or not among the choices."""
+        alone = ((name, self.options[name].problem(value)) for name, value in self.values().items())
+        return [f"{name}: {why}" for name, why in alone if why]
 
     def problems(self) -> list[str]:
         """Every reason not to start, each naming its option."""
-        found: list[str] = []
-        for group, values in self._filled.items():
-            alone = ((o.name, o.problem(getattr(values, o.name))) for o in each_option(group))
-            found += [f"{name}: {why}" for name, why in (*alone, *values.check()) if why]
-        return found
+        if wrong := self.wrong_values():  # the other checks compute with the values
+            return wrong
+        within = [problem for filled in self.filled.values() for problem in filled.check()]
+        return [f"{name}: {why}" for name, why in (*within, *problems_between(self.filled))]

@@ -1,11 +1,11 @@
 """One option, one definition: its control, flag, TOML key, check and documentation are all read from here."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from typing_extensions import dataclass_transform
@@ -13,6 +13,11 @@ from typing_extensions import dataclass_transform
 Families = tuple[str, ...]
 ALL_FAMILIES: Families = ("sdxl", "flux")
 ALL_METHODS = ("lora", "full")
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+"""How each type is called when speaking to the user."""
+
+ACRONYMS = {"lr": "LR", "vae": "VAE", "id": "ID", "gpu": "GPU", "cpu": "CPU", "snr": "SNR", "ddp": "DDP", "n": "N"}
 
 
 def option(default: Any, help: str, **face: Any) -> Any:
@@ -46,13 +51,18 @@ class Option:
     default: Any
     help: str
     label: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     nullable: bool = False
+    """None is allowed and means unset: neither 0 nor an empty text."""
     many: bool = False
     """A list: several words after the flag, an array in TOML. `type` is then the type of one element."""
     suggestions: tuple[str, ...] = ()
     """Known good values of an open choice, such as optimizer names; any other value is accepted."""
     within: tuple[float, float] | None = None
+    zero_is_off: bool = False
+    """0 says the same as leaving it out: read as None."""
+    steps_or_fraction: bool = False
+    """1 and more counts steps and is whole; below 1, or with a %, it is a share of all steps."""
     shown_when: str | None = None
     """Name of the bool option that must be on for this control to be visible."""
     families: Families = ALL_FAMILIES
@@ -64,34 +74,102 @@ class Option:
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
 
+    def read(self, value: Any) -> Any:
+        """`value` as a file, a flag or a control gives it, in this option's own type.
+
+        What cannot be read comes back as it is: problem() has the words for it.
+        """
+        if self.nullable and isinstance(value, str) and not value.strip():
+            return None
+        if self.many:
+            items = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
+            return [self._read_one(item) for item in items]
+        read = self._read_one(value)
+        return None if self.zero_is_off and read is not True and read == 0 else read
+
     def problem(self, value: Any) -> str | None:
         """Why `value` cannot be, in words that follow the option's name; None if it can."""
         if value is None:
             return None if self.nullable else "is required"
         for item in value if self.many else [value]:
+            if not self._is_mine(item):
+                return f"{item!r} is not {KINDS[self.type]}"
             if self.choices and item not in self.choices:
-                return f"{item!r} is not one of {', '.join(self.choices)}"
+                return f"{item!r} is not one of {', '.join(map(str, self.choices))}"
             if self.within and not self.within[0] <= item <= self.within[1]:
                 return f"{item} is outside {self.within[0]}..{self.within[1]}"
+            if self.steps_or_fraction and item >= 1 and item != int(item):
+                return f"{item} is neither a whole number of steps nor a fraction below 1"
         return None
+
+    def _is_mine(self, item: Any) -> bool:
+        if self.type is float:
+            return isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item)
+        return isinstance(item, self.type) and (self.type is bool or not isinstance(item, bool))
+
+    def _read_one(self, value: Any) -> Any:
+        try:
+            return _READERS[self.type](self, value)
+        except (ValueError, OverflowError):
+            return value
+
+    def _read_bool(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower(), value)
+        return bool(value) if isinstance(value, int) and value in (0, 1) else value
+
+    def _read_int(self, value: Any) -> Any:
+        if isinstance(value, str):
+            value = float(value) if not value.strip().lstrip("+-").isdigit() else int(value)
+        return int(value) if isinstance(value, float) and value == int(value) else value
+
+    def _read_float(self, value: Any) -> Any:
+        if isinstance(value, str):
+            value = float(value.strip()[:-1]) / 100 if value.strip().endswith("%") else float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        whole = self.steps_or_fraction and value >= 1 and value == int(value)
+        return int(value) if whole else float(value)
+
+    def _read_str(self, value: Any) -> Any:
+        if isinstance(value, bool):  # compile_dynamic = true
+            word = str(value).lower()
+            return word if word in self.choices else value
+        return str(value) if isinstance(value, int | float) else value
+
+
+_READERS: dict[type, Any] = {
+    bool: Option._read_bool,
+    int: Option._read_int,
+    float: Option._read_float,
+    str: Option._read_str,
+}
 
 
 def each_option(group: type[OptionGroup]) -> Iterator[Option]:
     hints = typing.get_type_hints(group)
     for field in dataclasses.fields(group):  # type: ignore[arg-type]
-        default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-        face = {"label": field.name.replace("_", " ").capitalize(), **field.metadata}
-        yield Option(name=field.name, default=default, **_read_type(hints[field.name]), **face)
+        default = field.default
+        if default is dataclasses.MISSING:
+            default = field.default_factory()  # type: ignore[misc, operator]
+        face = {"label": _label(field.name), **field.metadata}
+        yield Option(**{"name": field.name, "default": default, **_read_type(hints[field.name]), **face})
+
+
+def _label(name: str) -> str:
+    words = [ACRONYMS.get(word, word) for word in name.split("_")]
+    return " ".join([words[0][0].upper() + words[0][1:], *words[1:]])
 
 
 def _read_type(hint: Any) -> dict[str, Any]:
     origin = typing.get_origin(hint)
     if origin is Literal:
-        return {"type": str, "choices": typing.get_args(hint)}
+        choices = typing.get_args(hint)
+        return {"type": type(choices[0]), "choices": choices}
     if origin is list:
         return {**_read_type(typing.get_args(hint)[0]), "many": True}
     if origin in (types.UnionType, typing.Union):
         (inner,) = (arm for arm in typing.get_args(hint) if arm is not types.NoneType)
         return {**_read_type(inner), "nullable": True}
-    assert hint in (bool, int, float, str, Path), f"no such option type: {hint}"
+    assert hint in KINDS, f"no such option type: {hint}"
     return {"type": hint}

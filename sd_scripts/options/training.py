@@ -1,57 +1,149 @@
 """Options: training, state and resume, several processes."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
+
+ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose"
+NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
+NO_FP8 = "frozen weights are held in the precision of mixed_precision, not in fp8; gradient_checkpointing saves more"
 
 
 class TrainingOptions(OptionGroup, title="Training"):
     """How long, in which precision, and from which seed."""
 
-    max_train_steps: int = option(1600, "Optimiser steps.")
-    max_train_epochs: int | None = option(None, "Epoch count; replaces max_train_steps.")
-    seed: int | None = option(
-        None, "RNG seed; if unset the network scripts draw one, the full-model scripts stay unseeded."
+    max_train_steps: int = option(
+        1600, "How many steps to train; max_train_epochs, where set, decides instead.", within=(1, 10_000_000)
     )
-    gradient_accumulation_steps: int = option(1, "Micro-batches per update.")
-    gradient_checkpointing: bool = option(False, "Recompute activations in backward.")
-    cpu_offload_checkpointing: bool = option(False, "Keep checkpoint boundaries in CPU RAM.")
-    mixed_precision: Literal["no", "fp16", "bf16"] = option("no", "Autocast dtype.")
-    full_fp16: bool = option(False, "Weights and gradients in fp16; needs mixed_precision=fp16.")
-    full_bf16: bool = option(False, "Weights and gradients in bf16; needs mixed_precision=bf16.")
-    fp8_base: bool = option(False, "Hold the frozen base weights as float8_e4m3fn.")
-    fp8_base_unet: bool = option(False, "As fp8_base but text encoders stay in half precision.")
-    sdpa: bool = option(False, "torch scaled_dot_product_attention.")
-    xformers: bool = option(False, "xformers attention.", families=("sdxl",))
-    mem_eff_attn: bool = option(False, "Chunked attention implementation.", families=("sdxl",))
-    fused_backward_pass: bool = option(False, "Step each parameter inside backward.")
+    max_train_epochs: int | None = option(
+        None,
+        "How many times to go through the data set, repeats included. Set, it takes the place of max_train_steps.",
+        within=(0, 1_000_000),
+        zero_is_off=True,
+    )
+    seed: int | None = option(
+        None, "Same seed, same run. Unset draws one and notes it in the file.", within=(0, 2**63 - 1)
+    )
+    gradient_accumulation_steps: int = option(
+        1,
+        "Add up the gradients of so many batches before each update: the calm of a larger batch without its memory.",
+        label="Gradient accumulation",
+        within=(1, 1024),
+    )
+    gradient_checkpointing: bool = option(
+        False,
+        "Compute parts of the forward pass a second time instead of keeping them. Saves a lot of memory, "
+        "costs about a quarter of the speed.",
+    )
+    cpu_offload_checkpointing: bool = option(
+        False,
+        "Keep the checkpoints of gradient_checkpointing in main memory.",
+        families=("flux",),
+        not_yet="checkpoints stay on the GPU; lower resolution or train_batch_size to save memory",
+    )
+    mixed_precision: Literal["no", "fp16", "bf16"] = option(
+        "no",
+        "Number format of the computation. bf16 is right for cards from RTX 30 on, fp16 for older ones; "
+        "no computes in float32 and is slow.",
+    )
+    full_fp16: bool = option(
+        False,
+        "Hold weights and gradients of what is trained in fp16 too. Saves little for a LoRA and learns worse.",
+        label="Full fp16",
+    )
+    full_bf16: bool = option(
+        False,
+        "Hold weights and gradients of what is trained in bf16 too. Saves little for a LoRA and learns worse.",
+        label="Full bf16",
+    )
+    fp8_base: bool = option(False, "Hold the frozen base weights in fp8.", not_yet=NO_FP8)
+    fp8_base_unet: bool = option(False, "As fp8_base, but only for the U-Net.", not_yet=NO_FP8)
+    sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
+    xformers: bool = option(False, "Use xformers' attention.", families=("sdxl",), not_yet=ALWAYS_SDPA)
+    mem_eff_attn: bool = option(False, "Use attention in chunks.", families=("sdxl",), not_yet=ALWAYS_SDPA)
+    fused_backward_pass: bool = option(
+        False,
+        "Update each weight within the backward pass and drop its gradient at once; with Adafactor.",
+        methods=("full",),
+        not_yet="a LoRA has few gradients, so nothing would be saved",
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.full_fp16 and self.mixed_precision != "fp16":
+            yield "full_fp16", f"needs mixed_precision = fp16, which is {self.mixed_precision}"
+        if self.full_bf16 and self.mixed_precision != "bf16":
+            yield "full_bf16", f"needs mixed_precision = bf16, which is {self.mixed_precision}"
 
 
 class ResumeOptions(OptionGroup, title="State and resume"):
     """A state holds all that a run needs to go on."""
 
-    save_state: bool = option(False, "Also save optimiser/scheduler/RNG state at each save.")
-    save_state_on_train_end: bool = option(False, "Save state at the end.")
-    save_last_n_epochs_state: int | None = option(None, "Retention window for epoch states.")
-    save_last_n_steps_state: int | None = option(None, "Retention window for step states.")
-    resume: str | None = option(None, "State folder to continue from.")
-    initial_epoch: int | None = option(None, "1-based epoch to start counting from.")
-    initial_step: int | None = option(None, "Global step to start from; wins over initial_epoch.")
-    skip_until_initial_step: bool = option(False, "Consume batches without training until the start step.")
+    save_state: bool = option(
+        False, "With every saved file, save a state too: optimizer, schedule, counters, so that training can go on."
+    )
+    save_state_on_train_end: bool = option(False, "Save a state at the end.", label="Save a state at the end")
+    save_last_n_epochs_state: int | None = option(
+        None,
+        "Keep only the states of the last n epochs; unset follows save_last_n_epochs.",
+        within=(0, 1_000_000),
+        zero_is_off=True,
+    )
+    save_last_n_steps_state: int | None = option(
+        None,
+        "Keep only the states of the last n steps; unset follows save_last_n_steps.",
+        within=(0, 10_000_000),
+        zero_is_off=True,
+    )
+    resume: str | None = option(
+        None,
+        "Folder of a state to go on from. Step, epoch, order of pictures and learning rate continue where it ended.",
+        label="Resume from state",
+    )
+    initial_epoch: int | None = option(
+        None,
+        "Begin counting at this epoch; the first is 1. Not needed with resume.",
+        within=(0, 1_000_000),
+        zero_is_off=True,
+    )
+    initial_step: int | None = option(
+        None,
+        "Begin counting at this step; wins over initial_epoch. Not needed with resume.",
+        within=(0, 10_000_000),
+        zero_is_off=True,
+    )
+    skip_until_initial_step: bool = option(
+        False, "Leave out the batches before initial_step instead of training on them again."
+    )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if self.skip_until_initial_step and not (self.initial_step or self.initial_epoch):
+            yield "skip_until_initial_step", "needs initial_step or initial_epoch; a resumed run skips by itself"
 
 
 class DistributedOptions(OptionGroup, title="Several processes"):
-    """Options of DDP and DeepSpeed."""
+    """For training on several GPUs."""
 
-    ddp_timeout: int | None = option(None, "Process-group timeout in minutes.")
-    ddp_gradient_as_bucket_view: bool = option(False, "DDP gradient_as_bucket_view.")
-    ddp_static_graph: bool = option(False, "DDP static_graph.")
-    deepspeed: bool = option(False, "Use DeepSpeed through accelerate.")
-    zero_stage: int = option(2, "ZeRO stage.", choices=(0, 1, 2, 3))
-    offload_optimizer_device: Literal["cpu", "nvme"] | None = option(None, "ZeRO optimiser offload target.")
-    offload_optimizer_nvme_path: str | None = option(None, "NVMe folder for optimiser offload.")
-    offload_param_device: Literal["cpu", "nvme"] | None = option(None, "ZeRO parameter offload target.")
-    offload_param_nvme_path: str | None = option(None, "NVMe folder for parameter offload.")
-    zero3_init_flag: bool = option(False, "ZeRO-3 init context.")
-    zero3_save_16bit_model: bool = option(False, "Gather 16-bit weights when saving under ZeRO-3.")
-    fp16_master_weights_and_gradients: bool = option(False, "fp16 master weights with ZeRO.")
+    ddp_timeout: int | None = option(
+        None,
+        "Minutes that processes wait for each other; raise it where one caches much longer than another.",
+        within=(0, 100_000),
+        zero_is_off=True,
+    )
+    ddp_gradient_as_bucket_view: bool = option(False, "Let gradients live in DDP's buffers: saves a little memory.")
+    ddp_static_graph: bool = option(False, "Promise DDP that every step uses the same weights: saves a little time.")
+    deepspeed: bool = option(False, "Use DeepSpeed.", not_yet=NO_DEEPSPEED)
+    zero_stage: int = option(2, "ZeRO stage of DeepSpeed.", choices=(0, 1, 2, 3), not_yet=NO_DEEPSPEED)
+    offload_optimizer_device: Literal["cpu", "nvme"] | None = option(
+        None, "Where DeepSpeed puts the optimizer's state.", not_yet=NO_DEEPSPEED
+    )
+    offload_optimizer_nvme_path: str | None = option(
+        None, "Folder for the optimizer's state on NVMe.", not_yet=NO_DEEPSPEED
+    )
+    offload_param_device: Literal["cpu", "nvme"] | None = option(
+        None, "Where DeepSpeed puts weights.", not_yet=NO_DEEPSPEED
+    )
+    offload_param_nvme_path: str | None = option(None, "Folder for weights on NVMe.", not_yet=NO_DEEPSPEED)
+    zero3_init_flag: bool = option(False, "Make models under ZeRO-3.", not_yet=NO_DEEPSPEED)
+    zero3_save_16bit_model: bool = option(False, "Gather 16-bit weights when saving.", not_yet=NO_DEEPSPEED)
+    fp16_master_weights_and_gradients: bool = option(False, "fp16 master weights.", not_yet=NO_DEEPSPEED)

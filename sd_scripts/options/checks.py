@@ -1,0 +1,190 @@
+"""What cannot be, or does nothing, between options of different groups.
+
+Each function asks for the groups it compares; where a run lacks one of them it is not asked.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from sd_scripts.options.dataset import (
+    AugmentOptions,
+    BucketOptions,
+    CacheOptions,
+    CaptionOptions,
+    DatasetOptions,
+    ValidationOptions,
+)
+from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.spec import OptionGroup
+
+Filled = Mapping[type[OptionGroup], OptionGroup]
+Findings = Iterable[tuple[str, str]]
+"""Pairs of an option's name and what is to be said of it."""
+
+
+def problems_between(filled: Filled) -> Findings:
+    """Every reason between groups not to start."""
+    return _ask(PROBLEMS, filled)
+
+
+def remarks_between(filled: Filled) -> Findings:
+    """What the user should know before starting: choices that do nothing, or hardly what was meant."""
+    return _ask(REMARKS, filled)
+
+
+def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled) -> Iterator[tuple[str, str]]:
+    for check in checks:
+        wanted = [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
+        if all(group in filled for group in wanted):
+            yield from check(*(filled[group] for group in wanted))
+
+
+def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    if data.dataset_config:
+        return
+    if not data.resolution:
+        yield "resolution", "the training size is not set; 1024 suits SDXL"
+        return
+    sides = [int(side) for side in data.resolution.split(",") if side.strip().isdigit()]
+    if not buckets.enable_bucket or not sides:
+        return
+    if min(sides) < buckets.min_bucket_reso:
+        yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
+    if max(sides) > buckets.max_bucket_reso:
+        yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
+
+
+def latents_that_change(cache: CacheOptions, augment: AugmentOptions) -> Findings:
+    if not (cache.cache_latents or cache.cache_latents_to_disk):
+        return
+    for name in ("color_aug", "random_crop", "face_crop_aug_range"):
+        if getattr(augment, name):
+            yield name, "changes the picture each time, so latents cannot be cached; turn off one of the two"
+
+
+def captions_that_change(cache: CacheOptions, captions: CaptionOptions) -> Findings:
+    if not (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
+        return
+    for name in (
+        "shuffle_caption",
+        "enable_wildcard",
+        "caption_dropout_rate",
+        "caption_dropout_every_n_epochs",
+        "caption_tag_dropout_rate",
+        "token_warmup_step",
+    ):
+        if getattr(captions, name):
+            yield name, "changes captions from step to step; turn it off, or turn cache_text_encoder_outputs off"
+
+
+def text_encoders_that_learn(cache: CacheOptions, network: NetworkOptions) -> Findings:
+    if not (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
+        return
+    if not network.network_train_unet_only:
+        yield (
+            "cache_text_encoder_outputs",
+            "cached text encoders cannot be trained; set network_train_unet_only, or turn the cache off",
+        )
+
+
+def velocity_losses(model: ModelOptions, loss: LossOptions) -> Findings:
+    if loss.scale_v_pred_loss_like_noise_pred and not model.v_parameterization:
+        yield (
+            "scale_v_pred_loss_like_noise_pred",
+            "is for v-prediction models only; set v_parameterization or turn it off",
+        )
+    if loss.v_pred_like_loss and model.v_parameterization:
+        yield "v_pred_like_loss", "is for models that predict noise; turn it or v_parameterization off"
+
+
+PROBLEMS = (training_size, latents_that_change, captions_that_change, text_encoders_that_learn, velocity_losses)
+
+
+def data_set_twice(data: DatasetOptions) -> Findings:
+    for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir"):
+        if data.dataset_config and getattr(data, name):
+            yield name, "has no effect, since dataset_config describes the data"
+
+
+def masks_from_nowhere(data: DatasetOptions, augment: AugmentOptions) -> Findings:
+    if data.conditioning_data_dir and not data.dataset_config and not augment.masked_loss:
+        yield "conditioning_data_dir", "has no effect without masked_loss"
+    if augment.masked_loss and not (data.conditioning_data_dir or data.dataset_config or augment.alpha_mask):
+        yield "masked_loss", "has no effect without masks; name their folder in conditioning_data_dir"
+
+
+def workers_to_keep(data: DatasetOptions) -> Findings:
+    if data.persistent_data_loader_workers and data.max_data_loader_n_workers == 0:
+        yield "persistent_data_loader_workers", "has no effect with max_data_loader_n_workers = 0"
+
+
+def validation_without_pictures(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+    if validation.validation_split or data.dataset_config:
+        return
+    for name in ("validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps"):
+        if getattr(validation, name) is not None:
+            yield name, "has no effect while validation_split is 0"
+
+
+def zero_terminal_without_velocity(model: ModelOptions, noise: NoiseOptions) -> Findings:
+    if noise.zero_terminal_snr and not model.v_parameterization:
+        yield (
+            "zero_terminal_snr",
+            "is meant for v-prediction models; without v_parameterization the last step learns nothing",
+        )
+
+
+def strength_of_no_noise(noise: NoiseOptions) -> Findings:
+    if noise.noise_offset_random_strength and not noise.noise_offset:
+        yield "noise_offset_random_strength", "has no effect without noise_offset"
+    if noise.ip_noise_gamma_random_strength and not noise.ip_noise_gamma:
+        yield "ip_noise_gamma_random_strength", "has no effect without ip_noise_gamma"
+
+
+def learning_rate_of_a_lora(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
+    name = optimizer.optimizer_type.lower()
+    rates = [optimizer.learning_rate, network.unet_lr, *network.text_encoder_lr]
+    if name.startswith(("prodigy", "dadapt")):
+        if all(rate is None or rate < 0.1 for rate in rates):
+            yield "learning_rate", f"{optimizer.optimizer_type} finds the rate by itself and takes 1 here"
+    elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:
+        yield "learning_rate", "is not set, so 2e-06 is used; LoRAs usually learn at 1e-4"
+
+
+def decay_that_never_comes(schedule: LrSchedulerOptions) -> Findings:
+    if schedule.lr_decay_steps and schedule.lr_scheduler != "warmup_stable_decay":
+        yield "lr_decay_steps", f"has no effect with lr_scheduler = {schedule.lr_scheduler}"
+
+
+def samples_of_nothing(sample: SampleOptions) -> Findings:
+    if sample.sample_prompts:
+        return
+    for name in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"):
+        if getattr(sample, name):
+            yield name, "has no effect without sample_prompts"
+
+
+def keeping_what_is_not_saved(saving: SavingOptions) -> Findings:
+    if saving.save_last_n_steps and not saving.save_every_n_steps:
+        yield "save_last_n_steps", "has no effect without save_every_n_steps"
+    if saving.save_last_n_epochs and not (saving.save_every_n_epochs or saving.save_n_epoch_ratio):
+        yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
+
+
+REMARKS = (
+    data_set_twice,
+    masks_from_nowhere,
+    workers_to_keep,
+    validation_without_pictures,
+    zero_terminal_without_velocity,
+    strength_of_no_noise,
+    learning_rate_of_a_lora,
+    decay_that_never_comes,
+    samples_of_nothing,
+    keeping_what_is_not_saved,
+)

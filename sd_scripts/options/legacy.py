@@ -1,0 +1,136 @@
+"""Old spellings of the field, turned into ours at the door: nobody behind it sees an old name."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sd_scripts.options.settings import Remark
+from sd_scripts.options.spec import OptionGroup, option
+
+
+class LegacyOptions(OptionGroup, title="Old spellings"):
+    """Still understood; each has become something else."""
+
+    caption_extention: str | None = option(None, "Old spelling of caption_extension.")
+    use_8bit_adam: bool = option(False, "Old form of optimizer_type = AdamW8bit.")
+    use_lion_optimizer: bool = option(False, "Old form of optimizer_type = Lion.")
+    skip_latents_validity_check: bool = option(False, "Old name of skip_cache_check.")
+    torch_compile: bool = option(False, "Old form of compile, which compiled the whole model and slowly.")
+    dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
+
+
+Values = dict[str, Any]
+Translated = tuple[Values, list[Remark]]
+
+
+def translate(raw: Mapping[str, Any]) -> Translated:
+    """Settings as a file or the flags have them, with the old names and spellings replaced by ours."""
+    values, remarks = dict(raw), []
+    for name, translator in TRANSLATORS.items():
+        if name in values:
+            new, said = translator(values.pop(name), values)
+            values |= new
+            remarks += [Remark(name, said)] if said else []
+    return values, remarks
+
+
+Translator = Callable[[Any, Values], tuple[Values, str]]
+"""(old value, the other settings) -> (what to set, what to tell)."""
+
+
+def _renamed(new_name: str) -> Translator:
+    def rename(value: Any, others: Values) -> tuple[Values, str]:
+        return ({} if new_name in others else {new_name: value}), f"is now called {new_name}"
+
+    return rename
+
+
+def _optimizer(chosen: str) -> Translator:
+    def choose(value: Any, others: Values) -> tuple[Values, str]:
+        if not _is_on(value):
+            return {}, ""
+        if others.get("optimizer_type"):
+            return {}, f"has no effect, since optimizer_type = {others['optimizer_type']}"
+        return {"optimizer_type": chosen}, f"is now optimizer_type = {chosen}"
+
+    return choose
+
+
+def _torch_compile(value: Any, others: Values) -> tuple[Values, str]:
+    if not _is_on(value):
+        return {}, ""
+    return {}, "compiles the whole model and is not used here; set compile, which is faster and ready sooner"
+
+
+def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
+    if not _is_on(others.get("torch_compile")) and str(value).lower() in ("no", "inductor", ""):
+        return {}, ""  # every file of kohya_ss says "no"
+    return {}, "is not used here; set compile and compile_backend"
+
+
+def _epoch(value: Any, others: Values) -> tuple[Values, str]:
+    if "max_train_epochs" in others or "max_train_steps" in others:
+        return {}, ""  # kohya_ss writes it beside the steps that it computed from it
+    return {"max_train_epochs": value}, "is now called max_train_epochs"
+
+
+def _nothing(value: Any, others: Values) -> tuple[Values, str]:
+    return {}, ""
+
+
+def _max_token_length(value: Any, others: Values) -> tuple[Values, str]:
+    return {"max_token_length": None if str(value) == "75" else value}, ""
+
+
+def _clip_skip(value: Any, others: Values) -> tuple[Values, str]:
+    return {"clip_skip": None if str(value) == "1" else value}, ""  # 1 is the last layer, as ever
+
+
+def _mixed_precision(value: Any, others: Values) -> tuple[Values, str]:
+    if value == "fp8":
+        return {"mixed_precision": "bf16"}, "fp8 is not used here; bf16 takes its place"
+    return {"mixed_precision": value}, ""
+
+
+def _resolution(value: Any, others: Values) -> tuple[Values, str]:
+    return {"resolution": ",".join(map(str, value)) if isinstance(value, list) else value}, ""
+
+
+def _words(name: str) -> Translator:
+    """A list that came as one text, quoted as in a shell."""
+
+    def split(value: Any, others: Values) -> tuple[Values, str]:
+        return {name: _shell_words(value) if isinstance(value, str) else value}, ""
+
+    return split
+
+
+def _shell_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, posix=True)
+    except ValueError:  # an open quotation mark
+        return text.split()
+
+
+def _is_on(value: Any) -> bool:
+    return value is True or str(value).lower() in ("1", "true")
+
+
+TRANSLATORS: dict[str, Translator] = {
+    "caption_extention": _renamed("caption_extension"),
+    "skip_latents_validity_check": _renamed("skip_cache_check"),
+    "use_8bit_adam": _optimizer("AdamW8bit"),
+    "use_lion_optimizer": _optimizer("Lion"),
+    "dynamo_backend": _dynamo_backend,
+    "torch_compile": _torch_compile,
+    "epoch": _epoch,
+    "noise_offset_type": _nothing,  # kohya_ss has already left out the noise that it does not choose
+    "max_token_length": _max_token_length,
+    "clip_skip": _clip_skip,
+    "mixed_precision": _mixed_precision,
+    "resolution": _resolution,
+    "optimizer_args": _words("optimizer_args"),
+    "lr_scheduler_args": _words("lr_scheduler_args"),
+    "network_args": _words("network_args"),
+}
+"""In this order: dynamo_backend looks at torch_compile before it is gone."""

@@ -1,0 +1,73 @@
+"""The door through which settings come in: old spellings, unknown names and idle options are dealt with here."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, Script
+from sd_scripts.options.checks import remarks_between
+from sd_scripts.options.legacy import LegacyOptions, translate
+from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.spec import Option, each_option
+from sd_scripts.options.toml_files import read_toml
+
+
+def from_file(script: Script, path: Path) -> Settings:
+    """Defaults, then the file. Raises ValueError, one sentence, for a file that cannot be read."""
+    return from_values(script, read_toml(path))
+
+
+def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
+    """Settings from values by name; of several layers the later one wins.
+
+    Wrong values come through and are told by `Settings.problems()`; what merely does nothing is among its remarks.
+    """
+    values: dict[str, Any] = {}
+    remarks: list[Remark] = []
+    for layer in layers:
+        translated, said = translate(layer)
+        values |= translated
+        remarks += said
+    known = {o.name for group in script.groups for o in each_option(group)}
+    unknown = {name: value for name, value in values.items() if name not in known}
+    settings = Settings(
+        script.groups, {name: value for name, value in values.items() if name in known}, unknown=unknown
+    )
+    if not settings.wrong_values():
+        remarks += idle(script, settings)
+    settings.remarks = [*remarks, *(Remark(name, unknown_text(name, known)) for name in unknown)]
+    return settings
+
+
+def unknown_text(name: str, known: Iterable[str]) -> str:
+    """What to say of a name that no option has."""
+    nearest = difflib.get_close_matches(name, sorted(known), 1, 0.7)
+    return f"is no option{f'; did you mean {nearest[0]}?' if nearest else ' here'}"
+
+
+def names_of(script: Script) -> set[str]:
+    """Every name that a flag can have."""
+    return {o.name for group in (*script.flag_groups, LegacyOptions) for o in each_option(group)}
+
+
+def idle(script: Script, settings: Settings) -> Iterator[Remark]:
+    """Options that were set and do nothing in this run."""
+    values = settings.values()
+    for name, value in values.items():
+        option = settings.options[name]
+        if value != option.default and (why := _why_idle(option, script, values)):
+            yield Remark(name, why)
+    yield from (Remark(name, why) for name, why in remarks_between(settings.filled))
+
+
+def _why_idle(option: Option, script: Script, values: Mapping[str, Any]) -> str:
+    if option.not_yet:
+        return f"has no effect: {option.not_yet}"
+    if script.family not in option.families:
+        return f"has no effect for {FAMILY_TITLES[script.family]}"
+    if script.method not in option.methods:
+        return f"has no effect in {METHOD_TITLES[script.method]}"
+    if option.shown_when and not values[option.shown_when]:
+        return f"has no effect while {option.shown_when} is off"
+    return ""

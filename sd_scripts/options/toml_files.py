@@ -1,0 +1,60 @@
+"""Settings in TOML files: flat, sorted, and on the disk whole or not at all."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Every key of a settings file. Raises ValueError, one sentence, if it is not there or not TOML.
+
+    Tables are only headings: their keys are lifted one level, and the later of two equal keys wins.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    return flat(document)
+
+
+def flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for key, value in document.items():
+        keys |= value if isinstance(value, dict) else {key: value}
+    return keys
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Sorted by name; None, which TOML does not have, is left out."""
+    return tomlkit.dumps({key: values[key] for key in sorted(values) if values[key] is not None})
+
+
+def write_toml(path: Path, values: Mapping[str, Any]) -> None:
+    """Write beside, then move into place: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(toml_text(values))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,136 @@
+"""Each option is declared once, and everything that is known of it agrees with the field's own list."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
+from sd_scripts.options.command_line import ConfigFileOptions
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.legacy import LegacyOptions
+from sd_scripts.options.spec import KINDS, Option, each_option
+
+REFERENCE = json.loads((Path(__file__).parent / "reference" / "sdxl_lora_options.json").read_text(encoding="utf-8"))
+EVERY_GROUP = (*SDXL_LORA.groups, ConfigFileOptions, LegacyOptions)
+OPTIONS = {o.name: o for group in EVERY_GROUP for o in each_option(group)}
+
+
+def an_option(**face: object) -> Option:
+    return Option(**{"name": "x", "type": int, "default": 1, "help": "", "label": "", **face})  # type: ignore[arg-type]
+
+
+def test_no_option_is_declared_twice():
+    names = [o.name for group in EVERY_GROUP for o in each_option(group)]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("theirs", REFERENCE, ids=lambda theirs: theirs["name"])
+def test_every_option_of_the_field_is_here_with_its_type_and_default(theirs):
+    ours = OPTIONS[theirs["name"]]
+    types = {"int": int, "float": float, "bool": bool, "str": str, "Path": str, "int_or_float": float}
+    assert ours.type is types[theirs["type"]]
+    assert ours.many == (theirs["nargs"] == "*")
+    if ours.name != "dynamo_backend":  # without torch_compile, its default has no meaning
+        assert ours.default == ([] if ours.many else theirs["default"])
+    if theirs["choices"] and ours.name != "dynamo_backend":
+        assert set(ours.choices) == set(theirs["choices"]) - {None}
+
+
+@pytest.mark.parametrize("o", OPTIONS.values(), ids=lambda o: o.name)
+def test_every_option_can_speak_for_itself(o):
+    assert o.type in KINDS
+    assert o.help.endswith("."), "the help is a sentence"
+    assert o.label
+    assert o.problem(o.default) is None, "the default is allowed"
+    assert o.read(o.default) == o.default, "reading leaves a value of the right type as it is"
+    if o.shown_when:
+        assert OPTIONS[o.shown_when].type is bool
+    if o.type in (int, float) and not o.choices:
+        assert o.within, "a number has a range"
+
+
+def test_the_six_compile_controls_keep_their_names_choices_and_defaults():
+    six = {o.name: (o.default, o.choices) for o in each_option(CompileOptions)}
+    assert six == {
+        "compile": (False, ()),
+        "compile_backend": ("inductor", ("inductor", "cudagraphs", "eager", "aot_eager")),
+        "compile_mode": ("default", ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")),
+        "compile_dynamic": ("auto", ("auto", "true", "false")),
+        "compile_fullgraph": (False, ()),
+        "compile_cache_size_limit": (0, ()),
+    }
+    dependants = [o for o in each_option(CompileOptions) if o.name != "compile"]
+    assert all(o.shown_when == "compile" for o in dependants)
+
+
+def test_every_script_has_the_compile_and_launch_options():
+    for script in SCRIPTS:
+        names = {o.name for group in script.groups for o in each_option(group)}
+        assert {"compile", "cuda_allow_tf32", "cuda_cudnn_benchmark", "num_processes", "gpu_ids"} <= names
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "read"),
+    [
+        (int, "3", 3),
+        (int, 100.0, 100),
+        (int, "1e3", 1000),
+        (int, "three", "three"),
+        (int, 2.5, 2.5),
+        (float, "1e-4", 1e-4),
+        (float, 1, 1.0),
+        (bool, 1, True),
+        (bool, 0, False),
+        (bool, "true", True),
+        (bool, 2, 2),
+        (str, 1024, "1024"),
+    ],
+)
+def test_a_value_is_read_leniently(kind, given, read):
+    value = an_option(type=kind).read(given)
+    assert value == read
+    assert type(value) is type(read)
+
+
+@pytest.mark.parametrize(("given", "read"), [("10%", 0.1), (0.05, 0.05), (100.0, 100), ("250", 250), (0, 0.0)])
+def test_steps_may_be_a_share_of_the_run(given, read):
+    warmup = an_option(type=float, steps_or_fraction=True)
+    assert warmup.read(given) == read
+    assert warmup.problem(warmup.read(given)) is None
+
+
+@pytest.mark.parametrize(
+    ("face", "value", "why"),
+    [
+        ({}, "three", "'three' is not a whole number"),
+        ({}, True, "True is not a whole number"),
+        ({"type": float}, float("nan"), "nan is not a number"),
+        ({"type": bool}, 2, "2 is not true or false"),
+        ({"type": str}, 3, "3 is not text"),
+        ({"type": str, "choices": ("a", "b")}, "c", "'c' is not one of a, b"),
+        ({"choices": (150, 225)}, 75, "75 is not one of 150, 225"),
+        ({"within": (1, 8)}, 0, "0 is outside 1..8"),
+        ({"many": True, "type": float, "within": (0.0, 1.0)}, [0.5, 2.0], "2.0 is outside 0.0..1.0"),
+        (
+            {"type": float, "steps_or_fraction": True},
+            1.5,
+            "1.5 is neither a whole number of steps nor a fraction below 1",
+        ),
+        ({}, None, "is required"),
+    ],
+)
+def test_a_wrong_value_is_told_in_words(face, value, why):
+    assert an_option(**face).problem(value) == why
+
+
+def test_unset_zero_and_set_are_three_things():
+    rate = OPTIONS["unet_lr"]
+    assert (rate.read(None), rate.read(0), rate.read(1e-4)) == (None, 0.0, 1e-4)
+    assert rate.read("") is None
+
+
+def test_zero_is_off_only_where_the_option_says_so():
+    assert OPTIONS["min_snr_gamma"].read(0) is None
+    assert OPTIONS["max_grad_norm"].read(0) == 0.0
+    assert OPTIONS["seed"].read(0) == 0
