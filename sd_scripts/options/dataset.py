@@ -287,7 +287,7 @@ class ValidationOptions(OptionGroup, title="Validation"):
         0.0, "Share of the pictures kept out of training to measure the loss on, 0 to 1. 0 is none.", within=(0.0, 1.0)
     )
     validation_seed: int | None = option(
-        None, "Seed that chooses these pictures; unset takes seed.", within=(0, 2**63 - 1)
+        None, "Seed that chooses these pictures; unset takes seed.", within=(0, 2**32 - 1)
     )
     validate_every_n_steps: int | None = option(
         None, "Validate every n steps.", within=(0, 10_000_000), zero_is_off=True

@@ -42,7 +42,10 @@ def flat(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def toml_text(values: Mapping[str, Any]) -> str:
     """Sorted by name; None, which TOML does not have, is left out."""
-    return tomlkit.dumps({key: values[key] for key in sorted(values) if values[key] is not None})
+    plain = {key: values[key] for key in sorted(values) if values[key] is not None}
+    tables = {key: plain.pop(key) for key in list(plain) if isinstance(plain[key], dict)}
+    # under a heading of their own, since reading takes one level of headings away
+    return tomlkit.dumps(plain | ({"tables": tables} if tables else {}))
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:

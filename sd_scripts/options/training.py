@@ -23,7 +23,7 @@ class TrainingOptions(OptionGroup, title="Training"):
         zero_is_off=True,
     )
     seed: int | None = option(
-        None, "Same seed, same run. Unset draws one and notes it in the file.", within=(0, 2**63 - 1)
+        None, "Same seed, same run. Unset draws one and notes it in the file.", within=(0, 2**32 - 1)
     )
     gradient_accumulation_steps: int = option(
         1,

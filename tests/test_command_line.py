@@ -1,0 +1,127 @@
+"""The flags of a training script: precedence, lenience, and mistakes told in one sentence with exit 2."""
+
+import argparse
+
+import pytest
+
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.command_line import add_arguments, from_command_line, parser
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.toml_files import read_toml
+from sd_scripts.options.training import TrainingOptions
+
+START = "--pretrained_model_name_or_path m --train_data_dir p --output_dir o --resolution 1024 --learning_rate 1e-4"
+
+
+def read(line: str):
+    return from_command_line(SDXL_LORA, [*START.split(), *line.split()])
+
+
+def mistakes(capsys, line: str, start: str = START) -> list[str]:
+    with pytest.raises(SystemExit) as leaving:
+        from_command_line(SDXL_LORA, [*start.split(), *line.split()])
+    assert leaving.value.code == 2
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_flag_overrides_the_file_and_the_file_the_default(tmp_path):
+    (tmp_path / "run.toml").write_text("network_dim = 8\nnetwork_alpha = 4\n", encoding="utf-8")
+    network = read(f"--config_file {tmp_path / 'run'} --network_dim 16")[NetworkOptions]
+    assert (network.network_dim, network.network_alpha, network.network_dropout) == (16, 4.0, None)
+
+
+def test_a_bool_of_the_file_can_be_undone(tmp_path):
+    (tmp_path / "run.toml").write_text("compile = true\n", encoding="utf-8")
+    assert read(f"--config_file {tmp_path / 'run.toml'}")[CompileOptions].compile
+    assert not read(f"--config_file {tmp_path / 'run.toml'} --no-compile")[CompileOptions].compile
+
+
+def test_flags_may_be_shortened_and_lists_take_several_words():
+    opened = read("--network_args conv_dim=4 conv_alpha=1 --text_encoder_lr 1e-5 2e-5 --mixed bf16")
+    assert opened[NetworkOptions].network_args == ["conv_dim=4", "conv_alpha=1"]
+    assert opened[NetworkOptions].text_encoder_lr == [1e-5, 2e-5]
+    assert opened[TrainingOptions].mixed_precision == "bf16"
+
+
+def test_old_flags_are_understood():
+    opened = read("--use_8bit_adam --max_token_length 75 --caption_extention .txt --dynamo_backend no")
+    assert {"optimizer_type": "AdamW8bit", "caption_extension": ".txt"}.items() <= opened.changed().items()
+    assert opened.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--netwrok_dim 8", "--netwrok_dim: is no option; did you mean network_dim?"),
+        ("--zzzz", "--zzzz: is no option here"),
+        ("--learning_rate fast", "learning_rate: 'fast' is not a number"),
+        ("--max_train_steps 1.5", "max_train_steps: 1.5 is not a whole number"),
+        ("--max_train_steps 0", "max_train_steps: 0 is outside 1..10000000"),
+        ("--mixed_precision banana", "mixed_precision: 'banana' is not one of no, fp16, bf16"),
+        ("--max_token_length 100", "max_token_length: 100 is not one of 150, 225"),
+        ("--network_dim", "network_dim: expected one argument"),
+        ("--config_file nowhere/at_all", "config_file: there is no file nowhere/at_all.toml"),
+        ("my cats", "my: is not preceded by an option; put text with spaces into quotation marks"),
+        ("--num_processes 2", "--num_processes: is no option here"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_2(capsys, line, told):
+    (line_told,) = mistakes(capsys, line)
+    assert line_told.replace("\\", "/") == told
+
+
+def test_the_file_is_checked_as_the_flags_are(capsys, tmp_path):
+    (tmp_path / "run.toml").write_text('mixed_precision = "banana"\nmax_train_steps = "many"\n', encoding="utf-8")
+    assert mistakes(capsys, f"--config_file {tmp_path / 'run.toml'}") == [
+        "max_train_steps: 'many' is not a whole number",
+        "mixed_precision: 'banana' is not one of no, fp16, bf16",
+    ]
+
+
+def test_all_that_is_missing_is_told_at_once(capsys):
+    assert len(mistakes(capsys, "", start="")) == 4
+
+
+def test_output_config_writes_what_was_chosen_and_ends(tmp_path):
+    file = tmp_path / "run.toml"
+    with pytest.raises(SystemExit) as leaving:
+        read(f"--config_file {file} --output_config --network_dim 8 --wandb_api_key secret --compile_dynamic auto")
+    assert leaving.value.code == 0
+    assert read_toml(file) == {
+        "learning_rate": 1e-4,
+        "network_dim": 8,
+        "output_dir": "o",
+        "pretrained_model_name_or_path": "m",
+        "resolution": "1024",
+        "train_data_dir": "p",
+    }
+
+
+def test_output_config_never_overwrites(capsys, tmp_path):
+    (tmp_path / "run.toml").write_text("network_dim = 4\n", encoding="utf-8")
+    (told,) = mistakes(capsys, f"--config_file {tmp_path / 'run'} --output_config")
+    assert "is not overwritten" in told
+    assert (tmp_path / "run.toml").read_text(encoding="utf-8") == "network_dim = 4\n"
+
+
+def test_output_config_does_not_need_all_that_training_needs(tmp_path):
+    with pytest.raises(SystemExit) as leaving:
+        from_command_line(SDXL_LORA, ["--config_file", str(tmp_path / "a"), "--output_config", "--compile"])
+    assert leaving.value.code == 0
+    assert read_toml(tmp_path / "a.toml") == {"compile": True}
+
+
+def test_a_foreign_parser_gets_typed_flags_with_their_defaults():
+    theirs = argparse.ArgumentParser()
+    add_arguments(theirs, CompileOptions)
+    args = theirs.parse_args(["--compile", "--compile_cache_size_limit", "32"])
+    assert (args.compile, args.compile_cache_size_limit, args.compile_dynamic) == (True, 32, "auto")
+    with pytest.raises(SystemExit):
+        theirs.parse_args(["--compile_cache_size_limit", "9999"])
+
+
+def test_help_shows_every_flag_in_its_section():
+    text = parser(SDXL_LORA).format_help()
+    assert all(group.title in text for group in SDXL_LORA.flag_groups)
+    assert "--compile_mode {default,reduce-overhead,max-autotune,max-autotune-no-cudagraphs}" in text

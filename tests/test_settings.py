@@ -1,0 +1,256 @@
+"""Settings: what they hold, what is written down, what is wrong with them and what is merely idle."""
+
+import pytest
+
+from sd_scripts.options.catalog import SDXL_LORA, script_for
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.reading import from_file, from_values
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.toml_files import read_toml, write_toml
+
+START = {
+    "pretrained_model_name_or_path": "sdxl.safetensors",
+    "train_data_dir": "pictures",
+    "output_dir": "results",
+    "resolution": "1024",
+    "learning_rate": 1e-4,
+}
+
+
+def settings(**values) -> Settings:
+    return from_values(SDXL_LORA, {**START, **values})
+
+
+def remarks(**values) -> list[str]:
+    return [str(remark) for remark in settings(**values).remarks]
+
+
+def test_a_start_needs_a_model_pictures_a_size_and_a_place_for_the_results():
+    assert settings().problems() == []
+    missing = Settings(SDXL_LORA.groups, {}).problems()
+    assert [line.split(":")[0] for line in missing] == [
+        "pretrained_model_name_or_path",
+        "train_data_dir",
+        "output_dir",
+        "resolution",
+    ]
+    described = from_values(
+        SDXL_LORA, {**START, "train_data_dir": None, "resolution": None, "dataset_config": "d.toml"}
+    )
+    assert described.problems() == []
+
+
+def test_only_what_differs_from_the_defaults_is_written_down():
+    chosen = settings(compile=False, compile_dynamic="auto", compile_cache_size_limit=0, network_dim=16)
+    assert chosen.changed() == {**START, "network_dim": 16}
+
+
+def test_a_changed_compile_option_is_kept_while_compile_is_off():
+    assert settings(compile_mode="reduce-overhead").changed()["compile_mode"] == "reduce-overhead"
+    assert remarks(compile_mode="reduce-overhead") == ["compile_mode: has no effect while compile is off"]
+
+
+def test_secrets_are_never_written_down():
+    secret = settings(wandb_api_key="k", huggingface_token="t")
+    assert not {"wandb_api_key", "huggingface_token"} & (secret.changed().keys() | secret.saved().keys())
+
+
+def test_unknown_keys_survive_and_are_told_with_the_nearest_name():
+    opened = settings(netwrok_dim=8, something_else={"deep": [1, 2]})
+    assert opened.saved() == {**START, "netwrok_dim": 8, "something_else": {"deep": [1, 2]}}
+    assert [str(r) for r in opened.remarks] == [
+        "netwrok_dim: is no option; did you mean network_dim?",
+        "something_else: is no option here",
+    ]
+
+
+def test_launch_options_are_known_in_a_file_and_say_nothing():
+    opened = settings(num_processes=2, gpu_ids="0,1")
+    assert opened[LaunchOptions].num_processes == 2
+    assert opened.remarks == []
+
+
+def test_an_option_that_does_nothing_yet_is_a_remark_not_silence():
+    (said,) = remarks(xformers=True)
+    assert said.startswith("xformers: has no effect: attention always runs on PyTorch's")
+    assert remarks(xformers=False) == []
+
+
+def test_the_low_default_learning_rate_is_pointed_out():
+    assert "1e-4" in remarks(learning_rate=2e-6)[0]
+    assert remarks(learning_rate=2e-6, unet_lr=1e-4) == []
+    assert "takes 1" in remarks(optimizer_type="Prodigy")[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "remedy"),
+    [
+        ({"full_bf16": True}, "full_bf16", "mixed_precision = bf16"),
+        ({"full_fp16": True, "mixed_precision": "bf16"}, "full_fp16", "mixed_precision = fp16"),
+        ({"adaptive_noise_scale": 0.1}, "adaptive_noise_scale", "noise_offset"),
+        ({"scale_v_pred_loss_like_noise_pred": True}, "scale_v_pred_loss_like_noise_pred", "v_parameterization"),
+        ({"v_pred_like_loss": 0.5, "v_parameterization": True}, "v_pred_like_loss", "turn it"),
+        ({"cache_latents": True, "color_aug": True}, "color_aug", "turn off"),
+        ({"cache_latents_to_disk": True, "random_crop": True}, "random_crop", "turn off"),
+        ({"cache_latents": True, "face_crop_aug_range": "2.0,4.0"}, "face_crop_aug_range", "turn off"),
+        ({"face_crop_aug_range": "2"}, "face_crop_aug_range", "2.0,4.0"),
+        ({"cache_text_encoder_outputs": True}, "cache_text_encoder_outputs", "network_train_unet_only"),
+        (
+            {"cache_text_encoder_outputs": True, "network_train_unet_only": True, "shuffle_caption": True},
+            "shuffle_caption",
+            "turn it off",
+        ),
+        ({"network_train_unet_only": True, "network_train_text_encoder_only": True}, "network_train_unet_only", "turn"),
+        ({"dim_from_weights": True}, "dim_from_weights", "network_weights"),
+        ({"base_weights": ["a"], "base_weights_multiplier": [1, 2]}, "base_weights_multiplier", "one for each"),
+        ({"text_encoder_lr": [1, 2, 3]}, "text_encoder_lr", "one"),
+        ({"network_args": ["conv_dim"]}, "network_args", "key=value"),
+        ({"optimizer_args": ["=1"]}, "optimizer_args", "key=value"),
+        ({"lr_scheduler": "constant", "lr_warmup_steps": 10}, "lr_warmup_steps", "constant_with_warmup"),
+        ({"lr_scheduler": "cosin"}, "lr_scheduler", "cosine"),
+        ({"enable_bucket": True, "resolution": "1536"}, "max_bucket_reso", "raise"),
+        ({"enable_bucket": True, "min_bucket_reso": 1100, "max_bucket_reso": 2048}, "min_bucket_reso", "lower"),
+        ({"enable_bucket": True, "bucket_reso_steps": 48}, "bucket_reso_steps", "64"),
+        ({"resolution": "big"}, "resolution", "1024"),
+        ({"resolution": "16"}, "resolution", "64..8192"),
+        ({"min_timestep": 800, "max_timestep": 200}, "min_timestep", "lower"),
+        ({"compile": True, "compile_backend": "eager", "compile_mode": "max-autotune"}, "compile_mode", "inductor"),
+        ({"output_name": "a/b"}, "output_name", "output_dir"),
+        ({"log_with": "tensorboard"}, "logging_dir", "folder"),
+        ({"skip_until_initial_step": True}, "skip_until_initial_step", "initial_step"),
+        ({"debug_dataset": True}, "debug_dataset", "turn it off"),
+        ({"dataset_class": "my.Data"}, "dataset_class", "dataset_config"),
+        ({"gpu_ids": "first"}, "gpu_ids", "0,1"),
+        ({"train_batch_size": 0}, "train_batch_size", "1..1024"),
+        ({"learning_rate": "fast"}, "learning_rate", "a number"),
+        ({"mixed_precision": "banana"}, "mixed_precision", "bf16"),
+    ],
+)
+def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
+    (told,) = settings(**values).problems()
+    assert told.startswith(f"{named}: ")
+    assert remedy in told
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"dataset_config": "d.toml"}, "train_data_dir"),
+        ({"conditioning_data_dir": "masks"}, "conditioning_data_dir"),
+        ({"masked_loss": True}, "masked_loss"),
+        ({"persistent_data_loader_workers": True, "max_data_loader_n_workers": 0}, "persistent_data_loader_workers"),
+        ({"validate_every_n_steps": 10}, "validate_every_n_steps"),
+        ({"zero_terminal_snr": True}, "zero_terminal_snr"),
+        ({"noise_offset_random_strength": True}, "noise_offset_random_strength"),
+        ({"lr_decay_steps": 10}, "lr_decay_steps"),
+        ({"sample_every_n_steps": 10}, "sample_every_n_steps"),
+        ({"save_last_n_steps": 10}, "save_last_n_steps"),
+        ({"deepspeed": True}, "deepspeed"),
+        ({"min_bucket_reso": 512}, "min_bucket_reso"),
+    ],
+)
+def test_what_does_nothing_is_a_remark(values, named):
+    assert settings(**values).problems() == []
+    assert [line.split(":")[0] for line in remarks(**values)] == [named]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"max_token_length": 75}, {}),
+        ({"max_token_length": "150"}, {"max_token_length": 150}),
+        ({"clip_skip": 1, "dynamo_backend": "no", "noise_offset_type": "Original"}, {}),
+        ({"epoch": 4}, {"max_train_epochs": 4}),
+        ({"epoch": 4, "max_train_steps": 900}, {"max_train_steps": 900}),
+        ({"use_8bit_adam": 1}, {"optimizer_type": "AdamW8bit"}),
+        ({"use_lion_optimizer": True}, {"optimizer_type": "Lion"}),
+        ({"caption_extention": ".txt"}, {"caption_extension": ".txt"}),
+        ({"mixed_precision": "fp8"}, {"mixed_precision": "bf16"}),
+        ({"lr_scheduler": "cosine", "lr_warmup_steps": "10%"}, {"lr_scheduler": "cosine", "lr_warmup_steps": 0.1}),
+        ({"lr_scheduler": "cosine", "lr_warmup_steps": 100.0}, {"lr_scheduler": "cosine", "lr_warmup_steps": 100}),
+        ({"learning_rate": "3e-4"}, {"learning_rate": 3e-4}),
+        ({"resolution": 768}, {"resolution": "768"}),
+        ({"resolution": [1024, 768]}, {"resolution": "1024,768"}),
+        ({"text_encoder_lr": 1e-5}, {"text_encoder_lr": [1e-5]}),
+        ({"network_args": 'conv_dim=4 "x=a b"'}, {"network_args": ["conv_dim=4", "x=a b"]}),
+        ({"cache_latents": 1, "flip_aug": 0}, {"cache_latents": True}),
+        ({"compile_dynamic": True, "compile": True}, {"compile_dynamic": "true", "compile": True}),
+        ({"sample_every_n_steps": 0, "min_snr_gamma": 0, "vae": ""}, {}),
+    ],
+)
+def test_old_spellings_mean_what_they_meant(old, new):
+    opened = settings(**old)
+    assert opened.problems() == []
+    assert opened.changed() == {**START, **new}
+
+
+def test_torch_compile_points_to_compile():
+    (said,) = remarks(torch_compile=True)
+    assert said.startswith("torch_compile: ")
+    assert "set compile" in said
+
+
+def test_an_old_switch_does_not_beat_the_optimizer_that_is_named():
+    opened = settings(use_8bit_adam=True, optimizer_type="Lion")
+    assert opened[OptimizerOptions].optimizer_type == "Lion"
+    assert str(opened.remarks[0]) == "use_8bit_adam: has no effect, since optimizer_type = Lion"
+
+
+def test_a_file_gives_back_what_was_written(tmp_path):
+    path = tmp_path / "Ordner mit Leerzeichen" / "ünïcode.toml"
+    values = {
+        "output_dir": "C:\\Users\\new\\träume",
+        "metadata_title": 'say "hi" — 猫\n\ttwo lines',
+        "network_args": ["a=1", "b='x y'"],
+        "learning_rate": 1e-05,
+        "compile": True,
+        "unknown_table": {"deep": [1, 2]},
+        "unset": None,
+    }
+    write_toml(path, values)
+    assert read_toml(path) == {name: value for name, value in values.items() if value is not None}
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+
+
+def test_tables_are_headings_only_and_the_later_key_wins(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('network_dim = 4\n[any]\nnetwork_dim = 8\n[other]\noutput_name = "x"\n', encoding="utf-8")
+    assert read_toml(file) == {"network_dim": 8, "output_name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [(b"a = \nb = 2", "line 1"), (b"\xff\xfe\x00", "UTF-8"), (None, "there is no file")]
+)
+def test_a_broken_file_is_told_in_one_sentence(tmp_path, text, why):
+    file = tmp_path / "broken.toml"
+    if text is not None:
+        file.write_bytes(text)
+    with pytest.raises(ValueError, match=why) as told:
+        from_file(SDXL_LORA, file)
+    assert "\n" not in str(told.value)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("old = 1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="object"):
+        write_toml(file, {"new": object()})
+    assert file.read_text(encoding="utf-8") == "old = 1\n"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_groups_are_typed_and_a_typo_is_an_error():
+    opened = settings(network_dim=8)
+    assert opened[NetworkOptions].network_dim == 8
+    assert opened[CompileOptions].compile_mode == "default"
+    with pytest.raises(ValueError, match="unknown option: nework_dim"):
+        Settings(SDXL_LORA.groups, {"nework_dim": 8})
+
+
+def test_a_training_that_is_not_there_yet_is_named():
+    assert script_for("sdxl", "lora") is SDXL_LORA
+    with pytest.raises(ValueError, match=r"there is no LoRA training for FLUX\.1 yet"):
+        script_for("flux", "lora")
