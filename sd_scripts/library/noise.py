@@ -29,9 +29,8 @@ def draw_noise(latents: Tensor, options: NoiseOptions, generator: torch.Generato
     """Noise of the latents' shape (B, C, H, W), float32: what is mixed in and what the model shall predict."""
     noise = _normal(latents.shape, generator)
     if options.noise_offset:
-        noise = noise + _offset_strength(latents, options.noise_offset, options, generator) * _normal(
-            (*latents.shape[:2], 1, 1), generator
-        )
+        strength = _offset_strength(latents, options.noise_offset, options, generator)
+        noise = noise + strength * _normal((*latents.shape[:2], 1, 1), generator)
     if options.multires_noise_iterations:
         noise = _add_pyramid(noise, options.multires_noise_iterations, options.multires_noise_discount, generator)
     return noise
@@ -41,7 +40,7 @@ def perturb(noise: Tensor, options: NoiseOptions, generator: torch.Generator) ->
     """The noise to mix in, which ip_noise_gamma makes a little other than the noise to predict (Ning et al. 2023)."""
     if not options.ip_noise_gamma:
         return noise
-    strength = _strength(options.ip_noise_gamma, options.ip_noise_gamma_random_strength, generator)
+    strength = _strength(options.ip_noise_gamma, options.ip_noise_gamma_random_strength, len(noise), generator)
     return noise + strength * _normal(noise.shape, generator)
 
 
@@ -49,15 +48,17 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
-def _strength(limit: float, drawn: bool, generator: torch.Generator) -> float | Tensor:
-    """The limit itself, or one number drawn uniformly below it."""
-    return limit * torch.rand(1, generator=generator, device=generator.device) if drawn else limit
+def _strength(limit: float, drawn: bool, count: int, generator: torch.Generator) -> float | Tensor:
+    """The limit itself, or for each of `count` pictures a number drawn uniformly below it (B, 1, 1, 1)."""
+    if not drawn:
+        return limit
+    return limit * torch.rand((count, 1, 1, 1), generator=generator, device=generator.device)
 
 
 def _offset_strength(
     latents: Tensor, offset: float, options: NoiseOptions, generator: torch.Generator
 ) -> float | Tensor:
-    strength = _strength(offset, options.noise_offset_random_strength, generator)
+    strength = _strength(offset, options.noise_offset_random_strength, len(latents), generator)
     if not options.adaptive_noise_scale:
         return strength
     mean = latents.float().mean(dim=(2, 3), keepdim=True).abs()  # (B, C, 1, 1)

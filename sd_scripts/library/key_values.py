@@ -1,0 +1,38 @@
+"""`key=value` items of options such as optimizer_args, and classes named by a dotted path."""
+
+import ast
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+
+def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
+    """Values are read as Python literals: 0.01, True, (0.9, 0.99), None, 'text'.
+
+    Raises ValueError naming `option` when an item has no "=" or its value is no literal.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{option}: {item!r} is not of the form key=value")
+        try:
+            found[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError) as error:
+            raise ValueError(
+                f"{option}: {text.strip()!r}, the value of {key.strip()}, is not a Python value; "
+                f"write a number, True, None, a tuple such as (0.9, 0.99), or text in quotes: {key.strip()}='text'"
+            ) from error
+    return found
+
+
+def class_by_path(option: str, path: str) -> type:
+    """The class at `package.module.Class`. Raises ValueError naming `option` when there is none."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{option}: there is no {path!r} ({error})") from error
+    if not isinstance(found, type):
+        raise ValueError(f"{option}: {path!r} is not a class")
+    return found

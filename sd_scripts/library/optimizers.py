@@ -1,0 +1,204 @@
+"""Optimizers by name, each through its own library.
+
+The default, torch's AdamW, is made for steps that never wait for the device: fused, capturable on CUDA, and with a
+tensor as the learning rate of each group, which schedulers then fill in place.
+"""
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from sd_scripts.library.key_values import class_by_path, key_values
+from sd_scripts.options.optimizer import OptimizerOptions
+
+Group = dict[str, Any]
+"""`params`, and what differs for them, such as `lr`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """An optimizer that has a name of its own."""
+
+    path: str
+    package: str = "torch"
+    """What pip calls its library."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the name stands for beyond the class; optimizer_args win."""
+    finds_its_rate: bool = False
+    """Learns the size of its steps itself: the learning rate is a factor, best 1, and one for all groups."""
+
+
+def _bitsandbytes(name: str, **arguments: Any) -> Known:
+    return Known(path=f"bitsandbytes.optim.{name}", package="bitsandbytes", arguments=arguments)
+
+
+def _dadaptation(name: str) -> Known:
+    return Known(path=f"dadaptation.{name}", package="dadaptation", finds_its_rate=True)
+
+
+def _schedulefree(name: str) -> Known:
+    return Known(path=f"schedulefree.{name}", package="schedulefree")
+
+
+NESTEROV = {"nesterov": True, "momentum": 0.9}
+KNOWN: dict[str, Known] = {
+    "AdamW": Known(path="torch.optim.AdamW", arguments={"fused": True}),
+    "AdamW8bit": _bitsandbytes("AdamW8bit"),
+    "PagedAdamW": _bitsandbytes("PagedAdamW"),
+    "PagedAdamW8bit": _bitsandbytes("PagedAdamW8bit"),
+    "PagedAdamW32bit": _bitsandbytes("PagedAdamW32bit"),
+    "Lion": Known(path="lion_pytorch.Lion", package="lion-pytorch"),
+    "Lion8bit": _bitsandbytes("Lion8bit"),
+    "PagedLion8bit": _bitsandbytes("PagedLion8bit"),
+    "SGDNesterov": Known(path="torch.optim.SGD", arguments=NESTEROV),
+    "SGDNesterov8bit": _bitsandbytes("SGD8bit", **NESTEROV),
+    "DAdaptation": _dadaptation("experimental.DAdaptAdamPreprint"),
+    "DAdaptAdamPreprint": _dadaptation("experimental.DAdaptAdamPreprint"),
+    "DAdaptAdaGrad": _dadaptation("DAdaptAdaGrad"),
+    "DAdaptAdam": _dadaptation("DAdaptAdam"),
+    "DAdaptAdan": _dadaptation("DAdaptAdan"),
+    "DAdaptAdanIP": _dadaptation("experimental.DAdaptAdanIP"),
+    "DAdaptLion": _dadaptation("DAdaptLion"),
+    "DAdaptSGD": _dadaptation("DAdaptSGD"),
+    "Prodigy": Known(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True),
+    "Adafactor": Known(path="transformers.optimization.Adafactor", package="transformers"),
+    "RAdamScheduleFree": _schedulefree("RAdamScheduleFree"),
+    "AdamWScheduleFree": _schedulefree("AdamWScheduleFree"),
+    "SGDScheduleFree": _schedulefree("SGDScheduleFree"),
+}
+_BY_LOWER_NAME = {name.lower(): name for name in KNOWN}
+
+
+def optimizer_name(options: OptimizerOptions) -> str:
+    """optimizer_type as KNOWN spells it, or as the user wrote it."""
+    return _BY_LOWER_NAME.get(options.optimizer_type.lower(), options.optimizer_type) or "AdamW"
+
+
+def make_optimizer(options: OptimizerOptions, groups: Iterable[Group]) -> Optimizer:
+    """The optimizer over `groups`; one without `lr` learns at learning_rate.
+
+    The parameters must already lie on the device they learn on. Raises ValueError for an unknown name, a missing
+    library and arguments that the optimizer does not take.
+    """
+    name = optimizer_name(options)
+    groups = [{"lr": options.learning_rate, **group} for group in groups]
+    kind = _class(name)
+    arguments = optimizer_arguments(options)
+    if name in KNOWN and KNOWN[name].finds_its_rate:
+        _check_one_rate(name, groups)
+    rate: float | None = options.learning_rate
+    if arguments.get("relative_step"):  # Adafactor then takes no rate from outside, not even None beside a group's
+        rate, groups = None, [{**group, "lr": None} for group in groups]
+    if name == "AdamW":
+        arguments = {"capturable": _on_cuda(groups), **arguments}
+        if arguments.get("foreach") or arguments.get("differentiable"):
+            arguments["fused"] = False
+    try:
+        optimizer = kind(groups, lr=rate, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optimizer_args, learning_rate: {name} does not take them ({error})") from error
+    if name == "AdamW" and arguments["fused"]:
+        _make_rates_tensors(optimizer)
+    return optimizer
+
+
+def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
+    """What the optimizer is made with beyond groups and rate: what its name stands for, then optimizer_args."""
+    name = optimizer_name(options)
+    arguments = dict(KNOWN[name].arguments) if name in KNOWN else {}
+    arguments |= key_values("optimizer_args", options.optimizer_args)
+    if name == "Adafactor":
+        # warmup_init is a kind of relative step, so it wins over relative_step=False
+        arguments["relative_step"] = bool(arguments.get("warmup_init") or arguments.get("relative_step", True))
+    return arguments
+
+
+def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
+    """ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`."""
+    arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
+    listed = ",".join(f"{key}={value}" for key, value in arguments.items())
+    kind = type(optimizer)
+    return f"{kind.__module__}.{kind.__name__}" + (f"({listed})" if listed else "")
+
+
+def remarks(options: OptimizerOptions) -> list[str]:
+    """What is allowed but seldom meant, one sentence each."""
+    name, found = optimizer_name(options), []
+    if name in KNOWN and KNOWN[name].finds_its_rate and options.learning_rate <= 0.1:
+        found.append(
+            f"learning_rate: {name} multiplies the rate that it finds with {options.learning_rate}, which is hardly "
+            "any learning; 1 is usual"
+        )
+    if name == "Adafactor" and optimizer_arguments(options)["relative_step"]:
+        found.append(
+            "learning_rate, unet_lr, text_encoder_lr, lr_scheduler: Adafactor sets its own rate and ignores them; "
+            "add relative_step=False to optimizer_args to use them"
+        )
+    elif name == "Adafactor" and options.max_grad_norm:
+        found.append("max_grad_norm: Adafactor limits its updates itself; 0 is recommended with it")
+    return found
+
+
+def is_schedule_free(optimizer: Optimizer) -> bool:
+    """Whether the optimizer replaces the learning rate schedule and knows train and eval weights."""
+    return "ScheduleFree" in type(optimizer).__name__
+
+
+def train_mode(optimizer: Optimizer) -> None:
+    """Before training goes on: a schedule-free optimizer puts the weights back that it trains."""
+    if is_schedule_free(optimizer):
+        optimizer.train()  # type: ignore[attr-defined]
+
+
+def eval_mode(optimizer: Optimizer) -> None:
+    """Before weights are saved, sampled or validated: a schedule-free optimizer puts in the averaged ones."""
+    if is_schedule_free(optimizer):
+        optimizer.eval()  # type: ignore[attr-defined]
+
+
+def _class(name: str) -> type:
+    if name not in KNOWN:
+        path = name if "." in name else f"torch.optim.{name}"
+        try:
+            return class_by_path("optimizer_type", path)
+        except ValueError as error:
+            raise ValueError(f"{error}; known names are {', '.join(KNOWN)}") from error
+    known = KNOWN[name]
+    if importlib.util.find_spec(known.path.partition(".")[0]) is None:
+        raise ValueError(f"optimizer_type: {name} needs a library that is missing: pip install {known.package}")
+    return class_by_path("optimizer_type", known.path)
+
+
+def _check_one_rate(name: str, groups: list[Group]) -> None:
+    rates = {group["lr"] for group in groups} - {0.0}
+    if len(rates) > 1:
+        listed = ", ".join(map(str, sorted(rates)))
+        raise ValueError(
+            f"unet_lr, text_encoder_lr: {name} finds one rate for all and cannot learn at {listed} side by side; "
+            "leave them empty and set learning_rate = 1"
+        )
+
+
+def _on_cuda(groups: list[Group]) -> bool:
+    return all(parameter.is_cuda for group in groups for parameter in group["params"])
+
+
+def _make_rates_tensors(optimizer: Optimizer) -> None:
+    """Each group's rate becomes a tensor beside its parameters and stays that same tensor, also when a state is loaded,
+    so that a captured step reads what the scheduler writes."""
+    rates = []
+    for group in optimizer.param_groups:
+        # Schedulers multiply from here; a Python number, so that they never read from the device.
+        group["initial_lr"] = float(group["lr"])
+        group["lr"] = torch.tensor(group["initial_lr"], dtype=torch.float32, device=group["params"][0].device)
+        rates.append(group["lr"])
+
+    def keep(loaded: Optimizer) -> None:
+        for group, rate in zip(loaded.param_groups, rates, strict=True):
+            group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+
+    optimizer.register_load_state_dict_post_hook(keep)
