@@ -160,6 +160,12 @@ def read_text_encoder2(file: State, names: Iterable[str]) -> State:
     return state
 
 
+def vae_from_diffusers(state: State) -> State:
+    """A VAE under diffusers' names -> the same tensors under the file's keys, without prefix."""
+    levels = _vae_levels(state)
+    return {vae_key(name, levels): tensor for name, tensor in state.items()}
+
+
 def checkpoint(unet: State, vae: State, text_encoder1: State, text_encoder2: State, logit_scale: Tensor) -> State:
     """All parts in the single-file layout, under the file's keys."""
     levels = _vae_levels(vae)

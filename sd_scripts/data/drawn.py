@@ -1,0 +1,43 @@
+"""A dozen drawn pictures with captions: a data set that needs no download, for the demo and for tests."""
+
+import math
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+COLOURS = {"red": "#d8433b", "blue": "#3f6fd8", "green": "#3fa34d", "yellow": "#e8c33c"}
+BACKGROUNDS = {"white": "#f6f4ef", "grey": "#9a9a9a", "black": "#16181c"}
+SIDES = {"circle": 60, "triangle": 3, "square": 4}
+"""Shapes as polygons with so many sides."""
+SIZES = ((256, 256), (320, 240), (240, 320), (384, 256))
+"""Width and height: several aspects, so that there are several buckets."""
+FOLDER = "10_shapes"
+
+
+def captions() -> list[str]:
+    """Every shape in every colour, on backgrounds in turn."""
+    pairs = [(shape, colour) for shape in SIDES for colour in COLOURS]
+    places = list(BACKGROUNDS)
+    return [f"a {c} {shape} on a {places[i % 3]} background" for i, (shape, c) in enumerate(pairs)]
+
+
+def draw(caption: str, size: tuple[int, int]) -> Image.Image:
+    """The picture that one of `captions()` tells, of (width, height)."""
+    _, colour, shape, _, _, background, _ = caption.split()
+    picture = Image.new("RGB", size, BACKGROUNDS[background])
+    width, height = size
+    radius, sides = 0.36 * min(size), SIDES[shape]
+    turns = [(n + 0.5) * 2 * math.pi / sides + math.pi / 2 for n in range(sides)]
+    corners = [(width / 2 + radius * math.cos(t), height / 2 + radius * math.sin(t)) for t in turns]
+    ImageDraw.Draw(picture).polygon(corners, fill=COLOURS[colour])
+    return picture
+
+
+def write_pictures(folder: Path) -> Path:
+    """Make `folder/10_shapes` with a .png and a .txt for each caption; returns `folder`, the train_data_dir."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    for number, caption in enumerate(captions()):
+        stem = folder / FOLDER / caption[2:].replace(" ", "_")
+        draw(caption, SIZES[number % len(SIZES)]).save(stem.with_suffix(".png"))
+        stem.with_suffix(".txt").write_text(caption + "\n", encoding="utf-8")
+    return folder

@@ -1,0 +1,131 @@
+"""SDXL as a file, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, MODEL, Modules, check_file, load_file, load_vae_file
+from sd_scripts.families.sdxl.tokenizer import load_tokenizers
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.settings import Settings
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+MODEL_SUFFIXES = {".safetensors", ".ckpt", ".pt"}
+
+
+def check(settings: Settings) -> list[str]:
+    """What is wrong with the model and the VAE as far as names and headers tell: quick, nothing is loaded."""
+    options = settings[ModelOptions]
+    problems = []
+    try:
+        place = _place(options.pretrained_model_name_or_path)
+        if isinstance(place, Path):
+            _check_folder(place) if place.is_dir() else check_file(place, with_vae=not options.vae)
+    except ValueError as error:
+        problems.append(str(error))
+    if options.vae and not Path(options.vae).exists() and not _is_hub_id(options.vae):
+        problems.append(f"vae: there is no file or folder '{options.vae}'")
+    return problems
+
+
+def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "cpu") -> Parts:
+    """The base model, frozen, in eval mode and in `dtype`; with no_half_vae the VAE is in float32.
+
+    Raises ValueError, one sentence that names the option, if the model is not there, not whole or not SDXL.
+    """
+    options = settings[ModelOptions]
+    vae_dtype = torch.float32 if options.no_half_vae else dtype
+    mmap = not options.disable_mmap_load_safetensors
+    place = _place(options.pretrained_model_name_or_path)
+    source = place if isinstance(place, Path) else _download(place)
+    if source.is_dir():
+        modules = _load_folder(source, dtype, vae_dtype, with_vae=not options.vae)
+    else:
+        modules = load_file(source, dtype, vae_dtype, with_vae=not options.vae, mmap=mmap)
+    vae = modules.vae or _load_vae(str(options.vae), vae_dtype, mmap=mmap)
+    encoders = [modules.text_encoder1, modules.text_encoder2]
+    for module in (modules.unet, vae, *encoders):
+        module.eval().requires_grad_(False).to(device)
+    return Parts(
+        denoiser=modules.unet,
+        vae=vae,
+        text_encoders=encoders,
+        tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [e.config.vocab_size for e in encoders]),
+        source=place,
+        facts={"logit_scale": modules.logit_scale},
+    )
+
+
+def _place(name: str | None) -> Path | str:
+    """The file or folder, or the Hugging Face id where there is none of that name."""
+    if not name:
+        raise ValueError(f"{MODEL}: no model is chosen; give an SDXL file, a diffusers folder or a Hugging Face id")
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if _is_hub_id(name):
+        return name
+    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(HUB_ID.fullmatch(name)) and Path(name).suffix not in MODEL_SUFFIXES
+
+
+def _download(name: str) -> Path:
+    """The folder in the Hugging Face cache that holds the model; what is not there is fetched."""
+    try:
+        return Path(DiffusionPipeline.download(name))
+    except (OSError, ValueError) as error:
+        why = _first_line(error)
+        raise ValueError(f"{MODEL}: '{name}' is not here and Hugging Face cannot be asked for it: {why}") from None
+
+
+def _check_folder(folder: Path) -> None:
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"{MODEL}: the folder '{folder}' holds no diffusers model (model_index.json is missing)")
+    if "StableDiffusionXL" not in index.read_text(encoding="utf-8"):
+        raise ValueError(f"{MODEL}: the folder '{folder}' holds a diffusers model, but not SDXL")
+
+
+def _load_folder(folder: Path, dtype: torch.dtype, vae_dtype: torch.dtype, *, with_vae: bool) -> Modules:
+    _check_folder(folder)
+    try:
+        return Modules(
+            unet=_part(UNet2DConditionModel, folder / "unet", dtype),
+            vae=_part(AutoencoderKL, folder / "vae", vae_dtype) if with_vae else None,
+            text_encoder1=_part(CLIPTextModel, folder / "text_encoder", dtype),
+            text_encoder2=_part(CLIPTextModelWithProjection, folder / "text_encoder_2", dtype),
+            logit_scale=torch.tensor(LOGIT_SCALE),
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{MODEL}: the folder '{folder}' is not a whole model: {_first_line(error)}") from None
+
+
+def _part(kind: Any, folder: Path, dtype: torch.dtype) -> Any:
+    """One module of a diffusers folder; some folders hold the half-precision files only."""
+    half_only = any(folder.glob("*.fp16*.safetensors")) and not any(folder.glob("*model.safetensors*"))
+    model = kind.from_pretrained(folder, variant="fp16" if half_only else None, local_files_only=True)
+    return model.to(dtype)
+
+
+def _load_vae(vae: str, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
+    """The VAE of the option `vae`: a file, a diffusers folder (of a VAE or of a whole model) or a Hugging Face id."""
+    path = Path(vae)
+    if path.is_file():
+        return load_vae_file(path, dtype, mmap=mmap)
+    subfolder = "vae" if (path / "vae").is_dir() else None
+    try:
+        return AutoencoderKL.from_pretrained(vae, subfolder=subfolder).to(dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"vae: '{vae}' cannot be loaded: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,172 @@
+"""SDXL modules out of one checkpoint file: made without memory in the sizes its shapes tell, then filled."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from sd_scripts.library import sdxl_model_util as sgm
+from sd_scripts.library.model_reader import read_shapes, read_weights
+
+MODEL = "pretrained_model_name_or_path"
+VAE = "vae"
+LOGIT_SCALE = 4.6055
+"""OpenCLIP bigG's, for files that were saved without it."""
+PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX, sgm.VAE_PREFIX)
+HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
+"""Keys that some programs write and loading does not need."""
+
+OTHER_MODELS = (
+    (r"lora_(unet|te)", "a LoRA, not a base model; to go on with a LoRA set network_weights"),
+    (r"(model\.diffusion_model\.)?double_blocks\.", "a FLUX model, not SDXL"),
+    (r"model\.diffusion_model\.joint_blocks\.", "an SD 3 model, not SDXL"),
+    (r"conditioner\.embedders\.0\.model\.", "the SDXL refiner; training starts from the base model"),
+    (r"cond_stage_model\.model\.", "an SD 2 model, not SDXL"),
+    (r"cond_stage_model\.", "an SD 1.5 model, not SDXL"),
+    (r"(model\.diffusion_model|unet)\.", "a U-Net alone; SDXL's text encoders are not in it"),
+    (r"down_blocks\.", "a part of a diffusers model; choose the folder that holds model_index.json"),
+    (r"(first_stage_model|encoder|decoder)\.", "a VAE; it belongs into the option vae"),
+)
+"""How the keys of files begin that are taken for SDXL checkpoints; the first that fits counts."""
+
+
+@dataclass(kw_only=True)
+class Modules:
+    """What an SDXL model is made of."""
+
+    unet: UNet2DConditionModel
+    vae: AutoencoderKL | None
+    """None where another VAE takes its place."""
+    text_encoder1: CLIPTextModel
+    text_encoder2: CLIPTextModelWithProjection
+    logit_scale: Tensor
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """The tensors as a single file holds them."""
+        vae = self.vae.state_dict() if self.vae else {}
+        encoders = (self.text_encoder1.state_dict(), self.text_encoder2.state_dict())
+        return sgm.checkpoint(self.unet.state_dict(), vae, *encoders, self.logit_scale)
+
+
+def load_file(path: Path, dtype: torch.dtype, vae_dtype: torch.dtype, *, with_vae: bool, mmap: bool) -> Modules:
+    """Raises ValueError in one sentence if the file is not a whole SDXL checkpoint."""
+    file = read_weights(path, MODEL, mmap=mmap)
+    modules = _empty_modules(shapes_of(file), path, with_vae=with_vae)
+    must_fit(shapes_of(file), modules.checkpoint(), MODEL, path)
+    _fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtype)
+    _fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtype)
+    _fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtype)
+    if modules.vae:
+        _fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), vae_dtype)
+    modules.logit_scale = file.get(sgm.LOGIT_SCALE, modules.logit_scale)
+    return modules
+
+
+def check_file(path: Path, *, with_vae: bool) -> None:
+    """As load_file, but only the header of a .safetensors file is read, and of a .ckpt nothing."""
+    if path.suffix == ".safetensors":
+        shapes = read_shapes(path, MODEL)
+        must_fit(shapes, _empty_modules(shapes, path, with_vae=with_vae).checkpoint(), MODEL, path)
+
+
+def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
+    """A VAE in a file of its own: cut out of a checkpoint, in the same keys without prefix, or in diffusers' keys."""
+    file = _with_prefix(read_weights(path, VAE, mmap=mmap))
+    vae = _empty_vae(shapes_of(file), VAE, path)
+    levels = len(vae.config["block_out_channels"])
+    expected = {sgm.VAE_PREFIX + sgm.vae_key(name, levels): tensor for name, tensor in vae.state_dict().items()}
+    must_fit(shapes_of(file), expected, VAE, path)
+    return _fill(vae, sgm.read_vae(file, vae.state_dict()), dtype)
+
+
+def shapes_of(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+
+def must_fit(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
+    """Every expected key is there in its shape, and none beside it in the parts that are expected."""
+    missing = [key for key in expected if key not in shapes and not HARMLESS.search(key)]
+    if missing:
+        raise ValueError(f"{option}: '{path}' is not whole: {_some(missing)} missing")
+    parts = tuple(prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected))
+    extra = [k for k in shapes if k.startswith(parts) and k not in expected and not HARMLESS.search(k)]
+    if extra:
+        raise ValueError(f"{option}: '{path}' is not plain SDXL: {_some(extra)} unknown")
+    other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
+    if other:
+        raise ValueError(f"{option}: '{path}' does not fit together: {_some(other)} of another size than expected")
+
+
+def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules:
+    _must_be_sdxl(shapes, path)
+    if with_vae and not any(key.startswith(sgm.VAE_PREFIX) for key in shapes):
+        raise ValueError(f"vae: '{path}' has no VAE of its own; set vae to an SDXL VAE file")
+
+    def configuration(read: Callable[[sgm.Shapes], dict[str, Any]]) -> dict[str, Any]:
+        return _configuration(read, shapes, MODEL, path)
+
+    with init_empty_weights():
+        return Modules(
+            unet=UNet2DConditionModel(**configuration(sgm.unet_config)),
+            vae=_empty_vae(shapes, MODEL, path) if with_vae else None,
+            text_encoder1=CLIPTextModel(CLIPTextConfig(**configuration(sgm.text_encoder1_config))),
+            text_encoder2=CLIPTextModelWithProjection(CLIPTextConfig(**configuration(sgm.text_encoder2_config))),
+            logit_scale=torch.tensor(LOGIT_SCALE),
+        )
+
+
+def _empty_vae(shapes: sgm.Shapes, option: str, path: Path) -> AutoencoderKL:
+    with init_empty_weights():
+        return AutoencoderKL(**_configuration(sgm.vae_config, shapes, option, path))
+
+
+def _configuration(
+    read: Callable[[sgm.Shapes], dict[str, Any]], shapes: sgm.Shapes, option: str, path: Path
+) -> dict[str, Any]:
+    try:
+        return read(shapes)
+    except ValueError as error:
+        raise ValueError(f"{option}: '{path}' is not whole: {error}") from None
+
+
+def _fill(module: Any, state: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """Each tensor takes its place as it is read, so that a model is never in memory twice."""
+    module.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
+    return module
+
+
+def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
+    if all(any(key.startswith(prefix) for key in shapes) for prefix in PREFIXES[:3]):
+        return
+    for start, what in OTHER_MODELS:
+        if any(re.match(start, key) for key in shapes):
+            raise ValueError(f"{MODEL}: '{path}' is {what}")
+    raise ValueError(f"{MODEL}: '{path}' is not an SDXL checkpoint; {_some(shapes)} in it")
+
+
+def _with_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A VAE file's tensors under the keys of a whole checkpoint."""
+    if any(key.startswith(sgm.VAE_PREFIX) for key in file):
+        return file
+    if any("_blocks.0.resnets." in key for key in file):
+        file = sgm.vae_from_diffusers(file)
+    return {sgm.VAE_PREFIX + key: tensor for key, tensor in file.items()}
+
+
+def _plain(shape: Iterable[int]) -> list[int]:
+    """A shape without ones: a 1x1 convolution may be stored as a matrix."""
+    return [size for size in shape if size != 1]
+
+
+def _some(keys: Iterable[str]) -> str:
+    """`'a', 'b', 'c' and 7 more are`"""
+    names = [f"'{key}'" for key in keys]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3]) or 'nothing'}{more} {'are' if len(names) > 1 else 'is'}"

@@ -1,0 +1,165 @@
+"""SDXL in miniature: a checkpoint of the real layout with tiny widths and random weights, for the demo and for tests.
+
+Random, but not blind: latents have the spread that SDXL's have, and the last layer of the U-Net is fitted to its
+random features, so that it starts as a poor denoiser which training can make better.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+from sd_scripts.data import drawn
+from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
+from sd_scripts.families.sdxl.tokenizer import FOLDERS, byte_letters, vocabulary_of
+from sd_scripts.library.sdxl_model_util import VAE_SCALE
+
+TEXT_WIDTHS = (64, 128)
+"""They must differ: other programs tell the two encoders apart by them."""
+UNET: dict[str, Any] = {
+    "sample_size": 32,
+    "block_out_channels": (32, 64, 64),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 1, 2),
+    "attention_head_dim": (1, 1, 1),
+    "cross_attention_dim": sum(TEXT_WIDTHS),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 6 * 256 + TEXT_WIDTHS[1],
+}
+VAE: dict[str, Any] = {
+    "block_out_channels": (32, 32, 64, 64),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "scaling_factor": VAE_SCALE,
+}
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """Where the demo's model and pictures are."""
+
+    checkpoint: Path
+    data_dir: Path
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Make a checkpoint, its tokenizers beside it and a folder of captioned pictures: a few MB, in a few seconds."""
+    data_dir = drawn.write_pictures(folder / "pictures")
+    checkpoint = folder / "miniature_sdxl.safetensors"
+    tokenizer = tiny_tokenizer()
+    for name in FOLDERS:
+        tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
+    state = tiny_modules(len(tokenizer)).checkpoint()
+    safetensors.torch.save_file({key: t.contiguous() for key, t in state.items()}, checkpoint)
+    return Miniature(checkpoint, data_dir)
+
+
+def tiny_tokenizer() -> CLIPTokenizer:
+    """CLIP's kind of tokenizer, trained on the captions of the drawn pictures."""
+    trained = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, initial_alphabet=byte_letters(), end_of_word_suffix="</w>", show_progress=False
+    )
+    trained.train_from_iterator(drawn.captions(), trainer)
+    merges = [(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]]
+    return CLIPTokenizer(vocab=vocabulary_of(merges), merges=merges)
+
+
+@torch.no_grad()
+def tiny_modules(vocabulary: int) -> Modules:
+    """All parts with random weights, the same at every call."""
+    modules = Modules(
+        unet=UNet2DConditionModel(**UNET),
+        vae=AutoencoderKL(**VAE),
+        text_encoder1=CLIPTextModel(_text_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
+        text_encoder2=CLIPTextModelWithProjection(_text_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
+        logit_scale=torch.tensor(LOGIT_SCALE),
+    )
+    generator = torch.Generator().manual_seed(0)
+    for module in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):
+        _randomize(module.eval(), generator)
+    latents = _calibrate(modules.vae, _pictures())
+    _fit(modules.unet, latents.repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _text_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig:
+    return CLIPTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        num_attention_heads=width // 64,
+        num_hidden_layers=3,
+        hidden_act=activation,
+        bos_token_id=vocabulary - 2,
+        eos_token_id=vocabulary - 1,
+        pad_token_id=vocabulary - 1,
+    )
+
+
+def _randomize(module: nn.Module, generator: torch.Generator) -> None:
+    """Weights that keep the variance of what passes through; norms and biases as they are made."""
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
+
+
+def _pictures() -> Tensor:
+    """(12, 3, 128, 128) in -1..1"""
+    pictures = [np.asarray(drawn.draw(caption, (128, 128)), np.float32) for caption in drawn.captions()]
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 127.5 - 1
+
+
+def _calibrate(vae: Any, pictures: Tensor) -> Tensor:
+    """Give the latents mean 0, deviation 1 after scaling and a narrow distribution; returns them, scaled."""
+    moments = vae.encode(pictures).latent_dist.parameters
+    channels = vae.config.latent_channels
+    spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
+    gain = 1 / (VAE_SCALE * spread)
+    gain[channels:] = 1e-3
+    offset = torch.zeros_like(gain)
+    offset[channels:] = -12.0  # logarithm of the variance
+    conv = vae.quant_conv
+    conv.weight.mul_(gain[:, None, None, None])
+    conv.bias.copy_((conv.bias - middle) * gain + offset)
+    return vae.encode(pictures).latent_dist.mode() * VAE_SCALE
+
+
+def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:
+    """Least squares: the last convolution learns to tell the noise in `latents` from the features before it."""
+    noise = torch.randn(latents.shape, generator=generator)
+    steps = torch.randint(1000, (len(latents),), generator=generator)
+    signal = _signal(steps)
+    noisy = signal.sqrt() * latents + (1 - signal).sqrt() * noise
+    features: list[Tensor] = []
+    hook = unet.conv_out.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
+    added = {"text_embeds": torch.zeros(len(latents), TEXT_WIDTHS[1]), "time_ids": torch.full((len(latents), 6), 256)}
+    unet(noisy, steps, torch.zeros(len(latents), 77, sum(TEXT_WIDTHS)), added_cond_kwargs=added)
+    hook.remove()
+    patches = F.unfold(features[0], 3, padding=1).movedim(1, -1).flatten(0, 1)  # (B·H·W, C·9)
+    wanted = noise.flatten(2).movedim(1, -1).flatten(0, 1)  # (B·H·W, 4)
+    weight = torch.linalg.lstsq(patches, wanted).solution  # (C·9, 4)
+    unet.conv_out.weight.copy_(weight.T.view_as(unet.conv_out.weight))
+    unet.conv_out.bias.zero_()
+
+
+def _signal(steps: Tensor) -> Tensor:
+    """SDXL's alphas_cumprod at `steps`, as (B, 1, 1, 1)."""
+    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    return torch.cumprod(1 - betas, 0)[steps][:, None, None, None]
