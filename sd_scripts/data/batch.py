@@ -1,6 +1,8 @@
 """What one micro-step learns from: some pictures of one bucket, with their captions."""
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +31,21 @@ class Batch:
     """(B,) float32: 1, or prior_loss_weight for a regularisation picture."""
     mask: Tensor | None
     """(B, 1, H, W) float32 in 0..1: how much each pixel counts; None without masked_loss and alpha_mask."""
+    custom_attributes: list[dict[str, Any]] = field(default_factory=list)
+    """What each picture's subset says under custom_attributes."""
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in page-locked memory, from where copies to a GPU need not wait."""
+        pinned = {each.name: _pinned(getattr(self, each.name)) for each in dataclasses.fields(self)}
+        return Batch(**pinned)
+
+
+def _pinned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.pin_memory()
+    if isinstance(value, dict):
+        return {name: _pinned(each) for name, each in value.items()}
+    return value

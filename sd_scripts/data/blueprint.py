@@ -1,0 +1,217 @@
+"""Which folders make which data sets, with every value resolved: subset, then data set, general, settings, default."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.data import schema
+from sd_scripts.data.buckets import BucketRules, Size
+from sd_scripts.data.captions import CaptionRules
+from sd_scripts.data.images import Look
+from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.settings import Settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Warn = Callable[[str], None]
+Lookup = Callable[[str], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """One folder, or one metadata file, and how its pictures are seen."""
+
+    image_dir: str | None = None
+    metadata_file: str | None = None
+    conditioning_data_dir: str | None = None
+    num_repeats: int = 1
+    is_reg: bool = False
+    class_tokens: str | None = None
+    caption_extension: str = ".caption"
+    cache_info: bool = False
+    custom_attributes: dict[str, Any] | None = None
+    captions: CaptionRules
+    look: Look
+
+    @property
+    def name(self) -> str:
+        """The folder's (or metadata file's) last part, as saved metadata names it."""
+        return Path(self.metadata_file or self.image_dir or "").name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Subsets that share sizes and batches."""
+
+    batch_size: int = 1
+    validation_split: float = 0.0
+    validation_seed: int | None = None
+    network_multiplier: float = 1.0
+    prior_loss_weight: float = 1.0
+    resize_interpolation: str | None = None
+    buckets: BucketRules
+    subsets: tuple[Subset, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """All data sets of a run, before any picture was looked at."""
+
+    datasets: tuple[Dataset, ...]
+    source: str
+    """The option that described them, for messages."""
+    from_config: bool = field(default=False)
+    """Described by dataset_config rather than by folder options."""
+
+
+def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
+    """The data sets that the settings ask for; ValueError, naming option or key path, when they cannot be had."""
+    options = settings[DatasetOptions]
+    if options.dataset_config:
+        for name in ("train_data_dir", "reg_data_dir", "in_json"):
+            if getattr(options, name):
+                warn(f"{name}: is not used, since dataset_config describes the data")
+        return resolve(read_config(Path(options.dataset_config)), settings)
+    datasets = [{"subsets": _described_by_options(options, settings.values()["masked_loss"], warn)}]
+    general = _resolve_datasets({"datasets": datasets}, settings)
+    return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
+
+
+def read_config(path: Path) -> schema.Config:
+    """The content of a TOML or, by its name, JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"dataset_config: {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"dataset_config: {path} is not UTF-8 text") from error
+    try:
+        config = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except ValueError as error:  # both decoders' errors are ValueErrors
+        raise ValueError(f"dataset_config: {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"dataset_config: {path} must hold a table with [[datasets]]")
+    return config
+
+
+def resolve(config: schema.Config, settings: Settings) -> Blueprint:
+    """The data sets of a dataset description; ValueError with one sentence for each mistake in it."""
+    found = schema.problems(config, masked_loss=settings.values()["masked_loss"])
+    if found:
+        raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
+    return Blueprint(datasets=_resolve_datasets(config, settings), source="dataset_config", from_config=True)
+
+
+def parse_resolution(text: str) -> Size:
+    """Width and height from "1024" or "1024,768"."""
+    sides = text.replace("x", ",").split(",")
+    try:
+        numbers = [int(side) for side in sides]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or min(numbers) < 1:
+        raise ValueError(f"resolution: {text!r} is not a size; write 1024 or 1024,768")
+    return numbers[0], numbers[-1]
+
+
+def _resolve_datasets(config: schema.Config, settings: Settings) -> tuple[Dataset, ...]:
+    fallback = _from_settings(settings)
+    general = config.get("general", {})
+    return tuple(_resolve_dataset(dataset, general, fallback) for dataset in config.get("datasets", []))
+
+
+def _resolve_dataset(config: schema.Config, general: schema.Config, fallback: dict[str, Any]) -> Dataset:
+    lookup = _chain(config, general, fallback)
+    resolution = lookup("resolution")
+    if resolution is None:
+        raise ValueError("resolution: is required, such as 1024 or 1024,768")
+    width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
+    subsets = tuple(_resolve_subset(_chain(subset, config, general, fallback)) for subset in config.get("subsets", []))
+    buckets = BucketRules(**_filled(BucketRules, lookup) | {"resolution": (width, height)})
+    dataset = Dataset(**_filled(Dataset, lookup) | {"buckets": buckets, "subsets": subsets})
+    if dataset.batch_size < 1:
+        raise ValueError(f"batch_size: {dataset.batch_size} must be at least 1")
+    if not 0 <= dataset.validation_split < 1:
+        raise ValueError(f"validation_split: {dataset.validation_split} is outside 0..1, 1 excluded")
+    return dataset
+
+
+def _resolve_subset(lookup: Lookup) -> Subset:
+    face = lookup("face_crop_aug_range")
+    look = _filled(Look, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
+    captions = CaptionRules(**_filled(CaptionRules, lookup))
+    return Subset(**_filled(Subset, lookup) | {"captions": captions, "look": Look(**look)})
+
+
+def _chain(*levels: dict[str, Any]) -> Lookup:
+    """The first level that has a value; None falls through, false and 0 do not."""
+    return lambda name: next((level[name] for level in levels if level.get(name) is not None), None)
+
+
+def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
+    values = {each.name: lookup(each.name) for each in dataclasses.fields(record)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _from_settings(settings: Settings) -> dict[str, Any]:
+    """The settings under the names of a dataset description. What only a folder can say is not among them."""
+    values = settings.values()
+    face = values["face_crop_aug_range"]
+    return values | {
+        "batch_size": values["train_batch_size"],
+        "num_repeats": values["dataset_repeats"],
+        "resolution": parse_resolution(values["resolution"]) if values["resolution"] else None,
+        "face_crop_aug_range": _parse_range(face) if face else None,
+        "conditioning_data_dir": None,
+    }
+
+
+def _parse_range(text: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"face_crop_aug_range: {text!r} is not a range; write two numbers like 1.0,2.0") from None
+    return low, high
+
+
+def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn) -> list[schema.Config]:
+    """Subsets of a run without dataset_config: a metadata file, or folders named like `10_cat`."""
+    if options.in_json:
+        return [{"metadata_file": options.in_json, "image_dir": options.train_data_dir}]
+    if not options.train_data_dir:
+        raise ValueError("train_data_dir: is required, unless dataset_config describes the data")
+    subsets = _numbered_folders("train_data_dir", options.train_data_dir, warn)
+    if options.conditioning_data_dir and not masked_loss:
+        warn("conditioning_data_dir: is not used without masked_loss")
+    elif options.conditioning_data_dir:
+        subsets = [{**subset, "conditioning_data_dir": options.conditioning_data_dir} for subset in subsets]
+    if options.reg_data_dir:
+        reg = _numbered_folders("reg_data_dir", options.reg_data_dir, warn)
+        subsets += [{**subset, "is_reg": True} for subset in reg]
+    return subsets
+
+
+def _numbered_folders(option: str, root: str, warn: Warn) -> list[schema.Config]:
+    """`10_cat` is seen ten times, with "cat" as caption where no caption file lies beside a picture."""
+    if not Path(root).is_dir():
+        raise ValueError(f"{option}: there is no folder {root!r}")
+    subsets = []
+    for folder in sorted(each for each in Path(root).iterdir() if each.is_dir()):
+        number, _, concept = folder.name.partition("_")
+        if number.isdecimal():
+            subsets.append({"image_dir": str(folder), "num_repeats": int(number), "class_tokens": concept})
+        else:
+            warn(f"{option}: folder {folder.name!r} is left out, since its name does not begin like 10_cat")
+    if not subsets:
+        raise ValueError(
+            f"{option}: no folder named like 10_cat in {root!r}; put the pictures into one, "
+            "its number says how often each is seen"
+        )
+    return subsets

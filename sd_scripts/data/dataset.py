@@ -1,0 +1,227 @@
+"""The data of a run, looked at and sorted: every picture with its bucket, its repeats and its weight in the loss."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
+from sd_scripts.data.buckets import Buckets, Fit, Size
+from sd_scripts.data.folders import Picture, read_subset
+from sd_scripts.data.images import RESIZE_FILTERS, Look
+from sd_scripts.options.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One picture in one data set."""
+
+    index: int
+    """Its place in the plan; part of the key of its random draws."""
+    path: Path
+    size: Size
+    """Width and height of the picture before resizing."""
+    caption: str
+    """As written, before the caption pipeline."""
+    fit: Fit
+    dataset: int
+    subset: Subset
+    repeats: int
+    """How often it is seen in an epoch."""
+    loss_weight: float
+    mask: Path | None = None
+
+    @property
+    def wants_mask(self) -> bool:
+        return self.mask is not None or self.subset.look.alpha_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """All that is known of a run's data before the first step."""
+
+    blueprint: Blueprint
+    items: tuple[Item, ...]
+    seed: int
+    validation: "DataPlan | None" = None
+    """Pictures kept out of training, each once, without chance; None without validation_split."""
+
+    def every_item(self) -> Iterator[Item]:
+        """The pictures of training, then those of validation: what caches must hold."""
+        yield from self.items
+        if self.validation:
+            yield from self.validation.items
+
+    def groups(self) -> dict[tuple[int, Size], list[Item]]:
+        """Pictures that may share a batch, by data set and bucket, in the order of data sets and sizes."""
+        groups: dict[tuple[int, Size], list[Item]] = {}
+        for item in sorted(self.items, key=lambda item: (item.dataset, item.fit.bucket, item.index)):
+            groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
+        return groups
+
+    def buckets(self) -> dict[Size, int]:
+        """Pictures seen in an epoch by (width, height), sorted."""
+        counts: Counter[Size] = Counter()
+        for item in self.items:
+            counts[item.fit.bucket] += item.repeats
+        return dict(sorted(counts.items()))
+
+    @property
+    def wants_masks(self) -> bool:
+        """Whether batches carry a mask: all do if one must, so that their shapes stay the same."""
+        return any(item.wants_mask for item in self.items)
+
+
+def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int = 32, title: str = "SDXL") -> DataPlan:
+    """Read the folders that the settings name.
+
+    `seed` orders epochs and, without validation_seed, splits off validation; `bucket_multiple` is what the family
+    called `title` needs of a size. ValueError names the option at fault; pictures left out are told through `warn`.
+    """
+    return plan_blueprint(read_blueprint(settings, warn), seed=seed, warn=warn, multiple=bucket_multiple, title=title)
+
+
+def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int, title: str) -> DataPlan:
+    training: list[Item] = []
+    validation: list[Item] = []
+    for number, dataset in enumerate(blueprint.datasets):
+        _check(dataset, multiple, title, warn)
+        learned, kept_out = _plan_dataset(number, dataset, seed, warn)
+        training += learned
+        validation += kept_out
+    if not training:
+        raise ValueError(f"{blueprint.source}: no picture to train on; {_remedy(blueprint)}")
+    split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
+    return DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
+
+
+def split_validation(pictures: Sequence[Picture], split: float, seed: int) -> tuple[list[Picture], list[Picture]]:
+    """Training and validation pictures: disjoint, together everything, the same for the same seed."""
+    order = list(pictures)
+    Random(seed).shuffle(order)
+    kept = math.ceil(len(order) * (1 - split))
+    return (
+        sorted(order[:kept], key=lambda picture: picture.path),
+        sorted(order[kept:], key=lambda picture: picture.path),
+    )
+
+
+def balance_regularisation(repeats: Sequence[int], trained: int) -> list[int]:
+    """How often each regularisation picture is seen so that together they match `trained` pictures.
+
+    Too many: the surplus gets 0. Too few: one more time each, in turn, until the counts match.
+    """
+    if not repeats:
+        return []
+    balanced = [0] * len(repeats)
+    seen = 0
+    for index, repeat in enumerate(repeats):
+        if seen >= trained:
+            break
+        balanced[index] = repeat
+        seen += repeat
+    for turn in range(max(0, trained - seen)):
+        balanced[turn % len(repeats)] += 1
+    return balanced
+
+
+def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple[list[Item], list[Item]]:
+    buckets = Buckets(dataset.buckets)
+    learned: list[Item] = []
+    kept_out: list[Item] = []
+    regularisation: list[Item] = []
+    for subset in _used_subsets(dataset, warn):
+        pictures = read_subset(subset, warn)
+        if not pictures:
+            warn(f"{subset.name}: no picture in this folder")
+        if subset.is_reg:
+            regularisation += _items(pictures, number, subset, dataset.prior_loss_weight, buckets, warn)
+            continue
+        if dataset.validation_split:
+            split_seed = seed if dataset.validation_seed is None else dataset.validation_seed
+            pictures, held = split_validation(pictures, dataset.validation_split, split_seed)
+            kept_out += _items(held, number, _steady(subset), 1.0, buckets, warn)
+        learned += _items(pictures, number, subset, 1.0, buckets, warn)
+    balanced = balance_regularisation([item.repeats for item in regularisation], sum(item.repeats for item in learned))
+    learned += [
+        dataclasses.replace(item, repeats=repeats)
+        for item, repeats in zip(regularisation, balanced, strict=True)
+        if repeats
+    ]
+    return learned, kept_out
+
+
+def _items(
+    pictures: Sequence[Picture], dataset: int, subset: Subset, weight: float, buckets: Buckets, warn: Warn
+) -> list[Item]:
+    items = []
+    for picture in pictures:
+        fit = buckets.fit(picture.size)
+        if fit is None:
+            warn(f"{picture.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
+            continue
+        item = Item(
+            index=0,
+            path=picture.path,
+            size=picture.size,
+            caption=picture.caption,
+            fit=fit,
+            dataset=dataset,
+            subset=subset,
+            repeats=subset.num_repeats,
+            loss_weight=weight,
+            mask=picture.mask,
+        )
+        items.append(item)
+    return items
+
+
+def _numbered(items: Sequence[Item]) -> tuple[Item, ...]:
+    return tuple(dataclasses.replace(item, index=index) for index, item in enumerate(items))
+
+
+def _used_subsets(dataset: Dataset, warn: Warn) -> list[Subset]:
+    used: dict[str, Subset] = {}
+    for subset in dataset.subsets:
+        source = subset.metadata_file or subset.image_dir or ""
+        if subset.num_repeats < 1:
+            warn(f"num_repeats: {source} is left out, since it is to be seen {subset.num_repeats} times")
+        elif source in used:
+            warn(f"{source} stands twice in one data set; the first one counts")
+        else:
+            used[source] = subset
+    return list(used.values())
+
+
+def _steady(subset: Subset) -> Subset:
+    """The same pictures without chance, once each: what validation measures must not wander."""
+    captions = dataclasses.replace(
+        subset.captions,
+        shuffle_caption=False,
+        caption_dropout_rate=0.0,
+        caption_dropout_every_n_epochs=0,
+        caption_tag_dropout_rate=0.0,
+        token_warmup_step=0,
+    )
+    look = Look(resize_interpolation=subset.look.resize_interpolation, alpha_mask=subset.look.alpha_mask)
+    return dataclasses.replace(subset, num_repeats=1, captions=captions, look=look)
+
+
+def _check(dataset: Dataset, multiple: int, title: str, warn: Warn) -> None:
+    dataset.buckets.check_multiple(multiple, title)
+    for subset in dataset.subsets:
+        name = subset.look.resize_interpolation
+        if name is not None and name not in RESIZE_FILTERS:
+            raise ValueError(f"resize_interpolation: {name!r} is not one of {', '.join(RESIZE_FILTERS)}")
+    if dataset.network_multiplier != 1:
+        warn("network_multiplier: has no effect yet; every data set trains the network at full strength")
+
+
+def _remedy(blueprint: Blueprint) -> str:
+    folders = [subset.metadata_file or subset.image_dir for dataset in blueprint.datasets for subset in dataset.subsets]
+    if not folders:
+        return "describe at least one subset with an image_dir"
+    return f"put pictures (png, jpg, webp, bmp) into {folders[0]!r}"

@@ -1,0 +1,218 @@
+"""Pictures and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from sd_scripts.data.buckets import Fit, Size
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"} | {".avif", ".jxl"} & Image.registered_extensions().keys()
+
+RESIZE_FILTERS = {
+    "nearest": cv2.INTER_NEAREST,
+    "bilinear": cv2.INTER_LINEAR,
+    "linear": cv2.INTER_LINEAR,
+    "bicubic": cv2.INTER_CUBIC,
+    "cubic": cv2.INTER_CUBIC,
+    "area": cv2.INTER_AREA,
+    "lanczos": None,
+}
+"""Names of resize_interpolation; None is Pillow's Lanczos, which smooths while shrinking as OpenCV's does not."""
+
+Pixels = NDArray[np.uint8]
+"""(H, W, 3) for a picture, (H, W) for a mask."""
+
+_EXIF_ORIENTATION = 0x0112
+
+
+class UnreadablePicture(ValueError):
+    """A picture that no step can learn from; the message names it."""
+
+    def __init__(self, path: Path, why: object):
+        super().__init__(f"{path} cannot be read: {why}")
+        self.path = path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a subset allows to be changed about its pictures; the names are those of the options."""
+
+    color_aug: bool = False
+    flip_aug: bool = False
+    random_crop: bool = False
+    face_crop_aug_range: tuple[float, float] | None = None
+    resize_interpolation: str | None = None
+    alpha_mask: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = self.face_crop_aug_range
+        if bounds is not None and not 0 < bounds[0] <= bounds[1]:
+            raise ValueError(f"face_crop_aug_range: {bounds[0]},{bounds[1]} is not a range of positive numbers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Face:
+    """Where the face is, in pixels of the picture: the last four fields of a name like `x_120_80_60_60.png`."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, path: Path) -> "Face | None":
+        fields = path.stem.split("_")[-4:]
+        if len(fields) < 4 or len(path.stem.split("_")) < 5 or not all(field.isdecimal() for field in fields):
+            return None
+        x, y, width, height = map(int, fields)
+        return cls(x=x, y=y, width=width, height=height) if max(width, height) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Resize to `resized`, then cut the bucket out at (left, top)."""
+
+    resized: Size
+    left: int
+    top: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A picture as a step sees it."""
+
+    pixels: Pixels
+    mask: Pixels | None
+    """(H, W); 255 counts fully."""
+
+
+def read_size(path: Path) -> Size:
+    """Width and height as the picture is seen, without decoding it; UnreadablePicture if it is none."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            return (height, width) if _orientation(image) >= 5 else (width, height)
+    except Exception as error:  # what a broken file raises differs from format to format
+        raise UnreadablePicture(path, error) from error
+
+
+def read_picture(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:
+    """Colours (H, W, 3) and, where asked for, opacity (H, W). A rotation noted by the camera is applied."""
+    try:
+        with Image.open(path) as opened:
+            image: Image.Image = opened
+            if _orientation(image) > 1:
+                image = ImageOps.exif_transpose(image)
+            if not alpha:
+                return np.array(image.convert("RGB")), None
+            pixels = np.array(image.convert("RGBA"))
+            return np.ascontiguousarray(pixels[..., :3]), np.ascontiguousarray(pixels[..., 3])
+    except Exception as error:
+        raise UnreadablePicture(path, error) from error
+
+
+def draw_flip(look: Look, random: Random) -> bool:
+    """The first draw for a picture, so that cached latents flip exactly as pixels would."""
+    return look.flip_aug and random.random() < 0.5
+
+
+def prepare_picture(path: Path, mask_path: Path | None, fit: Fit, look: Look, random: Random) -> Prepared:
+    """One picture in its bucket, not yet flipped, with the mask that belongs to it."""
+    pixels, mask = read_picture(path, alpha=look.alpha_mask and mask_path is None)
+    if mask_path is not None:
+        mask = np.ascontiguousarray(read_picture(mask_path)[0][..., 0])
+    face = Face.of(path) if look.face_crop_aug_range else None
+    size = (pixels.shape[1], pixels.shape[0])
+    place = _place_on_face(size, face, fit.bucket, look, random) if face else _place(fit, look, random)
+    pixels = _bring(pixels, place, fit.bucket, look.resize_interpolation)
+    if look.color_aug:
+        pixels = vary_colour(pixels, random)
+    if mask is not None:
+        mask = _bring(mask, place, fit.bucket, look.resize_interpolation)
+    return Prepared(pixels=pixels, mask=mask)
+
+
+def prepare_mask(path: Path, mask_path: Path | None, fit: Fit, look: Look) -> Pixels | None:
+    """The mask alone, (H, W), for pictures whose latents are cached: these are cropped in the middle."""
+    if mask_path is not None:
+        mask = np.ascontiguousarray(read_picture(mask_path)[0][..., 0])
+    elif look.alpha_mask:
+        mask = read_picture(path, alpha=True)[1]  # type: ignore[assignment]
+    else:
+        return None
+    return _bring(mask, _place(fit, Look(), Random(0)), fit.bucket, look.resize_interpolation)
+
+
+def stack_pixels(pictures: list[Pixels]) -> Tensor:
+    """(B, 3, H, W) float32 in -1..1 from pictures of one size."""
+    stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+    return stacked.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
+
+
+def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:
+    """Area averaging to shrink and Lanczos to enlarge, unless the filter is given by name."""
+    height, width = pixels.shape[:2]
+    if (width, height) == size:
+        return pixels
+    if interpolation is None:
+        interpolation = "area" if width >= size[0] and height >= size[1] else "lanczos"
+    code = RESIZE_FILTERS[interpolation]
+    if code is None:
+        return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+    return cv2.resize(pixels, size, interpolation=code).astype(np.uint8, copy=False)
+
+
+def vary_colour(pixels: Pixels, random: Random) -> Pixels:
+    """One picture in three gets a hue turned by up to 16 degrees or a gamma of 0.95 to 1.05."""
+    if random.random() > 0.33:
+        return pixels
+    if random.random() < 0.5:
+        hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)  # hue in half degrees, 0..179
+        hsv[..., 0] = (hsv[..., 0].astype(np.int16) + round(random.uniform(-8, 8))) % 180
+        return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB).astype(np.uint8, copy=False)
+    curve = 255 * (np.arange(256) / 255) ** random.uniform(0.95, 1.05)
+    return np.rint(curve).astype(np.uint8)[pixels]
+
+
+def _orientation(image: Image.Image) -> int:
+    # Pillow decodes a whole PNG to look for EXIF, and no camera writes PNG
+    return 1 if image.format == "PNG" else image.getexif().get(_EXIF_ORIENTATION, 1)
+
+
+def _place(fit: Fit, look: Look, random: Random) -> Placement:
+    """In the middle, or anywhere with random_crop."""
+    surplus = [have - need for have, need in zip(fit.resized, fit.bucket, strict=True)]
+    left, top = (random.randint(0, more) if look.random_crop else more // 2 for more in surplus)
+    return Placement(resized=fit.resized, left=left, top=top)
+
+
+def _place_on_face(size: Size, face: Face, bucket: Size, look: Look, random: Random) -> Placement:
+    """The face in the middle, the bucket's shorter side being face_crop_aug_range times the face.
+
+    A picture is enlarged only as far as it must be to cover the bucket.
+    """
+    assert look.face_crop_aug_range is not None
+    covering = max(bucket[0] / size[0], bucket[1] / size[1])
+    wanted = min(bucket) / (max(face.width, face.height) * random.uniform(*look.face_crop_aug_range))
+    scale = max(covering, min(wanted, 1.0))
+    resized = [max(need, int(side * scale + 0.5)) for side, need in zip(size, bucket, strict=True)]
+    corner = []
+    for middle, have, need in zip((face.x, face.y), resized, bucket, strict=True):
+        start = int(middle * scale) - need // 2
+        if look.random_crop:  # the sum of two draws keeps the face near the middle more often than not
+            start += random.randint(-need // 4, need // 4) + random.randint(-need // 4, need // 4)
+        corner.append(max(0, min(start, have - need)))
+    return Placement(resized=(resized[0], resized[1]), left=corner[0], top=corner[1])
+
+
+def _bring(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+    resized = resize(pixels, place.resized, interpolation)
+    return resized[place.top : place.top + bucket[1], place.left : place.left + bucket[0]]

@@ -1,0 +1,221 @@
+"""From planned batches to tensors: order and content are the same with any number of workers."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.blueprint import Warn
+from sd_scripts.data.buckets import Size, crop_top_left
+from sd_scripts.data.caches import LatentStore, TextStore
+from sd_scripts.data.captions import process_caption
+from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.epochs import PlannedBatch, ShortBatches, plan_epoch, share_of_rank
+from sd_scripts.data.images import UnreadablePicture, draw_flip, prepare_mask, prepare_picture, stack_pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a worker is asked for; it holds all that chance depends on, so that workers keep no state."""
+
+    batch: PlannedBatch
+    epoch: int
+    step: int
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """One picture of a batch, before stacking."""
+
+    item: Item
+    caption: str
+    flipped: bool
+    pixels: np.ndarray[Any, Any] | None
+    """(H, W, 3) uint8."""
+    latents: Tensor | None
+    text: dict[str, Tensor]
+    mask: np.ndarray[Any, Any] | None
+    """(H, W) uint8."""
+
+
+class BatchReader(TorchDataset[tuple[Batch, list[str]]]):
+    """Reads a planned batch; lives in the workers."""
+
+    def __init__(
+        self, plan: DataPlan, max_train_steps: int, latents: LatentStore | None = None, text: TextStore | None = None
+    ):
+        self.plan = plan
+        self.max_train_steps = max_train_steps
+        self.latents = latents
+        self.text = text
+        self.wants_masks = plan.wants_masks
+        self.groups = plan.groups()
+
+    def __getitem__(self, request: Request) -> tuple[Batch, list[str]]:
+        """The batch, and a remark for each picture that had to be replaced because it could not be read."""
+        remarks: list[str] = []
+        samples = [self._readable(item, repeat, request, remarks) for item, repeat in request.batch.picks]
+        return self._stack(samples, request.batch.bucket), remarks
+
+    def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample:
+        """The sample, or that of the next picture of the bucket that can be read: shapes stay as planned."""
+        group = self.groups[request.batch.dataset, request.batch.bucket]
+        start = next(place for place, each in enumerate(group) if each.index == item)
+        for candidate in group[start:] + group[:start]:
+            try:
+                return self._sample(candidate, repeat, request)
+            except UnreadablePicture as error:
+                remarks.append(f"{error}; another picture of its bucket takes its place")
+        width, height = request.batch.bucket
+        raise ValueError(f"train_data_dir: no picture of the bucket {width}x{height} can be read")
+
+    def _sample(self, item: Item, repeat: int, request: Request) -> Sample:
+        key = f"{self.plan.seed}/{request.epoch}/{item.index}/{repeat}"
+        random = Random(f"{key}/picture")
+        caption = process_caption(
+            item.caption,
+            item.subset.captions,
+            Random(f"{key}/caption"),
+            epoch=request.epoch,
+            step=request.step,
+            max_train_steps=self.max_train_steps,
+        )
+        look = item.subset.look
+        flipped = draw_flip(look, random)
+        pixels, latents = None, None
+        if self.latents is not None:
+            latents, mask = self.latents.read(item, flipped=flipped)
+            if item.mask is not None or (mask is None and look.alpha_mask):
+                mask = prepare_mask(item.path, item.mask, item.fit, look)
+        else:
+            prepared = prepare_picture(item.path, item.mask, item.fit, look, random)
+            pixels, mask = prepared.pixels, prepared.mask
+        text = self.text.read(item, caption) if self.text is not None else {}
+        return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
+
+    def _stack(self, samples: Sequence[Sample], bucket: Size) -> Batch:
+        width, height = bucket
+        crops = [crop_top_left(bucket, each.item.size, flipped=each.flipped) for each in samples]
+        return Batch(
+            keys=[str(each.item.path) for each in samples],
+            captions=[each.caption for each in samples],
+            pixels=_stack_pixels(samples) if self.latents is None else None,
+            latents=torch.stack([each.latents for each in samples if each.latents is not None])
+            if self.latents is not None
+            else None,
+            text={name: torch.stack([each.text[name] for each in samples]) for name in samples[0].text},
+            original_size=torch.tensor([each.item.size[::-1] for each in samples]),
+            crop_top_left=torch.tensor(crops),
+            target_size=torch.tensor([[height, width]] * len(samples)),
+            loss_weight=torch.tensor([each.item.loss_weight for each in samples], dtype=torch.float32),
+            mask=_stack_masks(samples, bucket) if self.wants_masks else None,
+            custom_attributes=[each.item.subset.custom_attributes or {} for each in samples],
+        )
+
+
+class BatchLoader:
+    """The batches of one rank, epoch by epoch, from any batch on.
+
+    `accumulation` micro-batches make one step (the last step of an epoch may have fewer), which token_warmup_step
+    counts in. A picture that cannot be read is told once through `warn` and replaced by another of its bucket.
+    """
+
+    def __init__(
+        self,
+        plan: DataPlan,
+        *,
+        warn: Warn,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        latents: LatentStore | None = None,
+        text: TextStore | None = None,
+        short_batches: ShortBatches = "keep",
+        accumulation: int = 1,
+        max_train_steps: int = 0,
+        pin_memory: bool = False,
+    ):
+        self.plan = plan
+        self._warn = warn
+        self._rank, self._world = rank, world
+        self._short_batches: ShortBatches = short_batches
+        self._accumulation = accumulation
+        self._length = len(self._batches(1))
+        self._requests: list[Request] = []
+        self._told: set[str] = set()
+        in_memory = latents is not None and latents.in_memory and (text is None or text.in_memory)
+        # with everything in memory, a worker's hand-over costs more than the work
+        workers = 0 if in_memory else min(workers, os.cpu_count() or 1, self._length)
+        self._loader = DataLoader(
+            BatchReader(plan, max_train_steps, latents, text),
+            sampler=_Asked(self),  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+            worker_init_fn=_begin_worker,
+            generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
+        )
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch."""
+        return self._length
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, counted from 1, beginning with batch number `start`, counted from 0."""
+        steps = math.ceil(self._length / self._accumulation)
+        self._requests = [
+            Request(batch=batch, epoch=epoch, step=(epoch - 1) * steps + position // self._accumulation)
+            for position, batch in enumerate(self._batches(epoch))
+        ][start:]
+        for batch, remarks in self._loader:
+            for remark in remarks:
+                if remark not in self._told:
+                    self._told.add(remark)
+                    self._warn(remark)
+            yield batch
+
+    def _batches(self, epoch: int) -> list[PlannedBatch]:
+        planned = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
+        return share_of_rank(planned, self._rank, self._world)
+
+
+class _Asked:
+    """The requests of the epoch under way, as a torch sampler."""
+
+    def __init__(self, loader: BatchLoader):
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._loader._requests)
+
+    def __len__(self) -> int:
+        return len(self._loader._requests)
+
+
+def _begin_worker(worker: int) -> None:
+    cv2.setNumThreads(0)  # the workers themselves are the parallelism
+
+
+def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
+    return stack_pixels(
+        [each.pixels[:, ::-1] if each.flipped else each.pixels for each in samples if each.pixels is not None]
+    )
+
+
+def _stack_masks(samples: Sequence[Sample], bucket: Size) -> Tensor:
+    """(B, 1, H, W) float32 in 0..1; a picture without a mask counts fully."""
+    full = np.full((bucket[1], bucket[0]), 255, dtype=np.uint8)
+    masks = [full if each.mask is None else each.mask for each in samples]
+    masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]
+    return torch.from_numpy(np.stack(masks)).unsqueeze(1).to(torch.float32).div_(255)

@@ -1,0 +1,154 @@
+"""What may stand in a --dataset_config file, level by level, as tables; and what is wrong with one that was read."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value: how to say it and how to know it."""
+
+    says: str
+    accepts: Callable[[Any], bool]
+
+
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+# true counts as a whole number, 1 does not count as true: files of the field rely on both
+WHOLE = Kind("a whole number", lambda value: isinstance(value, int))
+NUMBER = Kind("a number", lambda value: isinstance(value, (int, float)))
+FLOAT = Kind("a number with a point, such as 0.1", lambda value: isinstance(value, float))
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+TABLE = Kind("a table", lambda value: isinstance(value, dict))
+SIZE = Kind("a whole number or [width, height]", lambda value: WHOLE.accepts(value) or _pair(value, WHOLE))
+RANGE = Kind("two numbers with a point, such as [1.0, 2.0]", lambda value: _pair(value, FLOAT))
+
+Keys = dict[str, Kind]
+
+DATASET: Keys = {
+    "batch_size": WHOLE,
+    "resolution": SIZE,
+    "enable_bucket": FLAG,
+    "min_bucket_reso": WHOLE,
+    "max_bucket_reso": WHOLE,
+    "bucket_reso_steps": WHOLE,
+    "bucket_no_upscale": FLAG,
+    "validation_split": FLOAT,
+    "validation_seed": WHOLE,
+    "network_multiplier": FLOAT,
+    "resize_interpolation": TEXT,
+}
+ANY_SUBSET: Keys = {
+    "num_repeats": WHOLE,
+    "shuffle_caption": FLAG,
+    "caption_separator": TEXT,
+    "keep_tokens": WHOLE,
+    "keep_tokens_separator": TEXT,
+    "secondary_separator": TEXT,
+    "enable_wildcard": FLAG,
+    "color_aug": FLAG,
+    "flip_aug": FLAG,
+    "random_crop": FLAG,
+    "face_crop_aug_range": RANGE,
+    "caption_prefix": TEXT,
+    "caption_suffix": TEXT,
+    "token_warmup_min": WHOLE,
+    "token_warmup_step": NUMBER,
+    "custom_attributes": TABLE,
+    "resize_interpolation": TEXT,
+    "caption_dropout_rate": NUMBER,
+    "caption_dropout_every_n_epochs": WHOLE,
+    "caption_tag_dropout_rate": NUMBER,
+}
+CAPTION_FILES: Keys = {"caption_extension": TEXT, "cache_info": FLAG}
+CLASS_TOKENS: Keys = {"class_tokens": TEXT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a data set names its pictures; all its subsets do it in one way."""
+
+    inherited: Keys
+    """What a data set may say for its subsets."""
+    own: Keys
+    """What only a subset may say."""
+    required: tuple[str, ...]
+
+
+FOLDERS = Style(
+    inherited=ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS,
+    own={"image_dir": TEXT, "is_reg": FLAG, "alpha_mask": FLAG},
+    required=("image_dir",),
+)
+METADATA = Style(
+    inherited=ANY_SUBSET,
+    own={"metadata_file": TEXT, "image_dir": TEXT, "alpha_mask": FLAG},
+    required=("metadata_file",),
+)
+MASKS = Style(
+    inherited=ANY_SUBSET | CAPTION_FILES,
+    own={"image_dir": TEXT, "conditioning_data_dir": TEXT},
+    required=("image_dir", "conditioning_data_dir"),
+)
+GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
+
+
+def problems(config: Config, *, masked_loss: bool) -> list[str]:
+    """Everything wrong with a dataset description, one sentence each, beginning with the key's path."""
+    return list(_config_problems(config, masked_loss))
+
+
+def _config_problems(config: Config, masked_loss: bool) -> Iterator[str]:
+    for key in config.keys() - {"general", "datasets"}:
+        yield f"{key} is unknown: the top level has [general] and [[datasets]]"
+    yield from _table_problems(config.get("general", {}), GENERAL, "general")
+    datasets = config.get("datasets", [])
+    if not isinstance(datasets, list):
+        yield "datasets must be a list: write [[datasets]]"
+        return
+    for index, dataset in enumerate(datasets):
+        yield from _dataset_problems(dataset, f"datasets[{index}]", masked_loss)
+
+
+def _dataset_problems(dataset: Any, path: str, masked_loss: bool) -> Iterator[str]:
+    subsets = dataset.get("subsets", []) if isinstance(dataset, dict) else []
+    if not isinstance(subsets, list) or not all(isinstance(subset, dict) for subset in subsets):
+        yield f"{path}.subsets must be a list of tables: write [[datasets.subsets]]"
+        return
+    style = _style(subsets, masked_loss)
+    if style is None:
+        yield f"{path}.subsets mix metadata_file with image_dir alone: put them into two [[datasets]]"
+        return
+    yield from _table_problems(dataset, DATASET | style.inherited | {"subsets": Kind("", lambda _: True)}, path)
+    for index, subset in enumerate(subsets):
+        subset_path = f"{path}.subsets[{index}]"
+        yield from _table_problems(subset, style.inherited | style.own, subset_path)
+        yield from (f"{subset_path}.{key} is required" for key in style.required if subset.get(key) is None)
+
+
+def _style(subsets: list[Config], masked_loss: bool) -> Style | None:
+    if masked_loss and all("conditioning_data_dir" in subset for subset in subsets):
+        return MASKS
+    with_metadata = ["metadata_file" in subset for subset in subsets]
+    if subsets and all(with_metadata):
+        return METADATA
+    return None if any(with_metadata) else FOLDERS
+
+
+def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[str]:
+    if not isinstance(table, dict):
+        yield f"{path} must be a table"
+        return
+    for key, value in table.items():
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            yield f"{path}.{key} is unknown here" + (f": is {near[0]} meant?" if near else "")
+        elif value is not None and not keys[key].accepts(value):  # null, in JSON, means as if it were not there
+            yield f"{path}.{key} must be {keys[key].says}, not {value!r}"
+
+
+def _pair(value: Any, kind: Kind) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(kind.accepts(item) for item in value)

@@ -1,0 +1,197 @@
+"""Batches: complete, the same with any number of workers, continued exactly, and right in every tensor."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_help import make_folder, make_picture, plan_of
+from PIL import Image
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.epochs import batch_shapes
+from sd_scripts.data.loader import BatchLoader
+
+SIZES = [(64, 64), (64, 64), (128, 64), (64, 128), (64, 64), (100, 50), (70, 60)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_folder(tmp_path / "train/3_cat", SIZES)
+    return tmp_path / "train"
+
+
+def loader_of(plan: DataPlan, workers: int = 0, **how: object) -> BatchLoader:
+    loader = BatchLoader(plan, warn=pytest.fail, workers=workers, max_train_steps=100, **how)  # type: ignore[arg-type]
+    return loader
+
+
+def assert_equal(first: list[Batch], second: list[Batch]) -> None:
+    assert [batch.keys for batch in first] == [batch.keys for batch in second]
+    for one, other in zip(first, second, strict=True):
+        assert one.captions == other.captions
+        assert one.pixels is not None
+        assert other.pixels is not None
+        assert torch.equal(one.pixels, other.pixels)
+        assert torch.equal(one.crop_top_left, other.crop_top_left)
+
+
+LIVELY = {
+    "shuffle_caption": True,
+    "caption_dropout_rate": 0.3,
+    "flip_aug": True,
+    "color_aug": True,
+    "random_crop": True,
+    "train_batch_size": 2,
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_every_repeat_is_seen_once_in_every_epoch(root: Path, workers: int) -> None:
+    plan = plan_of(root, train_batch_size=2)
+    loader = loader_of(plan, workers)
+    for epoch in (1, 2):
+        batches = list(loader.epoch(epoch))
+        assert len(batches) == len(loader)
+        seen = Counter(key for batch in batches for key in batch.keys)
+        assert seen == {str(item.path): 3 for item in plan.items}
+
+
+def test_workers_change_nothing(root: Path) -> None:
+    plan = plan_of(root, **LIVELY)
+    alone = list(loader_of(plan).epoch(2))
+    assert_equal(alone, list(loader_of(plan, workers=2).epoch(2)))
+
+
+def test_an_epoch_continues_from_the_middle_as_if_it_had_not_stopped(root: Path) -> None:
+    plan = plan_of(root, **LIVELY)
+    whole = list(loader_of(plan).epoch(3))
+    assert_equal(whole[4:], list(loader_of(plan, workers=1).epoch(3, start=4)))
+
+
+def test_an_abandoned_epoch_does_not_disturb_the_next(root: Path) -> None:
+    plan = plan_of(root, **LIVELY)
+    loader = loader_of(plan, workers=2)
+    next(loader.epoch(1))
+    assert_equal(list(loader.epoch(2)), list(loader_of(plan).epoch(2)))
+
+
+def test_epochs_and_repeats_differ_in_order_and_in_chance(root: Path) -> None:
+    plan = plan_of(root, **{**LIVELY, "caption_dropout_rate": 0.0})
+    loader = loader_of(plan)
+    first, second = list(loader.epoch(1)), list(loader.epoch(2))
+    assert [batch.keys for batch in first] != [batch.keys for batch in second]
+    captions = {caption for batch in first for caption in batch.captions if "0" in caption}
+    assert len(captions) > 1
+
+
+def test_loading_leaves_the_global_generators_alone(root: Path) -> None:
+    loader = loader_of(plan_of(root, **LIVELY))
+    before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    list(loader.epoch(1))
+    assert torch.equal(before, torch.get_rng_state())
+    assert (numbers == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+def test_a_batch_tells_sizes_height_first(root: Path) -> None:
+    plan = plan_of(root)
+    batches = {batch.keys[0][-6:]: batch for batch in loader_of(plan).epoch(1)}
+    wide = batches["02.png"]
+    assert wide.pixels is not None
+    assert wide.pixels.shape[2:] == (wide.target_size[0, 0], wide.target_size[0, 1])
+    assert wide.original_size.tolist() == [[64, 128]]
+    assert wide.pixels.dtype == torch.float32
+    assert -1 <= wide.pixels.min() < wide.pixels.max() <= 1
+
+
+def test_pixels_are_the_pictures(root: Path) -> None:
+    for batch in loader_of(plan_of(root)).epoch(1):
+        if batch.keys[0].endswith("00.png"):
+            expected = torch.from_numpy(np.array(Image.open(batch.keys[0]))).permute(2, 0, 1) / 127.5 - 1
+            assert batch.pixels is not None
+            assert torch.allclose(batch.pixels[0], expected, atol=1e-6)
+
+
+def test_a_flip_mirrors_the_picture_and_its_mask(tmp_path: Path) -> None:
+    picture = make_picture(tmp_path / "train/8_cat/a.png")
+    mask = np.zeros((64, 64, 3), np.uint8)
+    mask[:, :16] = 255
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(mask).save(tmp_path / "masks/a.png")
+    plan = plan_of(
+        tmp_path / "train", flip_aug=True, masked_loss=True, conditioning_data_dir=tmp_path / "masks", told=[]
+    )
+    straight = torch.from_numpy(np.array(Image.open(picture))).permute(2, 0, 1) / 127.5 - 1
+    flips = 0
+    for batch in loader_of(plan).epoch(1):
+        assert batch.pixels is not None
+        assert batch.mask is not None
+        flipped = not torch.allclose(batch.pixels[0], straight, atol=1e-6)
+        flips += flipped
+        assert torch.allclose(batch.pixels[0].flip(2) if flipped else batch.pixels[0], straight, atol=1e-6)
+        assert batch.mask.shape == (1, 1, 64, 64)
+        assert batch.mask[0, 0, 0, -1 if flipped else 0] == 1
+        assert batch.mask.sum() == 64 * 16
+    assert 0 < flips < 8
+
+
+def test_opacity_is_a_mask_with_alpha_mask(tmp_path: Path) -> None:
+    pixels = np.full((64, 64, 4), 255, np.uint8)
+    pixels[:32, :, 3] = 0
+    (tmp_path / "train/1_cat").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "train/1_cat/a.png")
+    (batch,) = loader_of(plan_of(tmp_path / "train", alpha_mask=True)).epoch(1)
+    assert batch.mask is not None
+    assert batch.mask[0, 0, :32].sum() == 0
+    assert batch.mask[0, 0, 32:].min() == 1
+
+
+def test_an_unreadable_picture_is_told_once_and_its_place_taken(tmp_path: Path) -> None:
+    paths = make_folder(tmp_path / "train/4_cat", [(64, 64)] * 3)
+    plan = plan_of(tmp_path / "train", train_batch_size=3)
+    paths[1].write_bytes(paths[1].read_bytes()[:200])
+    told: list[str] = []
+    batches = list(BatchLoader(plan, warn=told.append).epoch(1))
+    assert [len(batch) for batch in batches] == [3] * 4
+    assert not any("01.png" in key for batch in batches for key in batch.keys)
+    assert len(told) == 1
+    assert "01.png cannot be read" in told[0]
+
+
+def test_ranks_see_equally_many_batches_and_together_all(root: Path) -> None:
+    plan = plan_of(root, train_batch_size=2)
+    ranks = [loader_of(plan, rank=rank, world=2) for rank in (0, 1)]
+    assert len(ranks[0]) == len(ranks[1])
+    batches = [list(loader.epoch(1)) for loader in ranks]
+    seen = Counter(key for share in batches for batch in share for key in batch.keys)
+    assert all(seen[str(item.path)] >= 3 for item in plan.items)
+
+
+def test_short_batches_are_kept_dropped_or_filled(root: Path) -> None:
+    plan = plan_of(root, train_batch_size=4)
+    kept = batch_shapes(plan)
+    assert {shape.pictures for shape in kept} > {4}
+    for choice in ("drop", "fill"):
+        shapes = batch_shapes(plan, short_batches=choice)
+        assert {shape.pictures for shape in shapes} == {4}
+        lengths = Counter(
+            tuple(batch.target_size[0].tolist()) for batch in loader_of(plan, short_batches=choice).epoch(1)
+        )
+        assert lengths == {(shape.height, shape.width): count for shape, count in shapes.items()}
+
+
+def test_token_warm_up_follows_the_step_of_the_batch(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/8_cat", [(64, 64)], caption="a, b, c")
+    plan = plan_of(tmp_path / "train", token_warmup_step=4, token_warmup_min=1)
+    counts = [len(batch.captions[0].split(",")) for batch in loader_of(plan, accumulation=2).epoch(1)]
+    assert counts == [1, 1, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_regularisation_picture_weighs_prior_loss_weight(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/2_cat", [(64, 64)])
+    make_folder(tmp_path / "reg/1_animal", [(64, 64)])
+    plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", prior_loss_weight=0.25)
+    weights = Counter(batch.loss_weight.item() for batch in loader_of(plan).epoch(1))
+    assert weights == {1.0: 2, 0.25: 2}
