@@ -32,6 +32,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, message.removeprefix("argument --") + "\n")
 
 
+class GivenParser(argparse.ArgumentParser):
+    """Returns only the flags that were given, and raises ValueError for what it cannot read."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument --"))
+
+
 def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], given_only: bool = False) -> None:
     """Give `parser` a flag for each option, in one section for each group; `--no-x` turns a bool off again.
 
@@ -49,9 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], g
 
 def parser(script: Script, *, given_only: bool = False) -> argparse.ArgumentParser:
     """All flags of a script, in sections; see add_arguments."""
-    made = Parser(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]")
+    kind = GivenParser if given_only else Parser
+    made = kind(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]")
     add_arguments(made, ConfigFileOptions, *script.flag_groups, LegacyOptions, given_only=given_only)
     return made
+
+
+def given_flags(script: Script, argv: Sequence[str]) -> dict[str, Any]:
+    """The flags among `argv` by name, as the words they are. Raises ValueError, one sentence a line, for others."""
+    given, strange = parser(script, given_only=True).parse_known_args(argv)
+    flags = [word for word in strange if word.startswith("-")]
+    if flags:
+        names = [word.lstrip("-").split("=")[0] for word in flags]
+        raise ValueError("\n".join(f"--{name}: {unknown_text(name, names_of(script))}" for name in names))
+    if strange:
+        raise ValueError(f"{strange[0]}: is not preceded by an option; put text with spaces into quotation marks")
+    return vars(given)
 
 
 def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Settings:
@@ -60,7 +80,10 @@ def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Sett
     Leaves the process with 0 after --help and --output_config, and with 2 where something is wrong, one sentence
     for each fault on stderr.
     """
-    flags = _given(script, sys.argv[1:] if argv is None else argv)
+    try:
+        flags = given_flags(script, sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        _leave(str(error))
     file = flags.pop("config_file", None)
     write = flags.pop("output_config", False)
     path = Path(file if file.endswith(".toml") else f"{file}.toml") if file else None
@@ -73,17 +96,6 @@ def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Sett
     if problems := settings.problems():
         _leave(*problems)
     return settings
-
-
-def _given(script: Script, argv: Sequence[str]) -> dict[str, Any]:
-    """The flags that were really given, by name."""
-    given, strange = parser(script, given_only=True).parse_known_args(argv)
-    for word in strange:
-        if word.startswith("-"):
-            _leave(f"{word}: {unknown_text(word.lstrip('-').split('=')[0], names_of(script))}")
-    if strange:
-        _leave(f"{strange[0]}: is not preceded by an option; put text with spaces into quotation marks")
-    return vars(given)
 
 
 def _write_config(script: Script, flags: dict[str, Any], path: Path | None) -> NoReturn:

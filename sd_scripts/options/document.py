@@ -22,7 +22,8 @@ A value of the wrong type or out of range is told in one sentence; the run ends 
 
 def page() -> str:
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
-    sections = [_section(group) for group in (ConfigFileOptions, *groups, LegacyOptions)]
+    shown: Groups = (ConfigFileOptions, *groups, LegacyOptions)
+    sections = [_section(group) for group in shown]
     return "\n".join([OPENING, *sections, _without_effect(groups)])
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.words import shell_words
 
 
 class LaunchOptions(OptionGroup, title="Accelerate launch"):
@@ -27,6 +28,14 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
-        ids = [part.strip() for part in self.gpu_ids.split(",")]
-        if self.gpu_ids and self.gpu_ids != "all" and not all(part.isdigit() for part in ids):
+        ids = [part.strip() for part in self.gpu_ids.split(",")] if self.gpu_ids else []
+        if ids and ids != ["all"] and not all(part.isdigit() for part in ids):
             yield "gpu_ids", f"{self.gpu_ids!r} is not a list of numbers; write 0 or 0,1"
+        elif ids and ids != ["all"] and len(ids) * self.num_machines < self.num_processes:
+            yield "gpu_ids", f"names {len(ids)} for num_processes = {self.num_processes}; name one for each process"
+        if self.multi_gpu and self.num_processes < 2:
+            yield "multi_gpu", "needs num_processes of 2 or more; turn it off for one GPU"
+        try:
+            shell_words(self.extra_accelerate_launch_args)
+        except ValueError:
+            yield "extra_accelerate_launch_args", "has a quotation mark that is not closed"

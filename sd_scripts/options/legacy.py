@@ -1,11 +1,11 @@
 """Old spellings of the field, turned into ours at the door: nobody behind it sees an old name."""
 
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sd_scripts.options.settings import Remark
 from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.words import shell_words
 
 
 class LegacyOptions(OptionGroup, title="Old spellings"):
@@ -100,16 +100,12 @@ def _words(name: str) -> Translator:
     """A list that came as one text, quoted as in a shell."""
 
     def split(value: Any, others: Values) -> tuple[Values, str]:
-        return {name: _shell_words(value) if isinstance(value, str) else value}, ""
+        try:
+            return {name: shell_words(value) if isinstance(value, str) else value}, ""
+        except ValueError:  # an open quotation mark
+            return {name: value.split()}, ""
 
     return split
-
-
-def _shell_words(text: str) -> list[str]:
-    try:
-        return shlex.split(text, posix=True)
-    except ValueError:  # an open quotation mark
-        return text.split()
 
 
 def _is_on(value: Any) -> bool:

@@ -1,0 +1,106 @@
+"""From settings to the command that trains with them: an argument list, never a shell line to be interpreted."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sd_scripts
+from sd_scripts.options.catalog import Script
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.saving import HuggingFaceOptions
+from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.options.words import shell_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchCommand:
+    """What to start, what to write before, and what to hand over out of sight."""
+
+    argv: list[str]
+    toml: dict[str, Any]
+    """The settings, for the file that `argv` names behind --config_file."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Added to the process's own: secrets, and what accelerate takes no flag for."""
+    remarks: tuple[Remark, ...] = ()
+
+
+def build(
+    settings: Settings, script: Script, toml_path: Path, *, run_dir: Path | None = None, cpu: bool | None = None
+) -> LaunchCommand:
+    """The command that trains with `settings`, which must have no problems.
+
+    `cpu` says that there is no GPU to train on; None looks. Nothing is written and nothing started.
+    """
+    launch = settings[LaunchOptions]
+    on_cpu = sees_no_gpu() if cpu is None else cpu
+    several = launch.num_processes > 1
+    where = Path(sd_scripts.__file__).resolve().parent / script.file
+    argv = [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *_accelerate_flags(launch, settings[TrainingOptions].mixed_precision),
+        *(str(where), "--config_file", str(toml_path)),
+        *compile_flags(settings[CompileOptions]),
+        *(("--run_dir", str(run_dir)) if run_dir else ()),
+    ]
+    environment = _secrets(settings)
+    remarks = list(settings.remarks)
+    if on_cpu and several:  # accelerate's own --cpu would quietly run one process
+        environment["ACCELERATE_USE_CPU"] = "true"
+        remarks.append(Remark("num_processes", "no GPU is seen; the command needs ACCELERATE_USE_CPU=true around it"))
+    return LaunchCommand(argv=argv, toml=settings.saved(), environment=environment, remarks=tuple(remarks))
+
+
+def compile_flags(options: CompileOptions) -> list[str]:
+    """--compile and what differs from the defaults beside it; they stand in the file too, and here to be seen."""
+    if not options.compile:
+        return []
+    flags: list[str] = []
+    for o in each_option(CompileOptions):
+        value = getattr(options, o.name)
+        if value != o.default:
+            flags += [f"--{o.name}"] if value is True else [f"--{o.name}", str(value)]
+    return flags
+
+
+def shell_line(argv: list[str]) -> str:
+    """`argv` as one line to paste into a terminal of this system."""
+    return subprocess.list2cmdline(argv) if os.name == "nt" else shlex.join(argv)
+
+
+def sees_no_gpu() -> bool:
+    """Whether no card of NVIDIA or AMD shows itself; asked without torch, which would take seconds."""
+    if sys.platform == "darwin":
+        return False
+    devices = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+    return not (shutil.which("nvidia-smi") or any(device.exists() for device in devices))
+
+
+def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
+    flags = ["--dynamo_backend", "no"]  # the script compiles block by block; accelerate would compile the whole model
+    for name in ("num_processes", "num_machines", "num_cpu_threads_per_process"):
+        flags += [f"--{name}", str(getattr(launch, name))]
+    flags += ["--mixed_precision", mixed_precision]
+    if launch.num_processes > 1:
+        flags += ["--multi_gpu"]
+    if launch.gpu_ids:
+        flags += ["--gpu_ids", launch.gpu_ids.replace(" ", "")]
+    if launch.main_process_port:
+        flags += ["--main_process_port", str(launch.main_process_port)]
+    return flags + shell_words(launch.extra_accelerate_launch_args)
+
+
+def _secrets(settings: Settings) -> dict[str, str]:
+    handed = {
+        "WANDB_API_KEY": settings[LoggingOptions].wandb_api_key,
+        "HF_TOKEN": settings[HuggingFaceOptions].huggingface_token,
+    }
+    return {name: value for name, value in handed.items() if value}

@@ -1,0 +1,86 @@
+"""The command that trains: an argument list that shows what matters and hides what is secret."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from kohya_gui.launch_command import LaunchCommand, build, shell_line
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.reading import from_values
+
+
+def command(run_dir: Path | None = None, cpu: bool = False, **values) -> LaunchCommand:
+    return build(from_values(SDXL_LORA, values), SDXL_LORA, Path("/my runs/cat.toml"), run_dir=run_dir, cpu=cpu)
+
+
+def test_it_starts_the_script_through_accelerate_with_this_python():
+    argv = command(mixed_precision="bf16").argv
+    assert argv[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    script = next(word for word in argv if word.endswith(".py"))
+    assert Path(script).is_absolute()
+    assert Path(script).name == "sdxl_train_network.py"
+    assert argv[3 : argv.index(script)] == [
+        *("--dynamo_backend", "no", "--num_processes", "1", "--num_machines", "1"),
+        *("--num_cpu_threads_per_process", "2", "--mixed_precision", "bf16"),
+    ]
+    assert argv[argv.index(script) + 1 :] == ["--config_file", str(Path("/my runs/cat.toml"))]
+
+
+def test_compile_and_what_was_chosen_with_it_are_seen_in_the_command_and_stand_in_the_file():
+    chosen = command(
+        compile=True,
+        compile_mode="reduce-overhead",
+        compile_dynamic="false",
+        compile_fullgraph=True,
+        compile_cache_size_limit=32,
+    )
+    assert chosen.argv[-8:] == [
+        *("--compile", "--compile_mode", "reduce-overhead", "--compile_dynamic", "false"),
+        *("--compile_fullgraph", "--compile_cache_size_limit", "32"),
+    ]
+    assert chosen.toml["compile"] is True
+    assert chosen.toml["compile_mode"] == "reduce-overhead"
+    assert command(compile=True).argv[-1] == "--compile"
+    assert command(compile=False, compile_mode="reduce-overhead").argv[-1].endswith("cat.toml")
+
+
+def test_several_processes_mean_several_gpus():
+    argv = command(num_processes=2, gpu_ids="0, 1", main_process_port=29501).argv
+    assert "--multi_gpu" in argv
+    assert argv[argv.index("--gpu_ids") + 1] == "0,1"
+    assert argv[argv.index("--main_process_port") + 1] == "29501"
+    assert "--multi_gpu" not in command().argv
+
+
+def test_more_accelerate_arguments_keep_their_quotes_together():
+    argv = command(extra_accelerate_launch_args='--rdzv_conf "a b" --tee C:\\log').argv
+    script = next(at for at, word in enumerate(argv) if word.endswith(".py"))
+    assert argv[script - 4 : script] == ["--rdzv_conf", "a b", "--tee", "C:\\log"]
+
+
+def test_secrets_go_by_environment_only():
+    secret = command(wandb_api_key="key", huggingface_token="token")
+    assert secret.environment == {"WANDB_API_KEY": "key", "HF_TOKEN": "token"}
+    assert not {"key", "token"} & set(secret.argv)
+    assert not {"wandb_api_key", "huggingface_token"} & secret.toml.keys()
+
+
+def test_several_processes_without_a_gpu_are_told_to_use_the_cpu():
+    assert command(num_processes=2, cpu=True).environment == {"ACCELERATE_USE_CPU": "true"}
+    assert command(cpu=True).environment == {}
+
+
+def test_the_run_folder_is_handed_over():
+    assert command(run_dir=Path("/runs/1")).argv[-2:] == ["--run_dir", str(Path("/runs/1"))]
+
+
+def test_unknown_keys_of_the_file_stay_in_the_file():
+    assert command(someones_key=3).toml == {"someones_key": 3}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+def test_the_line_can_be_pasted_with_spaces_in_paths():
+    argv = [*command().argv, "--output_name", 'it\'s "mine"']
+    assert shlex.split(shell_line(argv)) == argv
