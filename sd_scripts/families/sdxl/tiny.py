@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sd_scripts.data import drawn
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
-from sd_scripts.families.sdxl.tokenizer import FOLDERS, byte_letters, vocabulary_of
+from sd_scripts.families.sdxl.tokenizer import FOLDERS, byte_letters, make_tokenizer
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
 
 TEXT_WIDTHS = (64, 128)
@@ -76,8 +76,7 @@ def tiny_tokenizer() -> CLIPTokenizer:
         vocab_size=2000, initial_alphabet=byte_letters(), end_of_word_suffix="</w>", show_progress=False
     )
     trained.train_from_iterator(drawn.captions(), trainer)
-    merges = [(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]]
-    return CLIPTokenizer(vocab=vocabulary_of(merges), merges=merges)
+    return make_tokenizer([(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]])
 
 
 @torch.no_grad()
@@ -91,8 +90,8 @@ def tiny_modules(vocabulary: int) -> Modules:
         logit_scale=torch.tensor(LOGIT_SCALE),
     )
     generator = torch.Generator().manual_seed(0)
-    for module in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):
-        _randomize(module.eval(), generator)
+    for part in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):
+        _randomize(part, generator)
     latents = _calibrate(modules.vae, _pictures())
     _fit(modules.unet, latents.repeat(4, 1, 1, 1), generator)
     return modules
@@ -113,9 +112,9 @@ def _text_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig
     )
 
 
-def _randomize(module: nn.Module, generator: torch.Generator) -> None:
+def _randomize(part: Any, generator: torch.Generator) -> None:
     """Weights that keep the variance of what passes through; norms and biases as they are made."""
-    for parameter in module.parameters():
+    for parameter in part.eval().parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
 

@@ -1,8 +1,7 @@
 """CLIP's tokenizers for both text encoders: those that lie beside the model, or the vocabulary shipped with us."""
 
 import gzip
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -50,24 +49,18 @@ def _candidates(index: int, source: Path, tokenizer_cache_dir: str | None) -> It
 
 def shipped_tokenizer() -> CLIPTokenizer:
     """CLIP's own vocabulary, 49,408 tokens; both encoders of SDXL were trained with it."""
-    vocabulary, merges = _shipped_vocabulary()
-    return CLIPTokenizer(vocab=vocabulary, merges=merges)
-
-
-@cache
-def _shipped_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     packed = resources.files(__package__).joinpath("vocabulary/bpe_simple_vocab_16e6.txt.gz").read_bytes()
     lines = gzip.decompress(packed).decode("utf-8").split("\n")[1 : MERGES + 1]  # line 0 is a title
-    merges = [(left, right) for left, right in (line.split() for line in lines)]
-    return vocabulary_of(merges), merges
+    return make_tokenizer([(left, right) for left, right in (line.split() for line in lines)])
 
 
-def vocabulary_of(merges: Iterable[tuple[str, str]]) -> dict[str, int]:
+def make_tokenizer(merges: list[tuple[str, str]]) -> CLIPTokenizer:
     """CLIP's numbering: bytes, bytes that end a word, one token for each merge, start and end."""
     letters = byte_letters()
     tokens = [*letters, *(f"{letter}</w>" for letter in letters), *(left + right for left, right in merges)]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
-    return {token: number for number, token in enumerate(tokens)}
+    numbers = {token: number for number, token in enumerate(tokens)}
+    return CLIPTokenizer(vocab=numbers, merges=merges, model_max_length=77)
 
 
 def byte_letters() -> list[str]:

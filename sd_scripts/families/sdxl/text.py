@@ -1,0 +1,89 @@
+"""Captions to what SDXL's U-Net reads: token ids on the CPU, then the states of both text encoders."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.family import Parts
+from sd_scripts.library.weighted_prompt import parse_weights
+from sd_scripts.options.dataset import CaptionOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.settings import Settings
+
+CHUNK = 75
+"""Tokens that the encoders read at once, between a start and an end token."""
+LAYER = -2
+"""SDXL was trained on the state before the last layer of both encoders; clip_skip does not change that."""
+
+
+def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
+    """ids1, ids2 (B, n, 77) int64, one row for each 75 tokens; with weighted_captions also weights1, weights2.
+
+    max_token_length 150 and 225 make n = 2 and 3; what is longer is cut off. Shapes do not depend on the captions.
+    """
+    chunks = (settings[ModelOptions].max_token_length or CHUNK) // CHUNK
+    weighted = settings[CaptionOptions].weighted_captions
+    tokens: dict[str, Tensor] = {}
+    for number, tokenizer in enumerate(parts.tokenizers, start=1):
+        rows = [_weighted_ids(tokenizer, caption, weighted) for caption in captions]
+        tokens[f"ids{number}"] = torch.tensor([_chunked_ids(tokenizer, ids, chunks) for ids, _ in rows])
+        if weighted:
+            tokens[f"weights{number}"] = torch.tensor([_chunked_weights(weights, chunks) for _, weights in rows])
+    return tokens
+
+
+def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+    """hidden_state1 (B, 75n + 2, 768), hidden_state2 (B, 75n + 2, 1280), pool2 (B, 1280), in the encoders' dtype.
+
+    `tokens` as `tokenize` makes them, or slices of them; differentiable.
+    """
+    states: dict[str, Tensor] = {}
+    for number, encoder in enumerate(parts.text_encoders, start=1):
+        ids = tokens[f"ids{number}"].to(_device(encoder))  # (B, n, 77)
+        out = encoder(ids.flatten(0, 1), output_hidden_states=True)
+        hidden = _join(out.hidden_states[LAYER].unflatten(0, ids.shape[:2]))
+        if f"weights{number}" in tokens:
+            hidden = _weigh(hidden, tokens[f"weights{number}"])
+        states[f"hidden_state{number}"] = hidden
+    states["pool2"] = out.text_embeds.unflatten(0, ids.shape[:2])[:, 0]  # of the first chunk
+    return states
+
+
+def _weighted_ids(tokenizer: Any, caption: str, weighted: bool) -> tuple[list[int], list[float]]:
+    """Ids without start and end, and the weight of each."""
+    ids: list[int] = []
+    weights: list[float] = []
+    for text, weight in parse_weights(caption) if weighted else [(caption, 1.0)]:
+        piece = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        ids += piece
+        weights += [weight] * len(piece)
+    return ids, weights
+
+
+def _chunked_ids(tokenizer: Any, ids: list[int], chunks: int) -> list[list[int]]:
+    start, end, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
+    return [[start, *piece, end, *[pad] * (CHUNK - len(piece))] for piece in _pieces(ids, chunks)]
+
+
+def _chunked_weights(weights: list[float], chunks: int) -> list[list[float]]:
+    return [[1.0, *piece, *[1.0] * (CHUNK + 1 - len(piece))] for piece in _pieces(weights, chunks)]
+
+
+def _pieces(values: list[Any], chunks: int) -> list[list[Any]]:
+    return [values[CHUNK * n : CHUNK * (n + 1)] for n in range(chunks)]
+
+
+def _join(hidden: Tensor) -> Tensor:
+    """(B, n, 77, D) -> (B, 75n + 2, D): the first start, all that lies between starts and ends, the last end."""
+    return torch.cat([hidden[:, 0, :1], hidden[:, :, 1:-1].flatten(1, 2), hidden[:, -1, -1:]], dim=1)
+
+
+def _weigh(hidden: Tensor, weights: Tensor) -> Tensor:
+    """Each token's state times its weight; start, end and the pooled state stay as they are."""
+    return hidden * _join(weights.to(hidden.device, hidden.dtype).unsqueeze(-1))
+
+
+def _device(encoder: Any) -> torch.device:
+    return next(encoder.parameters()).device
