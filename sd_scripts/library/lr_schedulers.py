@@ -17,8 +17,8 @@ def make_scheduler(
 ) -> LRScheduler:
     """The schedule over `total_steps` optimizer steps.
 
-    `processes` is how often the schedule is stepped for each of these: accelerate's wrapper steps once for each process.
-    Schedule-free optimizers and Adafactor with relative_step set their own rate and get a schedule that leaves it alone.
+    `processes` is how often the schedule is stepped for each: accelerate's wrapper does so once for each process.
+    Schedule-free optimizers and Adafactor with relative_step set their own rate and get one that leaves it alone.
     Raises ValueError for an unknown name, arguments that the schedule does not take, and a warm-up where there is none.
     """
     if is_schedule_free(optimizer):
