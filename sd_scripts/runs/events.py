@@ -20,6 +20,7 @@ Kind = Literal[
     "failed",
     "finished",
 ]
+Command = Literal["stop", "save", "sample"]
 
 
 class EventLog:
@@ -27,10 +28,13 @@ class EventLog:
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._file = path.open("a", buffering=1, encoding="utf-8", newline="\n")
 
-    def __call__(self, kind: Kind, **facts: Any) -> None:
+    def __call__(self, kind: Kind | Command, **facts: Any) -> None:
         self._file.write(json.dumps({"time": time.time(), "kind": kind, **facts}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class EventTail:
@@ -48,4 +52,8 @@ class EventTail:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                yield json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # a full disk cut this line; those after it are whole again
+                    continue
+                yield event

@@ -1,0 +1,61 @@
+"""The Advanced Training accordion of every training tab: which options stand there, in which order."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import gradio as gr
+
+from kohya_gui.controls import Form, slug
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.run import CudaOptions
+from sd_scripts.options.saving import HuggingFaceOptions
+from sd_scripts.options.spec import OptionGroup
+from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
+
+COMPILE_NOTE = (
+    "Makes kernels for your card out of the model's blocks: the **first steps are slow**, all later ones faster. "
+    "Worth it for more than about fifty steps. Needs **PyTorch 2.1** or newer and, on NVIDIA cards, **Triton**. "
+    "The defaults suit nearly everyone; `reduce-overhead` is fastest at small batches."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """An accordion: what is left of some groups once the tab's own panels have taken their part."""
+
+    title: str
+    groups: tuple[type[OptionGroup], ...]
+    note: str = ""
+
+
+SECTIONS = (
+    Section(CompileOptions.title, (CompileOptions,), COMPILE_NOTE),
+    Section("Memory and precision", (TrainingOptions, CudaOptions, ModelOptions)),
+    Section("Captions", (CaptionOptions,)),
+    Section("Buckets and loading", (BucketOptions, DatasetOptions)),
+    Section("Augmentation and masks", (AugmentOptions,)),
+    Section("Optimizer and schedule", (OptimizerOptions, LrSchedulerOptions)),
+    Section("Noise", (NoiseOptions,)),
+    Section("Loss", (LossOptions,)),
+    Section("Validation", (ValidationOptions,)),
+    Section("State and resume", (ResumeOptions,)),
+    Section("Logging", (LoggingOptions,)),
+    Section("Accelerate launch", (LaunchOptions, DistributedOptions)),
+    Section("Hugging Face", (HuggingFaceOptions,)),
+)
+
+
+class AdvancedTraining:
+    """Takes every option that no panel asks for: `groups` and `names` are those that panels below it will take."""
+
+    def __init__(self, form: Form, groups: Collection[type[OptionGroup]], names: Collection[str]) -> None:
+        with gr.Accordion("Advanced Training", open=False, elem_id=f"{form.tab}-panel-{slug('Advanced Training')}"):
+            for section in SECTIONS:
+                left = form.left_of(*(group for group in section.groups if group not in groups))
+                form.panel(section.title, [name for name in left if name not in names], section.note)

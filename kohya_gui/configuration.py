@@ -1,0 +1,97 @@
+"""Files in and out, and the way from the page's values to a command: all that a tab does and that needs no page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.launch_command import LaunchCommand, build
+from sd_scripts.options.catalog import SCRIPTS, Script, script_for
+from sd_scripts.options.reading import from_file, from_values
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.toml_files import write_toml
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a file says: the values that it sets, and what it says that no option knows."""
+
+    values: dict[str, Any]
+    family: str
+    unknown: dict[str, Any] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked run, its TOML written, ready to start."""
+
+    command: LaunchCommand
+    folder: RunFolder
+    toml: Path
+    remarks: tuple[Remark, ...]
+
+
+def families_of(method: str) -> list[str]:
+    """The families that a method can train."""
+    return [script.family for script in SCRIPTS if script.method == method]
+
+
+def place_of(text: str) -> Path:
+    """The file that a user means: quotes dropped, ~ read, `.toml` added where no suffix of ours stands."""
+    text = text.strip().strip('"')
+    if not text:
+        raise ValueError("Give the configuration file a name, for example ~/cat.toml")
+    path = Path(text).expanduser()
+    return path if path.suffix.lower() in (".toml", ".json") else path.with_name(path.name + ".toml")
+
+
+def open_file(path: Path, method: str) -> Opened:
+    """Read TOML, or the JSON of kohya_ss. Raises ValueError when the file is not there or broken."""
+    if path.suffix.lower() == ".json":
+        from kohya_gui import legacy_config  # type: ignore[attr-defined]
+
+        legacy = legacy_config.read(path)
+        family = legacy.family if legacy.family in families_of(method) else families_of(method)[0]
+        return _opened(from_values(script_for(family, method), legacy.values), family, legacy.remarks)
+    family = families_of(method)[0]
+    return _opened(from_file(script_for(family, method), path), family)
+
+
+def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = ()) -> Opened:
+    return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks))
+
+
+def save_file(path: Path, values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any]) -> Path:
+    """Write what differs from the defaults, and the unknown keys. Raises ValueError for a bad value or a bad place."""
+    settings = from_values(script, unknown, values)
+    if wrong := settings.wrong_values():
+        raise ValueError("\n".join(wrong))
+    path = path.with_suffix(".toml").absolute()
+    try:
+        write_toml(path, settings.saved())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def prepare(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any], print_only: bool) -> Prepared:
+    """Check the settings and write the TOML that the training reads.
+
+    Raises ValueError with one sentence a line for all that stands in the way.
+    """
+    settings = from_values(script, unknown, values)
+    if problems := settings.problems():
+        raise ValueError("\n".join(problems))
+    output = Path(settings[SavingOptions].output_dir or ".").expanduser().absolute()
+    name = settings[SavingOptions].output_name or ""
+    try:
+        folder = RunFolder(output) if print_only else new_run_folder(output / "runs", name)
+        toml = output / f"{name or 'last'}.toml" if print_only else folder.config
+        command = build(settings, script, toml, run_dir=None if print_only else folder.path)
+        write_toml(toml, command.toml)
+    except OSError as error:
+        raise ValueError(f"output_dir: {output} cannot be written ({error.strerror}); choose another folder") from error
+    return Prepared(command, folder, toml, command.remarks)

@@ -1,0 +1,212 @@
+"""From an option to the control that edits it. The GUI holds no label, range or default of its own."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+from gradio.components import FormComponent
+
+from sd_scripts.options.settings import Groups, Remark
+from sd_scripts.options.spec import Option, each_option
+
+SLIDER_STEPS = 64
+"""A whole number with no more values than this gets a slider."""
+UNSET = ("not set", "")
+"""Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
+
+
+def control(option: Option, tab: str) -> FormComponent:
+    """The control of one option; its element id is `tab-name`."""
+    face: dict[str, Any] = {
+        "label": option.label,
+        "info": option.help.replace("<", "&lt;"),  # Gradio reads it as Markdown
+        "value": shown(option, option.default),
+        "elem_id": f"{tab}-{option.name}",
+        "elem_classes": ["option", f"option-{kind(option)}"],
+        "interactive": True,
+    }
+    match kind(option):
+        case "switch":
+            return gr.Checkbox(**face)
+        case "choice":
+            choices = [(str(c), c) for c in option.choices]
+            return gr.Dropdown([UNSET, *choices] if option.nullable else choices, filterable=False, **face)
+        case "suggestion":
+            return gr.Dropdown(list(option.suggestions), allow_custom_value=True, **face)
+        case "slider":
+            assert option.within
+            low, high = option.within
+            return gr.Slider(low, high, step=1 if option.type is int else 0.01, **face)
+        case "number":
+            # no minimum, maximum or precision: Gradio would answer with a toast, or round in silence
+            return gr.Number(placeholder=option.placeholder or "not set", **face)
+        case "secret":
+            return gr.Textbox(type="password", placeholder=option.placeholder, **face)
+        case _:
+            several = option.many and option.type is str
+            hint = "one a line" if several else "not set" if option.nullable else ""
+            face |= {"lines": 2, "max_lines": 8} if several else {"lines": 1, "max_lines": 1}
+            return gr.Textbox(placeholder=option.placeholder or hint, **face)
+
+
+def kind(option: Option) -> str:
+    """Which sort of control an option gets: a rule over its type, never over its name."""
+    if option.secret:
+        return "secret"
+    if option.type is bool:
+        return "switch"
+    if option.many or option.steps_or_fraction:
+        return "text"
+    if option.choices:
+        return "choice"
+    if option.suggestions:
+        return "suggestion"
+    if option.type is str:
+        return "text"
+    if option.within and not option.nullable:
+        low, high = option.within
+        if (option.type is int and high - low < SLIDER_STEPS) or (option.type is float and (low, high) == (0, 1)):
+            return "slider"
+    return "number"
+
+
+def shown(option: Option, value: Any) -> Any:
+    """An option's value as its control holds it."""
+    if option.many:
+        return ("\n" if option.type is str else " ").join(map(str, value))
+    if kind(option) in ("switch", "number", "slider"):
+        return value
+    if value is None:
+        return ""
+    return f"{value:g}" if option.steps_or_fraction else value
+
+
+def given(option: Option, value: Any) -> Any:
+    """What a control holds as the option's value; what cannot be read stays as it is, for Option.problem to name."""
+    if option.many and isinstance(value, str):
+        words = value.splitlines() if option.type is str else value.replace(",", " ").split()
+        value = [word.strip() for word in words if word.strip()]
+    return option.read(value)
+
+
+class Form:
+    """Every control of some option groups, by option name: read as one dict, written as one dict."""
+
+    def __init__(
+        self, tab: str, groups: Groups, method: str, without: Collection[str] = (), told: Collection[str] = ()
+    ) -> None:
+        self.tab, self._told = tab, told
+        self.options: dict[str, Option] = {
+            o.name: o
+            for group in groups
+            for o in each_option(group)
+            if not o.not_yet and method in o.methods and o.name not in without
+        }
+        self.group_of = {o.name: group for group in groups for o in each_option(group)}
+        self.controls: dict[str, FormComponent] = {}
+        self.facts: dict[str, gr.HTML] = {}
+        """A line under a control for what is found at the path in it."""
+        self._panels: list[tuple[gr.Accordion, list[str]]] = []
+
+    def place(self, names: Iterable[str]) -> None:
+        """Put the controls of these options here, in a grid."""
+        with gr.Row(elem_classes="fields"):
+            for name in names:
+                if name in self.options:
+                    self.controls[name] = control(self.options[name], self.tab)
+                if name in self._told:
+                    self.facts[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
+
+    def panel(self, title: str, names: Iterable[str], note: str = "", open: bool = False) -> None:
+        """An accordion with these options; hidden where none of them has an effect."""
+        names = [name for name in names if name in self.options]
+        if not names:
+            return
+        with gr.Accordion(title, open=open, elem_id=f"{self.tab}-panel-{slug(title)}") as accordion:
+            if note:
+                gr.Markdown(note, elem_classes="note")
+            self.place(names)
+        self._panels.append((accordion, names))
+
+    def left_of(self, *groups: Any) -> list[str]:
+        """The options of these groups that stand nowhere yet."""
+        return [name for name in self.options if self.group_of[name] in groups and name not in self.controls]
+
+    def inputs(self) -> list[FormComponent]:
+        return list(self.controls.values())
+
+    def outputs(self) -> list[Any]:
+        return [*self.controls.values(), *(accordion for accordion, _ in self._panels)]
+
+    def read(self, data: Mapping[Any, Any]) -> dict[str, Any]:
+        """Options by name, from the dict that Gradio hands to a function whose inputs are a set."""
+        return {name: given(self.options[name], data[c]) for name, c in self.controls.items()}
+
+    def write(self, values: Mapping[str, Any], family: str) -> tuple[dict[Any, Any], list[Remark]]:
+        """Updates that show the defaults overlaid by `values`, and what could not be shown."""
+        full, remarks = self.complete(values)
+        updates = self.visibility(full, family)
+        for name, component in self.controls.items():
+            updates[component]["value"] = shown(self.options[name], full[name])
+        return updates, remarks
+
+    def complete(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
+        """The defaults overlaid by `values`. A value that cannot be is told and the default stands."""
+        full: dict[str, Any] = {}
+        remarks = []
+        for name in self.controls:
+            option = self.options[name]
+            full[name] = option.default
+            if name not in values:
+                continue
+            read = option.read(values[name])
+            if why := option.problem(read):
+                remarks.append(Remark(name, f"{why}; the page shows the default instead"))
+            else:
+                full[name] = read
+        return full, remarks
+
+    def shows(self, name: str, values: Mapping[str, Any], family: str) -> bool:
+        """Whether the control of an option is to be seen: it has an effect, and what it hangs on is on."""
+        option = self.options[name]
+        if family not in option.families:
+            return False
+        master = option.shown_when
+        return master is None or (bool(values.get(master)) and self.shows(master, values, family))
+
+    def visibility(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
+        seen = {name: self.shows(name, values, family) for name in self.controls}
+        updates: dict[Any, Any] = {self.controls[name]: gr.update(visible=on) for name, on in seen.items()}
+        for accordion, names in self._panels:
+            updates[accordion] = gr.update(visible=any(seen[name] for name in names))
+        return updates
+
+    def connect(self, family: FormComponent) -> None:
+        """Show and hide: now by the defaults, later whenever the family or a switch changes."""
+        for component, update in self.visibility(self._defaults(), family.value).items():
+            component.visible = update["visible"]
+        masters = {name: self.controls[name] for name in self._masters()}
+
+        def show(data: dict[Any, Any]) -> dict[Any, Any]:
+            values = {name: given(self.options[name], data[c]) for name, c in masters.items()}
+            return self.visibility(values, data[family])
+
+        gr.on(
+            [family.change, *(component.change for component in masters.values())],  # type: ignore[attr-defined]
+            show,
+            inputs={family, *masters.values()},
+            outputs=self.outputs(),
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+
+    def _masters(self) -> Sequence[str]:
+        return list(dict.fromkeys(o.shown_when for o in self.options.values() if o.shown_when))
+
+    def _defaults(self) -> dict[str, Any]:
+        return {name: self.options[name].default for name in self.controls}
+
+
+def slug(title: str) -> str:
+    return title.lower().replace(" ", "-")

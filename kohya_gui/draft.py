@@ -1,0 +1,52 @@
+"""What stands in a form, kept in the browser: a reload of the page or of the GUI brings it back. Never the secrets."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from kohya_gui.controls import Form, given, shown
+
+SECRET = "no-secret"
+"""Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it."""
+
+
+class Draft:
+    """Written by the browser alone while one types: no request leaves the page for it."""
+
+    def __init__(self, form: Form, family: Component, file: Component, launch: str) -> None:
+        self._form, self._launch = form, launch
+        self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=SECRET)
+        kept = {"family": family, "file": file}
+        kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
+        names = json.dumps(list(kept))
+        gr.on(
+            [component.input for component in kept.values()],  # type: ignore[attr-defined]
+            None,
+            inputs=list(kept.values()),
+            outputs=self.state,
+            js=f"(...now) => Object.fromEntries([...{names}.map((name, i) => [name, now[i]]), ['launch', '{launch}']])",
+            api_visibility="private",
+        )
+
+    def of(self, values: Mapping[str, Any], family: str, file: str) -> dict[str, Any]:
+        """The draft of a form that Python fills in."""
+        options = self._form.options
+        kept = {name: shown(options[name], values[name]) for name in self._form.controls if name in values}
+        texts = {f"option:{name}": value for name, value in kept.items() if not options[name].secret}
+        return {"family": family, "file": file, "launch": self._launch, **texts}
+
+    def values(self, draft: Mapping[str, Any]) -> dict[str, Any]:
+        """The options in a draft, in their own types."""
+        options = self._form.options
+        return {
+            name: given(options[name], value)
+            for key, value in draft.items()
+            if (name := key.removeprefix("option:")) != key and name in options
+        }
+
+    def of_this_launch(self, draft: Mapping[str, Any]) -> bool:
+        """Whether it was written since the GUI started: then it is newer than the file named on the command line."""
+        return draft.get("launch") == self._launch

@@ -1,0 +1,22 @@
+// Two comforts that need no server: reading a value off the loss curve, and choosing light or dark.
+(() => {
+  const kept = localStorage.getItem("theme");
+  const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const set = (on) => document.body.classList.toggle("dark", on);
+  addEventListener("DOMContentLoaded", () => set(dark));
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest?.("#theme-switch")) return;
+    set(!document.body.classList.contains("dark"));
+    localStorage.setItem("theme", document.body.classList.contains("dark") ? "dark" : "light");
+  });
+  document.addEventListener("mousemove", (event) => {
+    const svg = event.target.closest?.(".chart svg");
+    if (!svg) return;
+    const chart = svg.closest(".chart");
+    const x = ((event.clientX - svg.getBoundingClientRect().left) / svg.clientWidth) * svg.viewBox.baseVal.width;
+    const points = chart.dataset.points.split(";").map((point) => point.split(",").map(Number));
+    const [at, , step, loss, mean] = points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
+    chart.querySelector("output").textContent = `step ${step} · loss ${loss} · mean ${mean}`;
+    chart.querySelector(".cursor").setAttribute("d", `M${at} 12V196`);
+  });
+})();

@@ -1,0 +1,138 @@
+"""The run row: the run of this machine as every open browser sees it, and the buttons that end it."""
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.processing_utils import save_file_to_cache
+
+from kohya_gui.run_view import empty_view, run_view
+from sd_scripts.runs.book import RunBook, WatchedRun
+from sd_scripts.runs.folder import RunFolder
+
+EVERY = 1.0
+"""Seconds between two looks at the run."""
+LATEST = "the newest run"
+SHOWN_RUNS = 30
+SHOWN_SAMPLES = 24
+Seen = tuple[Any, ...]
+
+
+class RunPanel:
+    """Start stands here but belongs to the tab, which knows what to start."""
+
+    def __init__(self, book: RunBook, tab: str) -> None:
+        self._book = book
+        with gr.Row(elem_classes="actions"):
+            self.start = gr.Button("Start training", variant="primary", elem_id=f"{tab}-start", scale=3)
+            self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"{tab}-stop", scale=3)
+            self.end = gr.Button("End at once", visible=False, elem_id=f"{tab}-end", scale=2)
+            self.print = gr.Button("Print command", elem_id=f"{tab}-print", scale=2)
+        self.message = gr.HTML(elem_id=f"{tab}-message")
+        self.command = gr.Code(
+            label="Command",
+            language="shell",
+            interactive=False,
+            wrap_lines=True,
+            visible=False,
+            elem_id=f"{tab}-command",
+        )
+        self.view = gr.HTML(empty_view(), elem_id=f"{tab}-run")
+        self.samples = gr.Gallery(
+            label="Samples", columns=4, height="auto", visible=False, object_fit="cover", elem_id=f"{tab}-samples"
+        )
+        with gr.Accordion("Console", open=False, elem_id=f"{tab}-panel-console"):
+            self.console = gr.HTML(elem_id=f"{tab}-console", autoscroll=True, max_height=320)
+        self.chosen = gr.Dropdown(
+            [LATEST], value=LATEST, label="Show", filterable=False, elem_id=f"{tab}-chosen", elem_classes="run-chosen"
+        )
+        self._seen = gr.State(())
+        self._outputs = [
+            self._seen, self.view, self.samples, self.console, self.start, self.stop, self.end, self.chosen,
+        ]  # fmt: skip
+        for button, act in ((self.stop, self._stop), (self.end, self._end)):
+            self.show_after(button.click(act, show_progress="hidden", queue=False, api_visibility="private"))
+        quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        gr.Timer(EVERY).tick(self.show, [self._seen, self.chosen], self._outputs, **quiet)
+        self.chosen.input(self.show, [self._seen, self.chosen], self._outputs, **quiet)
+
+    def show_after(self, event: Any) -> Any:
+        """Show at once what an event has changed."""
+        return event.then(
+            self.show,
+            [self._seen, self.chosen],
+            self._outputs,
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        )
+
+    def show(self, seen: Seen, chosen: str) -> list[Any]:
+        """What changed since `seen`; nothing at all when nothing did."""
+        watched = self._watched(chosen)
+        if watched is None:
+            return [gr.skip() for _ in self._outputs]
+        story, folder = watched.refresh(), watched.folder
+        on = self._book.running() is not None
+        shown_runs = [f.path.name for f in self._book.folders()[:SHOWN_RUNS]]
+        console = folder.console_tail()
+        now: Seen = (
+            str(folder.path),
+            story.told,
+            len(story.samples),
+            hash(console),
+            on,
+            story.state,
+            tuple(shown_runs),
+        )
+        seen = tuple(seen) if len(seen) == len(now) else (None,) * len(now)
+        if seen == now:
+            return [gr.skip() for _ in self._outputs]
+        same_run = seen[0] == now[0]
+        return [
+            now,
+            gr.skip() if same_run and seen[1] == now[1] else run_view(story, folder.path.name),
+            gr.skip() if same_run and seen[2] == now[2] else self._gallery(watched),
+            gr.skip() if same_run and seen[3] == now[3] else console_view(console),
+            gr.update(visible=not on),
+            gr.update(
+                visible=on,
+                value="Stopping…" if story.state == "stopping" else "Stop",
+                interactive=story.state != "stopping",
+            ),
+            gr.update(visible=on and story.state == "stopping"),
+            gr.skip() if seen[6] == now[6] else gr.update(choices=[LATEST, *shown_runs]),
+        ]
+
+    def _watched(self, chosen: str) -> WatchedRun | None:
+        for folder in self._book.folders():
+            if folder.path.name == chosen:
+                return self._book.watch(folder)
+        return self._book.latest()
+
+    def _gallery(self, watched: WatchedRun) -> Any:
+        samples = [s for s in watched.story.samples if s.path.is_file()][-SHOWN_SAMPLES:]
+        # a copy in Gradio's cache: only such files are served, wherever the samples lie
+        pictures = [
+            (save_file_to_cache(s.path, self.samples.GRADIO_CACHE), f"step {s.step} · {s.note}")
+            for s in reversed(samples)
+        ]
+        return gr.update(value=pictures, visible=bool(pictures))
+
+    def _stop(self) -> None:
+        if watched := self._book.running():
+            watched.stop()
+
+    def _end(self) -> None:
+        if watched := self._book.running():
+            watched.end_now()
+
+
+def console_view(text: str) -> str:
+    from html import escape
+
+    return f'<pre class="console">{escape(text) or "Nothing printed yet"}</pre>'
+
+
+def run_folder_name(folder: RunFolder) -> str:
+    return Path(folder.path).name

@@ -1,0 +1,302 @@
+"""One tab for any method: the settings on the left, the run on the right, and the row that opens and saves files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Protocol
+
+import gradio as gr
+
+from kohya_gui import recognise
+from kohya_gui.class_advanced_training import AdvancedTraining
+from kohya_gui.configuration import Opened, Prepared, families_of, place_of
+from kohya_gui.controls import Form
+from kohya_gui.draft import SECRET, Draft
+from kohya_gui.launch_command import shell_line
+from kohya_gui.messages import message
+from kohya_gui.recognise import Recognised
+from kohya_gui.runs_gui import RunPanel
+from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.options.settings import Remark
+from sd_scripts.options.spec import OptionGroup
+from sd_scripts.runs.book import RunBook, WatchedRun
+
+PRESETS = Path(__file__).parents[1] / "presets"
+KEPT_BY_PRESETS = (
+    "pretrained_model_name_or_path",
+    "vae",
+    "train_data_dir",
+    "reg_data_dir",
+    "dataset_config",
+    "in_json",
+    "conditioning_data_dir",
+    "output_dir",
+    "output_name",
+    "logging_dir",
+    "sample_prompts",
+)
+"""Where things are and how they are called; a preset is about how to train."""
+TOLD = ("pretrained_model_name_or_path", "train_data_dir")
+RECENT = 12
+QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+Updates = dict[Any, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An accordion: options by name, then what the rest of the tab has left of some groups."""
+
+    title: str
+    names: tuple[str, ...] = ()
+    rest: tuple[type[OptionGroup], ...] = ()
+    open: bool = False
+    late: bool = False
+    """Stands below Advanced Training."""
+
+
+class TrainModel(Protocol):
+    def __call__(
+        self,
+        book: RunBook,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        print_only: bool = False,
+    ) -> tuple[Prepared, WatchedRun | None]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A tab's name, its panels, and what its buttons mean."""
+
+    name: str
+    panels: tuple[Panel, ...]
+    without: tuple[str, ...]
+    """Options that have no control here."""
+    save_configuration: Callable[[Path, Mapping[str, Any], str, Mapping[str, Any]], Path]
+    open_configuration: Callable[[Path], Opened]
+    train_model: TrainModel
+
+
+class TrainingTab:
+    def __init__(self, method: Method, book: RunBook, launch: str) -> None:
+        self.method, self._book = method, book
+        families = families_of(method.name)
+        groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method.name).groups))
+        self.form = Form(method.name, groups, method.name, method.without, TOLD)
+        self._configuration_row()
+        with gr.Row(elem_classes="columns"):
+            with gr.Column(elem_classes="settings"):
+                self._settings(families)
+            with gr.Column(elem_classes="running"):
+                self.run = RunPanel(book, method.name)
+        self.unknown = gr.BrowserState({}, storage_key=f"{method.name}-unknown", secret=SECRET)
+        self.recent = gr.BrowserState([], storage_key=f"{method.name}-recent", secret=SECRET)
+        self.draft = Draft(self.form, self.family, self.file, launch)
+        self.form.connect(self.family)
+        self._tell_facts()
+        self._wire()
+
+    # What stands where
+
+    def _configuration_row(self) -> None:
+        tab = self.method.name
+        presets = sorted(path.stem for path in (PRESETS / tab).glob("*.toml"))
+        small: dict[str, Any] = {"size": "sm", "min_width": 80, "scale": 0}
+        with gr.Row(elem_classes="configuration"):
+            self.file = gr.Dropdown(
+                [], value="", allow_custom_value=True, label="Configuration file", elem_id=f"{tab}-file", scale=4
+            )
+            self.open = gr.Button("Open", elem_id=f"{tab}-open", **small)
+            self.save = gr.Button("Save", elem_id=f"{tab}-save", **small)
+            self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
+            self.preset = gr.Dropdown(
+                presets, value=None, label="Preset", elem_id=f"{tab}-preset", scale=2, filterable=False
+            )
+        with gr.Row(elem_classes="configuration", visible=False) as self.save_row:
+            self.new_name = gr.Textbox(
+                label="Save as", placeholder="~/my_lora.toml", elem_id=f"{tab}-new-name", max_lines=1, scale=4
+            )
+            self.save_new = gr.Button("Save", variant="primary", elem_id=f"{tab}-save-new", **small)
+            self.cancel = gr.Button("Cancel", elem_id=f"{tab}-cancel", **small)
+
+    def _settings(self, families: list[str]) -> None:
+        self.family = gr.Radio(
+            [(FAMILY_TITLES[family], family) for family in families],
+            value=families[0],
+            label="Model family",
+            elem_id=f"{self.method.name}-family",
+            elem_classes="family",
+        )
+        spoken_for = tuple(group for panel in self.method.panels for group in panel.rest)
+        for panel in self.method.panels:
+            if not panel.late:
+                self._panel(panel)
+        late = [name for panel in self.method.panels if panel.late for name in panel.names]
+        AdvancedTraining(self.form, spoken_for, late)
+        for panel in self.method.panels:
+            if panel.late:
+                self._panel(panel)
+
+    def _panel(self, panel: Panel) -> None:
+        elsewhere = {name for other in self.method.panels if other is not panel for name in other.names}
+        rest = [name for name in self.form.left_of(*panel.rest) if name not in elsewhere | set(panel.names)]
+        self.form.panel(panel.title, [*panel.names, *rest], open=panel.open)
+
+    def _tell_facts(self) -> None:
+        """Under a path: what is found there."""
+        controls, facts = self.form.controls, self.form.facts
+
+        def tell_model(path: str, family: str) -> str:
+            return fact(recognise.model(path or "", family))
+
+        def tell_data(path: str, extension: str) -> str:
+            return fact(recognise.data_folder(path or "", extension or ".caption"))
+
+        for name, tell, other in (
+            ("pretrained_model_name_or_path", tell_model, self.family),
+            ("train_data_dir", tell_data, controls["caption_extension"]),
+        ):
+            facts[name].value = tell("", other.value)
+            pair = [controls[name], other]
+            gr.on([c.change for c in pair], tell, pair, facts[name], **QUIET)  # type: ignore[attr-defined]
+
+    # What the buttons do
+
+    def _wire(self) -> None:
+        self._everything = [
+            *self.form.outputs(), self.family, self.file, self.preset, self.save_row, self.new_name,
+            self.unknown, self.recent, self.draft.state, self.run.message, self.run.command,
+        ]  # fmt: skip
+        page: set[Any] = {*self.form.inputs(), self.family, self.file, self.new_name, self.unknown, self.recent}
+        slow = {**QUIET, "queue": True}
+        self.open.click(self._open, {self.file, self.recent}, self._everything, **QUIET)
+        self.preset.input(self._open_preset, {*page, self.preset}, self._everything, **QUIET)
+        self.save.click(self._save, page, self._everything, **QUIET)
+        self.save_new.click(self._save_as, page, self._everything, **QUIET)
+        self.save_as.click(lambda file: self._ask_name(file or ""), self.file, [self.save_row, self.new_name], **QUIET)
+        self.cancel.click(lambda: gr.update(visible=False), None, self.save_row, **QUIET)
+        self.run.show_after(self.run.start.click(self._start, page, self._everything, **slow))
+        self.run.print.click(self._print, page, self._everything, **slow)
+
+    def on_load(self, page: gr.Blocks, config: Path | None) -> None:
+        """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line."""
+
+        def load(draft: dict[str, Any], recent: list[str]) -> Updates:
+            if config and not self.draft.of_this_launch(draft):
+                return self._opened(str(config), recent)
+            families = families_of(self.method.name)
+            family = draft["family"] if draft.get("family") in families else families[0]
+            updates, remarks = self.form.write(self.draft.values(draft), family)
+            updates |= {self.family: family, self.file: gr.update(value=draft.get("file") or "", choices=recent)}
+            return updates | ({self.run.message: told(remarks, "Restored what stood here")} if remarks else {})
+
+        page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
+
+    def _open(self, data: Updates) -> Updates:
+        return self._opened(data[self.file] or "", data[self.recent])
+
+    def _opened(self, text: str, recent: list[str]) -> Updates:
+        try:
+            path = place_of(text)
+            opened = self.method.open_configuration(path)
+        except ValueError as error:
+            return {self.run.message: refused(error)}
+        updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
+        return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
+
+    def _open_preset(self, data: Updates) -> Updates:
+        try:
+            opened = self.method.open_configuration(PRESETS / self.method.name / f"{data[self.preset]}.toml")
+        except ValueError as error:
+            return {self.run.message: refused(error)}
+        kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
+        title = f"Preset {data[self.preset]} is set; your model, folders and names stay"
+        values = {**opened.values, **kept}
+        return self._filled(values, opened.family, data[self.file] or "", opened.remarks, title)
+
+    def _filled(
+        self, values: Mapping[str, Any], family: str, file: str, said: tuple[Remark, ...], title: str
+    ) -> Updates:
+        updates, refusals = self.form.write(values, family)
+        full, _ = self.form.complete(values)
+        return {
+            **updates,
+            self.family: family,
+            self.file: gr.update(value=file),
+            self.draft.state: self.draft.of(full, family, file),
+            self.run.message: told([*said, *refusals], title),
+            self.save_row: gr.update(visible=False),
+        }
+
+    def _remember(self, path: Path, recent: list[str]) -> Updates:
+        recent = list(dict.fromkeys([str(path), *recent]))[:RECENT]
+        return {self.recent: recent, self.file: gr.update(value=str(path), choices=recent)}
+
+    def _ask_name(self, file: str) -> list[Any]:
+        return [gr.update(visible=True), gr.update(value=file)]
+
+    def _save(self, data: Updates) -> Updates:
+        if not (data[self.file] or "").strip():
+            row, name = self._ask_name("")
+            return {self.save_row: row, self.new_name: name}
+        return self._saved(data, data[self.file])
+
+    def _save_as(self, data: Updates) -> Updates:
+        return self._saved(data, data[self.new_name] or "")
+
+    def _saved(self, data: Updates, text: str) -> Updates:
+        values, family = self.form.read(data), data[self.family]
+        try:
+            path = self.method.save_configuration(place_of(text), values, family, data[self.unknown])
+        except ValueError as error:
+            return {self.run.message: refused(error)}
+        return {
+            **self._remember(path, data[self.recent]),
+            self.draft.state: self.draft.of(values, family, str(path)),
+            self.save_row: gr.update(visible=False),
+            self.run.message: message("ok", f"Saved to {path}"),
+        }
+
+    def _start(self, data: Updates) -> Updates:
+        try:
+            prepared, _ = self._train(data, print_only=False)
+        except ValueError as error:
+            return {self.run.message: refused(error)}
+        return {
+            self.run.message: told(prepared.remarks, f"Started; all of this run is kept in {prepared.folder.path}"),
+            self.run.command: gr.update(visible=False),
+        }
+
+    def _print(self, data: Updates) -> Updates:
+        try:
+            prepared, _ = self._train(data, print_only=True)
+        except ValueError as error:
+            return {self.run.message: refused(error)}
+        line = shell_line(prepared.command.argv)
+        print(line, flush=True)
+        return {
+            self.run.message: told(prepared.remarks, f"The command reads {prepared.toml}, which is written"),
+            self.run.command: gr.update(value=line, visible=True),
+        }
+
+    def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, WatchedRun | None]:
+        values, family = self.form.read(data), data[self.family]
+        return self.method.train_model(self._book, values, family, data[self.unknown], print_only)
+
+
+def fact(found: Recognised) -> str:
+    tone = {True: "good", False: "bad", None: "plain"}[found.good]
+    return f'<p class="fact fact-{tone}">{escape(found.text)}</p>'
+
+
+def told(remarks: tuple[Remark, ...] | list[Remark], title: str) -> str:
+    return message("warning" if remarks else "ok", title, remarks)
+
+
+def refused(error: ValueError) -> str:
+    sentences = str(error).splitlines()
+    if len(sentences) == 1:
+        return message("error", sentences[0])
+    return message("error", f"{len(sentences)} settings stand in the way", sentences)
