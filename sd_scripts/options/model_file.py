@@ -1,0 +1,159 @@
+"""What a model file is, told from its first kilobytes: no torch, no weights read, so that the page can ask too."""
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LARGEST_HEADER = 100_000_000
+"""The safetensors format allows no longer one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The header of a .safetensors file."""
+
+    metadata: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    """F32, F16, BF16, F8_E4M3, ... by key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A file or folder as a person would name it."""
+
+    family: str | None = None
+    """sdxl, flux, sd15 ...; None if it was not recognised."""
+    variant: str = ""
+    """Such as "SDXL checkpoint" or "FLUX.1 LoRA"; empty if it was not recognised."""
+    bytes: int = 0
+    problem: str | None = None
+    """Why it cannot be used, in words that follow an option's name."""
+
+
+def describe(path: Path) -> ModelFile:
+    """What lies at `path`: a .safetensors file, a .ckpt (not looked into), or a diffusers folder."""
+    if path.is_dir():
+        return _describe_folder(path)
+    if not path.is_file():
+        return ModelFile(problem=f"there is no file '{path}'")
+    size = path.stat().st_size
+    if path.suffix != ".safetensors":
+        return ModelFile(variant=f"{path.suffix.lstrip('.') or 'unknown'} file", bytes=size)
+    try:
+        header = read_header(path)
+    except ValueError as problem:
+        return ModelFile(bytes=size, problem=str(problem))
+    family, variant = recognise(header)
+    return ModelFile(family=family, variant=variant, bytes=size)
+
+
+def read_header(path: Path) -> Header:
+    """Raises ValueError, in words that follow an option's name, if the file is cut short or of another kind."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+        if length > LARGEST_HEADER:
+            raise ValueError(f"'{path}' is not a safetensors file; is it a web page or a .ckpt with a wrong name?")
+        text = file.read(length)
+    try:
+        if len(text) < length:
+            raise ValueError
+        entries: dict[str, Any] = json.loads(text)
+        metadata = entries.pop("__metadata__", {})
+        ends = [entry["data_offsets"][1] for entry in entries.values()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"'{path}' is cut short or damaged; download or copy it again") from None
+    whole = 8 + length + max(ends, default=0)
+    if size < whole:
+        raise ValueError(f"'{path}' is cut short: {size:,} of {whole:,} bytes; download or copy it again")
+    return Header(
+        metadata=metadata,
+        shapes={key: tuple(entry["shape"]) for key, entry in entries.items()},
+        dtypes={key: entry["dtype"] for key, entry in entries.items()},
+    )
+
+
+FLUX_MARKS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
+MARKS: tuple[tuple[str, str | None, str], ...] = (
+    ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
+    ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
+    ("cond_stage_model.transformer.text_model.final_layer_norm.weight", "sd15", "Stable Diffusion 1.5 checkpoint"),
+    ("cond_stage_model.model.ln_final.weight", "sd2", "Stable Diffusion 2.x checkpoint"),
+    ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
+    ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
+    ("decoder.conv_in.weight", None, "VAE"),
+    ("first_stage_model.decoder.conv_in.weight", None, "VAE"),
+    ("text_model.final_layer_norm.weight", None, "CLIP text encoder"),
+    ("final_layer_norm.weight", None, "CLIP text encoder"),
+    ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
+)
+"""A key that only such a file has; the first that is there decides."""
+
+LORA_MARKS: tuple[tuple[str, str, str], ...] = (
+    ("double_blocks", "flux", "FLUX.1 LoRA"),
+    ("single_transformer_blocks", "flux", "FLUX.1 LoRA"),
+    ("lora_te2_", "sdxl", "SDXL LoRA"),
+    ("text_encoder_2.", "sdxl", "SDXL LoRA"),
+    ("input_blocks_4_1_transformer_blocks_1_", "sdxl", "SDXL LoRA"),
+    ("down_blocks_2_attentions_0_transformer_blocks_1_", "sdxl", "SDXL LoRA"),
+    ("down_blocks.2.attentions.0.transformer_blocks.1.", "sdxl", "SDXL LoRA"),
+    ("down_blocks_0_attentions_0_", "sd15", "Stable Diffusion 1.5 LoRA"),
+    ("down_blocks.0.attentions.0.", "sd15", "Stable Diffusion 1.5 LoRA"),
+)
+"""A part of a key that only a LoRA for this family has; the first that is there decides."""
+
+LORA_VERSIONS = (("sdxl", "sdxl", "SDXL LoRA"), ("flux", "flux", "FLUX.1 LoRA"), ("sd_v1", "sd15", LORA_MARKS[-1][2]))
+"""Beginnings of ss_base_model_version, which says it outright."""
+
+
+def recognise(header: Header) -> tuple[str | None, str]:
+    """(family, variant) from keys and metadata; (None, "") if no mark is there."""
+    keys = header.shapes
+    if any(".lora_down." in key or ".lora_A." in key for key in keys):
+        return _recognise_lora(header)
+    for prefix in ("", "model.diffusion_model."):
+        if any(prefix + mark in keys for mark in FLUX_MARKS):
+            guided = any("guidance_in." in key or "guidance_embedder." in key for key in keys)
+            return "flux", "FLUX.1 dev" if guided else "FLUX.1 schnell"
+    for mark, family, variant in MARKS:
+        if mark in keys:
+            return family, variant + (", v-prediction" if "v_pred" in keys else "")
+    return None, ""
+
+
+def _recognise_lora(header: Header) -> tuple[str | None, str]:
+    version = header.metadata.get("ss_base_model_version", "")
+    for beginning, family, variant in LORA_VERSIONS:
+        if version.startswith(beginning):
+            return family, variant
+    for mark, family, variant in LORA_MARKS:
+        if any(mark in key for key in header.shapes):
+            return family, variant
+    return None, "LoRA"
+
+
+PIPELINES = {
+    "StableDiffusionXL": ("sdxl", "SDXL diffusers folder"),
+    "Flux": ("flux", "FLUX.1 diffusers folder"),
+    "StableDiffusion3": ("sd3", "Stable Diffusion 3 diffusers folder"),
+    "StableDiffusion": ("sd15", "Stable Diffusion 1.5 or 2.x diffusers folder"),
+}
+"""Beginnings of the pipeline's class name, longer ones first."""
+
+
+def _describe_folder(folder: Path) -> ModelFile:
+    index = folder / "model_index.json"
+    if not index.is_file():
+        return ModelFile(problem=f"'{folder}' is a folder without model_index.json; name a file or a diffusers folder")
+    try:
+        pipeline = str(json.loads(index.read_text(encoding="utf-8"))["_class_name"])
+    except (ValueError, KeyError, TypeError):
+        return ModelFile(problem=f"'{index}' cannot be read; download it again")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    for beginning, (family, variant) in PIPELINES.items():
+        if pipeline.startswith(beginning):
+            return ModelFile(family=family, variant=variant, bytes=size)
+    return ModelFile(variant=f"diffusers folder ({pipeline})", bytes=size)
