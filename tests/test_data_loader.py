@@ -24,8 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def loader_of(plan: DataPlan, workers: int = 0, **how: object) -> BatchLoader:
-    loader = BatchLoader(plan, warn=pytest.fail, workers=workers, max_train_steps=100, **how)  # type: ignore[arg-type]
-    return loader
+    return BatchLoader(plan, warn=pytest.fail, workers=workers, max_train_steps=100, **how)  # type: ignore[arg-type]
 
 
 def assert_equal(first: list[Batch], second: list[Batch]) -> None:
@@ -89,10 +88,10 @@ def test_epochs_and_repeats_differ_in_order_and_in_chance(root: Path) -> None:
 
 def test_loading_leaves_the_global_generators_alone(root: Path) -> None:
     loader = loader_of(plan_of(root, **LIVELY))
-    before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()
     list(loader.epoch(1))
     assert torch.equal(before, torch.get_rng_state())
-    assert (numbers == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert (numbers == np.random.get_state()[1]).all()
 
 
 def test_a_batch_tells_sizes_height_first(root: Path) -> None:

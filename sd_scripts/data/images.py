@@ -14,6 +14,8 @@ from torch import Tensor
 
 from sd_scripts.data.buckets import Fit, Size
 
+cv2.setNumThreads(0)  # its thread pool does not survive a fork: a worker that had used it never ended
+
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"} | {".avif", ".jxl"} & Image.registered_extensions().keys()
 
 RESIZE_FILTERS = {

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
 from sd_scripts.data.batch import Batch
@@ -123,6 +122,19 @@ class BatchReader(TorchDataset[tuple[Batch, list[str]]]):
         )
 
 
+class _Asked(Sampler[Request]):
+    """The requests of the epoch under way."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
 class BatchLoader:
     """The batches of one rank, epoch by epoch, from any batch on.
 
@@ -151,19 +163,19 @@ class BatchLoader:
         self._short_batches: ShortBatches = short_batches
         self._accumulation = accumulation
         self._length = len(self._batches(1))
-        self._requests: list[Request] = []
+        # not a reference back to this loader: workers of a loader within a reference cycle take 5 s each to end
+        self._asked = _Asked()
         self._told: set[str] = set()
         in_memory = latents is not None and latents.in_memory and (text is None or text.in_memory)
         # with everything in memory, a worker's hand-over costs more than the work
         workers = 0 if in_memory else min(workers, os.cpu_count() or 1, self._length)
         self._loader = DataLoader(
             BatchReader(plan, max_train_steps, latents, text),
-            sampler=_Asked(self),  # type: ignore[arg-type]
+            sampler=self._asked,
             batch_size=None,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
-            worker_init_fn=_begin_worker,
             generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
         )
 
@@ -174,7 +186,7 @@ class BatchLoader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, counted from 1, beginning with batch number `start`, counted from 0."""
         steps = math.ceil(self._length / self._accumulation)
-        self._requests = [
+        self._asked.requests = [
             Request(batch=batch, epoch=epoch, step=(epoch - 1) * steps + position // self._accumulation)
             for position, batch in enumerate(self._batches(epoch))
         ][start:]
@@ -188,23 +200,6 @@ class BatchLoader:
     def _batches(self, epoch: int) -> list[PlannedBatch]:
         planned = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
         return share_of_rank(planned, self._rank, self._world)
-
-
-class _Asked:
-    """The requests of the epoch under way, as a torch sampler."""
-
-    def __init__(self, loader: BatchLoader):
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._loader._requests)
-
-    def __len__(self) -> int:
-        return len(self._loader._requests)
-
-
-def _begin_worker(worker: int) -> None:
-    cv2.setNumThreads(0)  # the workers themselves are the parallelism
 
 
 def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
