@@ -12,6 +12,7 @@ from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, MODEL, Modules, check_file, load_file, load_vae_file
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -81,17 +82,18 @@ def _download(name: str) -> Path:
     """The folder in the Hugging Face cache that holds the model; what is not there is fetched."""
     try:
         return Path(DiffusionPipeline.download(name))
-    except (OSError, ValueError) as error:
-        why = _first_line(error)
-        raise ValueError(f"{MODEL}: '{name}' is not here and Hugging Face cannot be asked for it: {why}") from None
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{MODEL}: '{name}' is neither a file or folder nor in the Hugging Face cache, and could not be fetched; "
+            "is the name right, is there a network?"
+        ) from None
 
 
 def _check_folder(folder: Path) -> None:
-    index = folder / "model_index.json"
-    if not index.is_file():
-        raise ValueError(f"{MODEL}: the folder '{folder}' holds no diffusers model (model_index.json is missing)")
-    if "StableDiffusionXL" not in index.read_text(encoding="utf-8"):
-        raise ValueError(f"{MODEL}: the folder '{folder}' holds a diffusers model, but not SDXL")
+    found = describe(folder)
+    if found.family != "sdxl":
+        problem = found.problem or f"'{folder}' is not SDXL but a {found.variant}"
+        raise ValueError(f"{MODEL}: {problem}")
 
 
 def _load_folder(folder: Path, dtype: torch.dtype, vae_dtype: torch.dtype, *, with_vae: bool) -> Modules:

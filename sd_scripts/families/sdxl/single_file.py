@@ -14,6 +14,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_shapes, read_weights
+from sd_scripts.options.model_file import Header, recognise
 
 MODEL = "pretrained_model_name_or_path"
 VAE = "vae"
@@ -23,18 +24,8 @@ PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX,
 HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 """Keys that some programs write and loading does not need."""
 
-OTHER_MODELS = (
-    (r"lora_(unet|te)", "a LoRA, not a base model; to go on with a LoRA set network_weights"),
-    (r"(model\.diffusion_model\.)?double_blocks\.", "a FLUX model, not SDXL"),
-    (r"model\.diffusion_model\.joint_blocks\.", "an SD 3 model, not SDXL"),
-    (r"conditioner\.embedders\.0\.model\.", "the SDXL refiner; training starts from the base model"),
-    (r"cond_stage_model\.model\.", "an SD 2 model, not SDXL"),
-    (r"cond_stage_model\.", "an SD 1.5 model, not SDXL"),
-    (r"(model\.diffusion_model|unet)\.", "a U-Net alone; SDXL's text encoders are not in it"),
-    (r"down_blocks\.", "a part of a diffusers model; choose the folder that holds model_index.json"),
-    (r"(first_stage_model|encoder|decoder)\.", "a VAE; it belongs into the option vae"),
-)
-"""How the keys of files begin that are taken for SDXL checkpoints; the first that fits counts."""
+ADVICE = {"LoRA": "; to go on with a LoRA set network_weights", "VAE": "; a VAE belongs into the option vae"}
+"""What to do with a file that was given as the base model, by the last word of what it is."""
 
 
 @dataclass(kw_only=True)
@@ -94,14 +85,14 @@ def must_fit(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path:
     """Every expected key is there in its shape, and none beside it in the parts that are expected."""
     missing = [key for key in expected if key not in shapes and not HARMLESS.search(key)]
     if missing:
-        raise ValueError(f"{option}: '{path}' is not whole: {_some(missing)} missing")
+        raise ValueError(f"{option}: '{path}' is not whole; missing: {_some(missing)}")
     parts = tuple(prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected))
     extra = [k for k in shapes if k.startswith(parts) and k not in expected and not HARMLESS.search(k)]
     if extra:
-        raise ValueError(f"{option}: '{path}' is not plain SDXL: {_some(extra)} unknown")
+        raise ValueError(f"{option}: '{path}' is not plain SDXL; unknown keys: {_some(extra)}")
     other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
     if other:
-        raise ValueError(f"{option}: '{path}' does not fit together: {_some(other)} of another size than expected")
+        raise ValueError(f"{option}: '{path}' does not fit together; of a wrong size: {_some(other)}")
 
 
 def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules:
@@ -145,10 +136,9 @@ def _fill(module: Any, state: dict[str, Tensor], dtype: torch.dtype) -> Any:
 def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
     if all(any(key.startswith(prefix) for key in shapes) for prefix in PREFIXES[:3]):
         return
-    for start, what in OTHER_MODELS:
-        if any(re.match(start, key) for key in shapes):
-            raise ValueError(f"{MODEL}: '{path}' is {what}")
-    raise ValueError(f"{MODEL}: '{path}' is not an SDXL checkpoint; {_some(shapes)} in it")
+    _, what = recognise(Header(metadata={}, shapes=dict(shapes), dtypes={}))
+    what = what or f"something with keys such as {_some(shapes)}"
+    raise ValueError(f"{MODEL}: '{path}' is no SDXL checkpoint but {what}{ADVICE.get(what.split()[-1], '')}")
 
 
 def _with_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -166,7 +156,6 @@ def _plain(shape: Iterable[int]) -> list[int]:
 
 
 def _some(keys: Iterable[str]) -> str:
-    """`'a', 'b', 'c' and 7 more are`"""
+    """The first three: `'a', 'b', 'c' and 7 more`"""
     names = [f"'{key}'" for key in keys]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3]) or 'nothing'}{more} {'are' if len(names) > 1 else 'is'}"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
