@@ -1,0 +1,114 @@
+"""The LoRA tab of kohya_ss as data: its keys, what became of each, and what they meant where they were left out."""
+
+from typing import Any
+
+from sd_scripts.options.catalog import FAMILY_TITLES
+
+FAMILIES = {
+    "sdxl": "sdxl",
+    "sdxl_checkbox": "sdxl",
+    "flux1_checkbox": "flux",
+    "sd3_checkbox": "sd3",
+    "hunyuan_image_checkbox": "hunyuan_image",
+    "anima_checkbox": "anima",
+    "lumina_checkbox": "lumina",
+    "v2": "sd2",
+}
+"""The check box that chooses a model -> family; the first one that is on wins, and none is SD 1.5."""
+
+TITLES = {**FAMILY_TITLES, "sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
+TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
+
+RENAMED = {
+    "optimizer": "optimizer_type",
+    "max_resolution": "resolution",
+    "sdxl_no_half_vae": "no_half_vae",
+    "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+    "lora_network_weights": "network_weights",
+}
+"""Old key -> option."""
+
+SAME = frozenset(
+    """
+    pretrained_model_name_or_path vae v_parameterization clip_skip max_token_length highvram train_data_dir
+    reg_data_dir dataset_config train_batch_size max_data_loader_n_workers persistent_data_loader_workers
+    prior_loss_weight enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale
+    caption_extension shuffle_caption keep_tokens caption_dropout_rate caption_dropout_every_n_epochs
+    weighted_captions color_aug flip_aug random_crop masked_loss cache_latents cache_latents_to_disk
+    vae_batch_size skip_cache_check max_train_steps max_train_epochs seed gradient_accumulation_steps
+    gradient_checkpointing mixed_precision full_fp16 full_bf16 fp8_base fp8_base_unet mem_eff_attn learning_rate
+    optimizer_args max_grad_norm lr_scheduler lr_scheduler_num_cycles lr_scheduler_power lr_scheduler_type
+    lr_scheduler_args noise_offset noise_offset_random_strength adaptive_noise_scale multires_noise_iterations
+    multires_noise_discount ip_noise_gamma ip_noise_gamma_random_strength min_timestep max_timestep loss_type
+    huber_schedule huber_c huber_scale min_snr_gamma scale_v_pred_loss_like_noise_pred v_pred_like_loss
+    debiased_estimation_loss save_state save_state_on_train_end save_last_n_epochs_state save_last_n_steps_state
+    resume output_dir output_name save_model_as save_precision save_every_n_epochs save_every_n_steps
+    save_last_n_epochs save_last_n_steps sample_every_n_steps sample_every_n_epochs sample_sampler
+    metadata_title metadata_author metadata_description metadata_license metadata_tags training_comment
+    logging_dir log_with log_tracker_name wandb_run_name log_tracker_config wandb_api_key log_config
+    huggingface_token huggingface_repo_id huggingface_repo_type huggingface_path_in_repo
+    huggingface_repo_visibility save_state_to_huggingface resume_from_huggingface async_upload num_processes
+    num_machines num_cpu_threads_per_process gpu_ids main_process_port multi_gpu extra_accelerate_launch_args
+    network_dim network_alpha network_dropout network_weights dim_from_weights scale_weight_norms
+    """.split()  # noqa: SIM905, a table is to be read
+)
+"""Keys that are an option of the same name and meaning."""
+
+DEFAULTS: dict[str, Any] = {
+    "output_name": "last",
+    "save_precision": "fp16",
+    "max_resolution": "512,512",
+    "learning_rate": 1e-4,
+    "text_encoder_lr": 1e-4,
+    "unet_lr": 1e-4,
+    "lr_scheduler": "cosine",
+    "lr_warmup": 10,
+    "epoch": 1,
+    "save_every_n_epochs": 1,
+    "cache_latents": True,
+    "caption_extension": ".txt",
+    "enable_bucket": True,
+    "max_bucket_reso": 2048,
+    "bucket_no_upscale": True,
+    "max_train_steps": 1600,
+    "optimizer": "AdamW8bit",
+    "network_dim": 8,
+    "mixed_precision": "fp16",
+    "max_data_loader_n_workers": 0,
+    "max_timestep": 1000,
+    "sample_sampler": "euler_a",
+    "noise_offset_type": "Original",
+}
+"""What a key that a file leaves out meant to kohya_ss, where that is not our default too."""
+
+ZERO_IS_UNSET = (
+    *("seed", "vae_batch_size", "network_dropout", "noise_offset", "adaptive_noise_scale", "ip_noise_gamma"),
+    *("min_timestep", "max_timestep"),
+)
+"""Sliders at 0 that say: leave it to the default. Where 0 is a value, as in max_grad_norm, it stays one."""
+
+DROPPED = frozenset(
+    """
+    epoch lr_warmup t5xxl_lr noise_offset_type xformers additional_parameters use_8bit_adam sample_prompts
+    model_list lowvram save_as_bool save_as file_path headless print_only use_wandb no_token_padding conv_dims
+    conv_alphas stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic ae clip_l
+    t5xxl clip_g clip_g_dropout_rate model_type discrete_flow_shift split_mode model_prediction_type
+    timestep_sampling train_blocks t5xxl_max_token_length enable_all_linear guidance_scale mem_eff_save
+    apply_t5_attn_mask split_qkv train_t5xxl single_blocks_to_swap double_blocks_to_swap blocks_to_swap
+    img_attn_dim img_mlp_dim img_mod_dim single_dim txt_attn_dim txt_mlp_dim txt_mod_dim single_mod_dim in_dims
+    train_double_block_indices train_single_block_indices train_lora_ggpo ggpo_sigma ggpo_beta logit_mean
+    logit_std mode_scale pos_emb_random_crop_rate save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme
+    show_timesteps show_timesteps_resolution cpu_offload_checkpointing
+    """.split()  # noqa: SIM905, a table is to be read
+)
+"""Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's own way
+to compile, in whose place stands compile; and those of other models."""
+
+OTHER_MODELS = ("flux1_", "sd3_", "hunyuan_", "anima_", "lumina_")
+"""How keys of other models begin."""
+
+CANNOT = {
+    "train_inpainting": "inpainting models are not trained here",
+    "stop_text_encoder_training": "text encoders learn to the end; set network_train_unet_only to leave them alone",
+}
+"""Keys that asked for something that is lost."""

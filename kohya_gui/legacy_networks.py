@@ -1,0 +1,146 @@
+"""LoRA_type of kohya_ss and its many fields, to network_module and network_args and back."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from sd_scripts.options.settings import Remark
+
+LORA_ARGS = (
+    "down_lr_weight",
+    "mid_lr_weight",
+    "up_lr_weight",
+    "block_lr_zero_threshold",
+    "block_dims",
+    "block_alphas",
+    "conv_block_dims",
+    "conv_block_alphas",
+    "rank_dropout",
+    "module_dropout",
+)
+LORA_PLUS_ARGS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
+CONV_ARGS = ("conv_dim", "conv_alpha")
+
+LYCORIS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "LyCORIS/BOFT": (
+        "boft",
+        (*CONV_ARGS, "module_dropout", "use_tucker", "rank_dropout", "rank_dropout_scale", "train_norm"),
+    ),
+    "LyCORIS/Diag-OFT": (
+        "diag-oft",
+        (
+            *CONV_ARGS,
+            *("module_dropout", "use_tucker", "rank_dropout", "rank_dropout_scale", "constrain", "rescaled"),
+            "train_norm",
+        ),
+    ),
+    "LyCORIS/DyLoRA": (
+        "dylora",
+        (*CONV_ARGS, "use_tucker", "unit", "rank_dropout", "module_dropout", "train_norm"),
+    ),
+    "LyCORIS/GLoRA": (
+        "glora",
+        (*CONV_ARGS, "use_tucker", "rank_dropout", "module_dropout", "rank_dropout_scale", "train_norm"),
+    ),
+    "LyCORIS/iA3": ("ia3", (*CONV_ARGS, "train_on_input")),
+    "LyCORIS/LoCon": (
+        "locon",
+        (
+            *CONV_ARGS,
+            *("use_tucker", "rank_dropout", "bypass_mode", "dora_wd", "module_dropout", "use_scalar"),
+            *("rank_dropout_scale", "train_norm"),
+        ),
+    ),
+    "LyCORIS/LoHa": (
+        "loha",
+        (
+            *CONV_ARGS,
+            *("use_tucker", "rank_dropout", "bypass_mode", "dora_wd", "module_dropout", "use_scalar"),
+            *("rank_dropout_scale", "train_norm"),
+        ),
+    ),
+    "LyCORIS/LoKr": (
+        "lokr",
+        (
+            *CONV_ARGS,
+            *("use_tucker", "rank_dropout", "bypass_mode", "dora_wd", "module_dropout", "factor", "use_cp"),
+            *("use_scalar", "decompose_both", "rank_dropout_scale", "train_norm"),
+        ),
+    ),
+    "LyCORIS/Native Fine-Tuning": ("full", ("rank_dropout", "module_dropout", "rank_dropout_scale", "train_norm")),
+}
+"""Type -> algorithm of the lycoris package, and the fields that it reads."""
+
+LYCORIS_NAMES = {"unit": "block_size", "constrain": "constraint"}
+"""Fields that the lycoris package calls otherwise."""
+
+FIELDS: dict[str, Any] = {
+    "LoRA_type": "Standard",
+    "LyCORIS_preset": "full",
+    **dict.fromkeys(LORA_ARGS, ""),
+    **dict.fromkeys(LORA_PLUS_ARGS, 0),
+    "conv_dim": 1,
+    "conv_alpha": 1,
+    "rank_dropout": 0,
+    "module_dropout": 0.0,
+    "unit": 1,
+    "factor": -1,
+    "constrain": 0.0,
+    "train_on_input": True,
+    **dict.fromkeys(("bypass_mode", "dora_wd", "use_cp", "use_tucker", "use_scalar", "rank_dropout_scale"), False),
+    **dict.fromkeys(("rescaled", "train_norm", "decompose_both"), False),
+}
+"""Every field that network_args are made from, with its default in kohya_ss."""
+
+
+def network_from(legacy: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
+    """network_module and network_args of a file of kohya_ss, and what cannot be done of it."""
+    fields = {name: default if legacy.get(name) is None else legacy[name] for name, default in FIELDS.items()}
+    kind = "LyCORIS/LoCon" if fields["LoRA_type"] == "LoCon" else fields["LoRA_type"]
+    plus = _pairs(fields, LORA_PLUS_ARGS)
+    if kind in LYCORIS:
+        algorithm, names = LYCORIS[kind]
+        args = [f"preset={fields['LyCORIS_preset']}"]
+        args += [f"{LYCORIS_NAMES.get(name, name)}={fields[name]}" for name in names]
+        said = f"{kind} is made by the lycoris package: pip install lycoris_lora. It is not part of this program"
+        values = {"network_module": "lycoris.kohya", "network_args": [*args, f"algo={algorithm}", *plus]}
+        return values, [Remark("LoRA_type", said)]
+    conv = [f"{name}={fields[name]}" for name in CONV_ARGS] if kind == "Kohya LoCon" else []
+    remarks = []
+    if kind not in ("Standard", "Kohya LoCon"):
+        remarks = [Remark("LoRA_type", f"{kind} cannot be trained here; a standard LoRA takes its place")]
+    return {"network_module": "networks.lora", "network_args": [*conv, *_pairs(fields, LORA_ARGS), *plus]}, remarks
+
+
+def network_to(network_module: str | None, network_args: list[str]) -> tuple[dict[str, Any], list[Remark]]:
+    """The fields of kohya_ss for a network, and what they have no place for."""
+    pairs = dict(item.split("=", 1) for item in network_args)
+    kinds = {algorithm: kind for kind, (algorithm, _) in LYCORIS.items()}
+    fields: dict[str, Any] = {}
+    if network_module == "lycoris.kohya":
+        fields["LoRA_type"] = kinds.get(pairs.pop("algo", "locon"), "LyCORIS/LoCon")
+        fields["LyCORIS_preset"] = pairs.pop("preset", "full")
+        ours = {theirs: name for name, theirs in LYCORIS_NAMES.items()}
+        pairs = {ours.get(key, key): value for key, value in pairs.items()}
+    else:
+        fields["LoRA_type"] = "Kohya LoCon" if "conv_dim" in pairs else "Standard"
+    lost = [Remark("network_args", f"{key} has no place in a file of kohya_ss") for key in pairs if key not in FIELDS]
+    if network_module not in (None, "networks.lora", "lycoris.kohya"):
+        lost.append(Remark("network_module", f"{network_module} has no place in a file of kohya_ss"))
+    known = {key: _typed(value, FIELDS[key]) for key, value in pairs.items() if key in FIELDS}
+    return {**FIELDS, **fields, **known}, lost
+
+
+def _pairs(fields: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Only what is set: 0 and empty are kohya_ss's words for unset."""
+    texts = {name: str(fields[name]).replace(" ", "") for name in names}
+    return [f"{name}={text}" for name, text in texts.items() if text not in ("", "0", "0.0", "False")]
+
+
+def _typed(text: str, like: Any) -> Any:
+    if isinstance(like, str):
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

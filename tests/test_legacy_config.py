@@ -1,0 +1,190 @@
+"""Configurations of kohya_ss keep their meaning."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kohya_gui.legacy_config import from_kohya, is_dropped, read, to_kohya
+from kohya_gui.legacy_keys import DEFAULTS, RENAMED, SAME
+from kohya_gui.legacy_networks import FIELDS
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.reading import from_values
+
+REFERENCE = Path(__file__).parent / "reference"
+KOHYA_DEFAULTS = json.loads((REFERENCE / "kohya_lora_defaults.json").read_text(encoding="utf-8"))
+KOHYA_TOML = json.loads((REFERENCE / "kohya_lora_toml.json").read_text(encoding="utf-8"))
+FILLED = {
+    **KOHYA_DEFAULTS,
+    "sdxl": True,
+    "pretrained_model_name_or_path": "<model.safetensors>",
+    "train_data_dir": "<train_data_dir>",
+    "output_dir": "<output_dir>",
+}
+NOT_COMPARED = ("xformers", "sample_prompts", "wandb_run_name")
+"""Attention is always torch's own, the prompts were a file of kohya_ss's making, and no run was sent to wandb."""
+
+
+def meaning(**legacy):
+    """What differs from our defaults after reading these keys of kohya_ss."""
+    return from_values(SDXL_LORA, from_kohya({"sdxl": True, **legacy}).values).changed()
+
+
+def remarks(**legacy) -> list[str]:
+    return [str(remark) for remark in from_kohya({"sdxl": True, **legacy}).remarks]
+
+
+@pytest.mark.parametrize("case", KOHYA_TOML)
+def test_our_settings_mean_what_kohyas_own_toml_says(case):
+    kind = case.removeprefix("lora/type:") if "type:" in case else "Standard"
+    theirs = from_values(SDXL_LORA, KOHYA_TOML[case]).changed()
+    ours = from_values(SDXL_LORA, from_kohya({**FILLED, "LoRA_type": kind}).values).changed()
+    if kind == "LoRA-FA":  # cannot be trained here, and says so
+        theirs["network_module"] = "networks.lora"
+    for settings in (ours, theirs):
+        settings["network_args"] = sorted(settings.get("network_args", []))
+    assert ours == {name: value for name, value in theirs.items() if name not in NOT_COMPARED}
+
+
+def test_every_key_of_kohyas_tab_has_a_place():
+    lost = [key for key in KOHYA_DEFAULTS if not (key in SAME or key in RENAMED or is_dropped(key))]
+    assert set(lost) == {"dynamo_backend", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}, "options by the same name"
+
+
+def test_a_key_left_out_means_what_it_meant_there():
+    whole = from_values(SDXL_LORA, from_kohya(FILLED).values).changed()
+    kept = ("sdxl", "pretrained_model_name_or_path", "train_data_dir", "output_dir")
+    assert from_values(SDXL_LORA, from_kohya({key: FILLED[key] for key in kept}).values).changed() == whole
+    assert {key: KOHYA_DEFAULTS[key] for key in DEFAULTS} == DEFAULTS
+    assert {key: KOHYA_DEFAULTS[key] for key in FIELDS} == FIELDS
+
+
+@pytest.mark.parametrize(
+    ("legacy", "ours"),
+    [
+        ({"text_encoder_lr": 0}, {"network_train_unet_only": True, "unet_lr": 1e-4}),
+        ({"unet_lr": "0.0"}, {"network_train_text_encoder_only": True, "text_encoder_lr": [1e-4, 1e-4]}),
+        ({"text_encoder_lr": None}, {"text_encoder_lr": [1e-4, 1e-4]}),
+        ({"lr_warmup": "5"}, {"lr_warmup_steps": 0.05}),
+        ({"lr_warmup_steps": 100}, {"lr_warmup_steps": 100}),
+        ({"max_train_steps": 0, "epoch": "3"}, {"max_train_epochs": 3}),
+        ({"max_train_steps": 500, "epoch": 3}, {"max_train_steps": 500}),
+        ({"max_grad_norm": 0}, {"max_grad_norm": 0.0}),
+        ({"seed": "1234"}, {"seed": 1234}),
+        ({"max_resolution": "1024,1024"}, {"resolution": "1024,1024"}),
+        ({"max_token_length": "225"}, {"max_token_length": 225}),
+        (
+            {"noise_offset_type": "Original", "noise_offset": 0.05, "multires_noise_iterations": 6},
+            {"noise_offset": 0.05},
+        ),
+        (
+            {"noise_offset_type": "Multires", "noise_offset": 0.05, "multires_noise_iterations": 6},
+            {"multires_noise_iterations": 6},
+        ),
+        (
+            {"sdxl_no_half_vae": True, "sdxl_cache_text_encoder_outputs": 1},
+            {"no_half_vae": True, "cache_text_encoder_outputs": True},
+        ),
+        (
+            {"optimizer": "Adafactor", "optimizer_args": 'relative_step=False "warmup_init=False" betas=(0.9, 0.99)'},
+            {
+                "optimizer_type": "Adafactor",
+                "optimizer_args": ["relative_step=False", "warmup_init=False", "betas=(0.9,0.99)"],
+            },
+        ),
+        ({"use_8bit_adam": False}, {"optimizer_type": "AdamW"}),
+        ({"lora_network_weights": "old.safetensors"}, {"network_weights": "old.safetensors"}),
+        (
+            {
+                "LoRA_type": "Kohya LoCon",
+                "conv_dim": 8,
+                "conv_alpha": 4,
+                "module_dropout": 0.1,
+                "loraplus_lr_ratio": 16,
+            },
+            {"network_args": ["conv_dim=8", "conv_alpha=4", "module_dropout=0.1", "loraplus_lr_ratio=16"]},
+        ),
+        ({"down_lr_weight": "1, 0.5"}, {"network_args": ["down_lr_weight=1,0.5"]}),
+        (
+            {"additional_parameters": '--validation_split 0.1 --caption_prefix "a photo of"'},
+            {"validation_split": 0.1, "caption_prefix": "a photo of"},
+        ),
+        ({"log_with": "wandb", "output_name": "cat"}, {"log_with": "wandb", "wandb_run_name": "cat"}),
+        ({"save_every_n_epochs": "2", "persistent_data_loader_workers": 1}, {"save_every_n_epochs": 2}),
+        ({"num_processes": 2, "gpu_ids": "0,1"}, {"num_processes": 2, "gpu_ids": "0,1"}),
+        ({"caption_extension": ""}, {"caption_extension": None}),
+    ],
+)
+def test_many_keys_become_one_option_and_one_key_several(legacy, ours):
+    said = meaning(**legacy)
+    assert {name: said.get(name) for name in ours} == ours
+
+
+@pytest.mark.parametrize(
+    ("legacy", "told"),
+    [
+        (
+            {"LoRA_type": "LyCORIS/LoKr"},
+            "LoRA_type: LyCORIS/LoKr is made by the lycoris package: pip install lycoris_lora",
+        ),
+        ({"LoRA_type": "Kohya DyLoRA"}, "LoRA_type: Kohya DyLoRA cannot be trained here; a standard LoRA"),
+        ({"sdxl": False, "flux1_checkbox": True}, "sdxl: is off: this is for FLUX.1, which cannot be trained yet"),
+        ({"sdxl": False}, "sdxl: is off: this is for Stable Diffusion 1.5"),
+        ({"train_inpainting": True}, "train_inpainting: inpainting models are not trained here"),
+        ({"stop_text_encoder_training": 50}, "stop_text_encoder_training: text encoders learn to the end"),
+        ({"lr_scheduler": "constant"}, "lr_warmup: left out, since the schedule constant has no warm-up"),
+        ({"additional_parameters": "--split_qkv"}, "additional_parameters: left out: --split_qkv: is no option here"),
+        ({"sample_prompts": "a cat --w 512"}, "sample_prompts: the prompts stood in the configuration"),
+    ],
+)
+def test_what_is_lost_is_told(legacy, told):
+    assert any(line.startswith(told) for line in remarks(**legacy)), remarks(**legacy)
+
+
+def test_an_ordinary_configuration_loses_nothing():
+    assert from_kohya(FILLED).remarks == ()
+    assert from_values(SDXL_LORA, from_kohya(FILLED).values).problems() == []
+
+
+def test_prompts_and_unknown_keys_are_kept():
+    config = from_kohya({"sdxl": True, "sample_prompts": "a cat\na dog\n", "brand_new": 3})
+    assert config.prompts == "a cat\na dog"
+    assert from_values(SDXL_LORA, config.values).unknown == {"brand_new": 3}
+
+
+def test_the_way_back_gives_the_same_settings():
+    chosen = from_values(
+        SDXL_LORA,
+        {
+            **from_kohya(FILLED).values,
+            "network_args": ["conv_dim=8", "conv_alpha=4", "rank_dropout=0.1"],
+            "lr_warmup_steps": 50,
+            "optimizer_args": ["weight_decay=0.1"],
+            "network_train_unet_only": True,
+            "text_encoder_lr": [],
+            "max_token_length": 150,
+            "wandb_api_key": "secret",
+        },
+    )
+    legacy, lost = to_kohya(chosen, SDXL_LORA)
+    assert lost == []
+    assert legacy["sdxl"] is True
+    assert "wandb_api_key" not in legacy
+    assert json.loads(json.dumps(legacy)) == legacy
+    assert from_values(SDXL_LORA, from_kohya(legacy).values).changed() == chosen.changed()
+
+
+def test_what_kohya_has_no_key_for_is_told_on_the_way_back():
+    _, lost = to_kohya(from_values(SDXL_LORA, {"compile": True, "validation_split": 0.1}), SDXL_LORA)
+    assert [remark.name for remark in lost] == ["validation_split", "compile"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a configuration of kohya_ss"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_configuration_is_told_in_one_sentence(tmp_path, text, why):
+    file = tmp_path / "c.json"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=why):
+        read(file)
