@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, UNet2DConditionModel
@@ -21,6 +20,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.data import drawn
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
 from sd_scripts.families.sdxl.tokenizer import FOLDERS, byte_letters, make_tokenizer
+from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
 
 TEXT_WIDTHS = (64, 128)
@@ -63,8 +63,7 @@ def write_miniature(folder: Path) -> Miniature:
     tokenizer = tiny_tokenizer()
     for name in FOLDERS:
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
-    state = tiny_modules(len(tokenizer)).checkpoint()
-    safetensors.torch.save_file({key: t.contiguous() for key, t in state.items()}, checkpoint)
+    save_model(checkpoint, tiny_modules(len(tokenizer)).checkpoint(), {})
     return Miniature(checkpoint, data_dir)
 
 
