@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.options.settings import Settings
 
@@ -30,21 +31,6 @@ class Parts:
     """Where the weights came from: file, folder or Hugging Face id."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What saving must give back unchanged, such as logit_scale of SDXL's second encoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplePrompt:
-    """One picture to make, as a line of sample_prompts asks for it."""
-
-    prompt: str
-    negative_prompt: str = ""
-    width: int = 512
-    height: int = 512
-    seed: int | None = None
-    steps: int = 30
-    scale: float = 7.5
-    guidance: float = 3.5
-    sampler: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,5 +66,5 @@ class Family:
     compile_targets: Callable[[nn.Module], list[nn.Module]]
     """The repeated blocks of the denoiser that share graphs."""
     lora: LoraTarget
-    sample: Callable[..., Any]
-    """(parts, SamplePrompt, settings) -> a PIL image, made eagerly."""
+    sample: Callable[[Parts, SamplePrompt, Settings], Any]
+    """A PIL image, made eagerly."""

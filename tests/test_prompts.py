@@ -1,0 +1,79 @@
+"""Prompt files are read as people know them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sd_scripts.library.prompts import SamplePrompt, line_keys, read_prompts
+
+CASES = json.loads((Path(__file__).parent / "reference" / "fixtures_prompt_lines.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["line"] for case in CASES])
+def test_a_line_is_read_as_in_the_reference(case: dict[str, Any]) -> None:
+    assert line_keys(case["line"]) == case["dict"]
+
+
+def test_every_option_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(
+        "\ufeff# a comment\n\n  a cat --w 768 --h 1024 --d 7 --s 2000 --l .5 --g 2 --n bad --ss euler_a \na dog\n",
+        encoding="utf-8",
+    )
+    assert read_prompts(file, SamplePrompt(steps=20)) == [
+        SamplePrompt(
+            prompt="a cat",
+            width=768,
+            height=1024,
+            seed=7,
+            steps=1000,
+            scale=0.5,
+            guidance=2.0,
+            negative_prompt="bad",
+            sampler="euler_a",
+        ),
+        SamplePrompt(prompt="a dog", steps=20),
+    ]
+
+
+def test_a_toml_file_shares_what_stands_above_its_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.toml"
+    file.write_text(
+        '[prompt]\nwidth = 1024\nscale = 5\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nwidth = 64\n'
+    )
+    assert read_prompts(file, SamplePrompt()) == [
+        SamplePrompt(prompt="x", width=1024, scale=5.0),
+        SamplePrompt(width=64, scale=5.0),
+    ]
+
+
+def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('[{"prompt": "x", "sample_steps": 4, "seed": null, "enum": 0}, "y --d 3"]')
+    assert read_prompts(file, SamplePrompt()) == [SamplePrompt(prompt="x", steps=4), SamplePrompt(prompt="y", seed=3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.txt", "# nothing\n", "sample_prompts: there is no prompt in '.*x.txt'"),
+        ("x.toml", "prompt = 'x'", r"sample_prompts: .*it has no \[\[prompt.subset\]\]"),
+        ("x.toml", "prompt = ", "sample_prompts: '.*x.toml' cannot be read: "),
+        ("x.json", '{"prompt": "x"}', "sample_prompts: .*it is not a list of prompts"),
+        ("x.json", '[{"width": "wide"}]', "x.json', prompt 1: width is 'wide', which is not a whole number"),
+        ("x.yaml", "", "sample_prompts: '.*x.yaml' is not a .txt, .toml or .json file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
+    tmp_path: Path, name: str, content: str, sentence: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        read_prompts(tmp_path / name, SamplePrompt())
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sample_prompts: '.*' cannot be read: No such file"):
+        read_prompts(tmp_path / "x.txt", SamplePrompt())
