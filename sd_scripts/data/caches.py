@@ -34,7 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 class LatentStore(Protocol):
     """Where the loader finds latents."""
 
-    in_memory: bool
+    in_memory: ClassVar[bool]
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         """Latents (C, H/8, W/8) float32, and the opacity of an alpha_mask subset, not flipped; UnreadablePicture."""
@@ -44,7 +44,7 @@ class LatentStore(Protocol):
 class TextStore(Protocol):
     """Where the loader finds encoded captions."""
 
-    in_memory: bool
+    in_memory: ClassVar[bool]
 
     def read(self, item: Item, caption: str) -> dict[str, Tensor]:
         """The outputs of the text encoders for one picture, by name; UnreadablePicture where there is none."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sd_scripts.data.buckets import Fit, Size
 
-cv2.setNumThreads(0)  # its thread pool does not survive a fork: a worker that had used it never ended
+cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"} | {".avif", ".jxl"} & Image.registered_extensions().keys()
 

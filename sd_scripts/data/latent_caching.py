@@ -1,0 +1,183 @@
+"""Encode every picture of a plan once, before the first step."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.blueprint import Warn
+from sd_scripts.data.caches import (
+    DAMAGED,
+    LatentEntry,
+    LatentsInMemory,
+    LatentsOnDisk,
+    LatentStore,
+    latent_fingerprint,
+)
+from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.images import Look, Prepared, UnreadablePicture, prepare_picture, stack_pixels
+
+Progress = Callable[[int, int], None]
+"""(done, of how many)."""
+EncodeImages = Callable[[Tensor], Tensor]
+"""(B, 3, H, W) float32 in -1..1 on the CPU -> (B, C, H/8, W/8) on any device."""
+READERS = 4
+"""Threads that decode pictures while the encoder works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One picture at one size, and what must be kept of it."""
+
+    item: Item
+    flip: bool
+    alpha: bool
+
+
+def cache_latents(
+    plan: DataPlan,
+    encode: EncodeImages,
+    *,
+    fingerprint: str,
+    warn: Warn,
+    to_disk: bool,
+    suffix: str = "sdxl",
+    batch_size: int = 1,
+    skip_check: bool = False,
+    progress: Progress = lambda done, total: None,
+    rank: int = 0,
+    world: int = 1,
+) -> LatentStore:
+    """Latents of training and validation pictures.
+
+    `fingerprint` names the autoencoder and all that changes its result. On disk, what is current is kept, and each of
+    `world` ranks makes its share: wait for all of them before loading. In memory every rank makes everything. With
+    `skip_check` a file that exists is believed. A picture that cannot be read is told, and left to the loader.
+    """
+    _refuse_chance_in_pictures(plan, warn)
+    wanted = _wanted_latents(plan)
+    memory = LatentsInMemory()
+    disk = LatentsOnDisk((each.item for each in wanted), suffix) if to_disk else None
+    if disk is not None:
+        # by file, since the sizes of one picture share it
+        order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in wanted))}
+        wanted = [each for each in wanted if order[disk.file(each.item)] % world == rank]
+    total = len(wanted)
+    if disk is not None:
+        wanted = [each for each in wanted if not _is_latent_current(disk, each, fingerprint, skip_check, warn)]
+    done = total - len(wanted)
+    progress(done, total)
+    for batch, pictures in _prepared_ahead(_batches_of_one_size(wanted, batch_size)):
+        for each, entry in _encode(_readable(batch, pictures, warn), encode):
+            if disk is None:
+                memory.entries[each.item.path, each.item.fit.bucket] = entry
+            elif made_from := latent_fingerprint(each.item, fingerprint):
+                disk.write(each.item, entry, made_from)
+        done += len(batch)
+        progress(done, total)
+    return disk or memory
+
+
+def _wanted_latents(plan: DataPlan) -> list[Wanted]:
+    """Each picture at each of its sizes once, with all that any of its data sets needs of it."""
+    merged: dict[object, Wanted] = {}
+    for item in plan.every_item():
+        key = (item.path, item.fit.bucket)
+        known = merged.get(key)
+        merged[key] = Wanted(
+            item=known.item if known else item,
+            flip=item.subset.look.flip_aug or (known is not None and known.flip),
+            alpha=(item.subset.look.alpha_mask and item.mask is None) or (known is not None and known.alpha),
+        )
+    return list(merged.values())
+
+
+def _batches_of_one_size(wanted: Sequence[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
+    by_size: dict[object, list[Wanted]] = {}
+    for each in wanted:
+        by_size.setdefault(each.item.fit.bucket, []).append(each)
+    for group in by_size.values():
+        for start in range(0, len(group), batch_size):
+            yield group[start : start + batch_size]
+
+
+def _prepared_ahead(
+    batches: Iterator[list[Wanted]],
+) -> Iterator[tuple[list[Wanted], list[Prepared | UnreadablePicture]]]:
+    """Batches with their pictures, the next ones being read meanwhile."""
+    with ThreadPoolExecutor(READERS) as pool:
+
+        def submit(batch: list[Wanted]) -> tuple[list[Wanted], list[Future[Prepared | UnreadablePicture]]]:
+            return batch, [pool.submit(_prepare, each) for each in batch]
+
+        waiting = deque(submit(batch) for batch in islice(batches, READERS))
+        while waiting:
+            batch, pictures = waiting.popleft()
+            waiting.extend(submit(following) for following in islice(batches, 1))
+            yield batch, [picture.result() for picture in pictures]
+
+
+def _prepare(each: Wanted) -> Prepared | UnreadablePicture:
+    """The picture in its bucket, without chance."""
+    look = Look(resize_interpolation=each.item.subset.look.resize_interpolation, alpha_mask=each.alpha)
+    try:
+        return prepare_picture(each.item.path, None, each.item.fit, look, Random(0))
+    except UnreadablePicture as error:
+        return error
+
+
+def _readable(
+    batch: Sequence[Wanted], pictures: Sequence[Prepared | UnreadablePicture], warn: Warn
+) -> list[tuple[Wanted, Prepared]]:
+    for picture in pictures:
+        if isinstance(picture, UnreadablePicture):
+            warn(f"{picture}; another picture of its bucket takes its place")
+    return [(each, picture) for each, picture in zip(batch, pictures, strict=True) if isinstance(picture, Prepared)]
+
+
+def _encode(batch: Sequence[tuple[Wanted, Prepared]], encode: EncodeImages) -> Iterator[tuple[Wanted, LatentEntry]]:
+    if not batch:
+        return
+    pixels = stack_pixels([picture.pixels for _, picture in batch])
+    latents = _finite(encode(pixels), batch)
+    flipped = _finite(encode(pixels.flip(3)), batch) if any(each.flip for each, _ in batch) else None
+    for row, (each, picture) in enumerate(batch):
+        entry = LatentEntry(
+            latents=latents[row].clone(),  # a row alone would keep the whole batch alive
+            flipped=flipped[row].clone() if flipped is not None and each.flip else None,
+            alpha=picture.mask if each.alpha else None,
+        )
+        yield each, entry
+
+
+def _finite(latents: Tensor, batch: Sequence[tuple[Wanted, Prepared]]) -> Tensor:
+    latents = latents.detach().float().cpu()
+    for row, (each, _) in enumerate(batch):
+        if not torch.isfinite(latents[row]).all():
+            raise ValueError(f"vae: the latents of {each.item.path} are not finite; try no_half_vae")
+    return latents
+
+
+def _is_latent_current(disk: LatentsOnDisk, each: Wanted, fingerprint: str, skip_check: bool, warn: Warn) -> bool:
+    if skip_check:
+        return disk.find(each.item) is not None
+    try:
+        made_from = latent_fingerprint(each.item, fingerprint)
+        return disk.is_current(each.item, made_from, flip=each.flip, alpha=each.alpha)
+    except DAMAGED:
+        warn(f"{disk.file(each.item)} is damaged; it is made anew")
+        return False
+
+
+def _refuse_chance_in_pictures(plan: DataPlan, warn: Warn) -> None:
+    for look in {item.subset.look for item in plan.items}:
+        for name in ("color_aug", "random_crop"):
+            if getattr(look, name):
+                raise ValueError(f"cache_latents: {name} changes pictures in every step; switch one of the two off")
+        if look.face_crop_aug_range:
+            warn("face_crop_aug_range: has no effect on cached latents; pictures are cropped in the middle")

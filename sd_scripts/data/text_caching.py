@@ -1,0 +1,88 @@
+"""Encode every caption of a plan once, before the first step."""
+
+from collections.abc import Callable
+from random import Random
+
+from torch import Tensor
+
+from sd_scripts.data.blueprint import Warn
+from sd_scripts.data.caches import DAMAGED, TextInMemory, TextOnDisk, TextStore, text_fingerprint
+from sd_scripts.data.captions import process_caption
+from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.latent_caching import Progress
+
+EncodeText = Callable[[list[str]], dict[str, Tensor]]
+"""Captions -> outputs by the names they have in files, batch first, on any device."""
+
+
+def cache_text(
+    plan: DataPlan,
+    encode: EncodeText,
+    *,
+    fingerprint: str,
+    warn: Warn,
+    to_disk: bool,
+    suffix: str = "te_outputs",
+    batch_size: int = 16,
+    skip_check: bool = False,
+    progress: Progress = lambda done, total: None,
+    rank: int = 0,
+    world: int = 1,
+) -> TextStore:
+    """Encoded captions, prefix, suffix, first line and separators applied; each different caption is encoded once.
+
+    `fingerprint` names the encoders and all that changes their result. A caption that changes between steps is refused
+    by the option's name. Ranks and `skip_check` as in cache_latents.
+    """
+    _refuse_chance_in_captions(plan)
+    pairs = [(item, steady_caption(item)) for item in plan.every_item()]
+    memory = TextInMemory()
+    disk = TextOnDisk(pairs, suffix) if to_disk else None
+    if disk is not None:
+        pairs = list({disk.file(*pair): pair for pair in pairs}.values())[rank::world]
+        pairs = [pair for pair in pairs if not _is_text_current(disk, *pair, fingerprint, skip_check, warn)]
+    by_caption: dict[str, list[Item]] = {}
+    for item, caption in pairs:
+        by_caption.setdefault(caption, []).append(item)
+    captions = list(by_caption)
+    progress(0, len(captions))
+    for start in range(0, len(captions), batch_size):
+        batch = captions[start : start + batch_size]
+        outputs = {name: tensor.detach().float().cpu() for name, tensor in encode(batch).items()}
+        for row, caption in enumerate(batch):
+            # a copy of its own: a row of the batch would keep the whole batch alive
+            entry = {name: tensor[row].clone() for name, tensor in outputs.items()}
+            memory.entries[caption] = entry
+            if disk is not None:
+                for item in by_caption[caption]:
+                    disk.write(item, caption, entry, text_fingerprint(caption, fingerprint))
+        if disk is not None:
+            memory.entries.clear()
+        progress(min(start + batch_size, len(captions)), len(captions))
+    return disk or memory
+
+
+def steady_caption(item: Item) -> str:
+    """The caption of a picture whose caption rules leave nothing to chance."""
+    return process_caption(item.caption, item.subset.captions, Random(0), epoch=1, step=0, max_train_steps=0)
+
+
+def _is_text_current(
+    disk: TextOnDisk, item: Item, caption: str, fingerprint: str, skip_check: bool, warn: Warn
+) -> bool:
+    if skip_check:
+        return disk.file(item, caption).is_file()
+    try:
+        return disk.is_current(item, caption, text_fingerprint(caption, fingerprint))
+    except DAMAGED:
+        warn(f"{disk.file(item, caption)} is damaged; it is made anew")
+        return False
+
+
+def _refuse_chance_in_captions(plan: DataPlan) -> None:
+    for rules in {item.subset.captions for item in plan.items}:
+        if names := rules.changing():
+            raise ValueError(
+                f"cache_text_encoder_outputs: captions change in every step with {', '.join(names)}; "
+                "switch one of the two off"
+            )

@@ -1,0 +1,306 @@
+"""Caches: what they hold equals what would be made now, and what no longer does is made again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data_help import make_folder, make_picture, plan_of
+from torch import Tensor
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.buckets import crop_ltrb
+from sd_scripts.data.caches import LatentStore, TextStore
+from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.latent_caching import cache_latents
+from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.text_caching import cache_text
+
+
+class Encoders:
+    """Stand-ins for the autoencoder and the text encoders, small and exact; they count what they are asked."""
+
+    def __init__(self) -> None:
+        self.pictures = 0
+        self.captions: list[str] = []
+        self.told: list[str] = []
+
+    def images(self, pixels: Tensor) -> Tensor:
+        self.pictures += len(pixels)
+        pooled = torch.nn.functional.avg_pool2d(pixels, 8)
+        return torch.cat([pooled, pooled[:, :1]], dim=1).to(torch.bfloat16)
+
+    def text(self, captions: list[str]) -> dict[str, Tensor]:
+        self.captions += captions
+        lengths = torch.tensor([float(len(caption)) for caption in captions])
+        return {
+            "hidden_state1": lengths[:, None, None].expand(-1, 77, 8).to(torch.bfloat16),
+            "hidden_state2": lengths[:, None, None].expand(-1, 77, 12),
+            "pool2": lengths[:, None].expand(-1, 12),
+        }
+
+    def cache_latents(self, plan: DataPlan, *, vae: str = "vae", **how: Any) -> LatentStore:
+        return cache_latents(plan, self.images, fingerprint=vae, warn=self.told.append, **{"to_disk": True, **how})
+
+    def cache_text(self, plan: DataPlan, *, encoder: str = "te", **how: Any) -> TextStore:
+        return cache_text(plan, self.text, fingerprint=encoder, warn=self.told.append, **{"to_disk": True, **how})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_folder(tmp_path / "train/2_cat", [(64, 64), (64, 64), (128, 64), (70, 60)])
+    return tmp_path / "train"
+
+
+@pytest.fixture
+def encoders() -> Encoders:
+    return Encoders()
+
+
+def epoch_of(plan: DataPlan, workers: int = 0, **stores: Any) -> list[Batch]:
+    return list(BatchLoader(plan, warn=pytest.fail, workers=workers, **stores).epoch(1))
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_cached_latents_equal_the_encoded_pictures_flips_included(
+    root: Path, encoders: Encoders, to_disk: bool, workers: int
+) -> None:
+    plan = plan_of(root, flip_aug=True, train_batch_size=2)
+    latents = encoders.cache_latents(plan, to_disk=to_disk, batch_size=2)
+    cached = epoch_of(plan, workers, latents=latents)
+    for batch, fresh in zip(cached, epoch_of(plan), strict=True):
+        assert batch.keys == fresh.keys
+        assert batch.pixels is None
+        assert batch.latents is not None
+        assert fresh.pixels is not None
+        assert batch.latents.dtype == torch.float32
+        assert torch.equal(batch.latents, encoders.images(fresh.pixels).float())
+        assert torch.equal(batch.crop_top_left, fresh.crop_top_left)
+
+
+def test_a_current_cache_is_not_made_again(root: Path, encoders: Encoders) -> None:
+    plan = plan_of(root)
+    encoders.cache_latents(plan)
+    encoders.cache_text(plan)
+    pictures, captions = encoders.pictures, len(encoders.captions)
+    encoders.cache_latents(plan_of(root))
+    encoders.cache_text(plan_of(root))
+    assert (encoders.pictures, len(encoders.captions)) == (pictures, captions) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "made_again"),
+    [
+        ({"resolution": "96"}, 4),
+        ({"resize_interpolation": "nearest"}, 4),
+        ({"flip_aug": True}, 8),
+        ({"alpha_mask": True}, 4),
+        ({"caption_prefix": "x"}, 0),
+    ],
+)
+def test_latents_are_made_again_when_what_they_depend_on_changes(
+    root: Path, encoders: Encoders, changed: dict[str, Any], made_again: int
+) -> None:
+    encoders.cache_latents(plan_of(root))
+    before = encoders.pictures
+    encoders.cache_latents(plan_of(root, **changed))
+    assert encoders.pictures - before == made_again
+
+
+def test_latents_are_made_again_for_another_picture_or_autoencoder(root: Path, encoders: Encoders) -> None:
+    encoders.cache_latents(plan_of(root))
+    make_picture(root / "2_cat/00.png", seed=99)
+    encoders.cache_latents(plan_of(root))
+    assert encoders.pictures == 5
+    encoders.cache_latents(plan_of(root), vae="another")
+    assert encoders.pictures == 9
+
+
+def test_several_sizes_of_a_picture_live_in_one_file(root: Path, encoders: Encoders) -> None:
+    encoders.cache_latents(plan_of(root))
+    encoders.cache_latents(plan_of(root, resolution="96"))
+    with np.load(root / "2_cat/00_0064x0064_sdxl.npz") as arrays:
+        assert {"latents_8x8", "latents_12x12", "original_size_8x8", "crop_ltrb_8x8"} <= set(arrays.files)
+        assert arrays["latents_8x8"].dtype == np.float32
+        assert arrays["original_size_8x8"].tolist() == [64, 64]
+    encoders.cache_latents(plan_of(root))
+    assert encoders.pictures == 8
+
+
+def write_foreign(root: Path, plan: DataPlan, size_suffix: str, name: str) -> None:
+    for item in plan.items:
+        width, height = item.fit.bucket
+        size = size_suffix.format(h=height // 8, w=width // 8)
+        arrays = {
+            f"latents{size}": np.full((4, height // 8, width // 8), 5, np.float32),
+            f"original_size{size}": np.array(item.size),
+            f"crop_ltrb{size}": np.array(crop_ltrb(item.fit.bucket, item.size)),
+        }
+        np.savez(item.path.with_name(name.format(stem=item.path.stem, w=item.size[0], h=item.size[1])), **arrays)
+
+
+@pytest.mark.parametrize("name", ["{stem}_{w:04d}x{h:04d}_sdxl.npz", "{stem}.npz"])
+@pytest.mark.parametrize("size_suffix", ["", "_{h}x{w}"])
+def test_files_of_both_dialects_written_elsewhere_are_read(
+    root: Path, encoders: Encoders, size_suffix: str, name: str
+) -> None:
+    plan = plan_of(root)
+    write_foreign(root, plan, size_suffix, name)
+    latents = encoders.cache_latents(plan)
+    assert encoders.pictures == 0
+    assert all((batch.latents == 5).all() for batch in epoch_of(plan, latents=latents) if batch.latents is not None)
+
+
+def test_files_written_elsewhere_for_another_size_are_not_used(root: Path, encoders: Encoders) -> None:
+    write_foreign(root, plan_of(root), "", "{stem}_{w:04d}x{h:04d}_sdxl.npz")
+    encoders.cache_latents(plan_of(root, resolution="96"))
+    assert encoders.pictures == 4
+
+
+def test_half_a_file_is_told_and_made_again(root: Path, encoders: Encoders) -> None:
+    plan = plan_of(root)
+    encoders.cache_latents(plan)
+    encoders.cache_text(plan)
+    for file in (root / "2_cat").glob("00_*.npz"):
+        file.write_bytes(file.read_bytes()[:300])
+    encoders.cache_latents(plan)
+    encoders.cache_text(plan)
+    assert len(encoders.told) == 2
+    assert all("damaged" in text for text in encoders.told)
+    assert (encoders.pictures, len(encoders.captions)) == (5, 5)
+    assert not list((root / "2_cat").glob("*.part"))
+
+
+def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, encoders: Encoders) -> None:
+    encoders.cache_latents(plan_of(root))
+    encoders.cache_text(plan_of(root))
+    encoders.cache_latents(plan_of(root), vae="another", skip_check=True)
+    encoders.cache_text(plan_of(root, caption_prefix="x"), skip_check=True)
+    assert (encoders.pictures, len(encoders.captions)) == (4, 4)
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+def test_cached_text_is_that_of_the_processed_caption(root: Path, encoders: Encoders, to_disk: bool) -> None:
+    plan = plan_of(root, caption_prefix="photo of", train_batch_size=2, cache_latents=True)
+    text = encoders.cache_text(plan, to_disk=to_disk)
+    assert all(caption.startswith("photo of a, b, c, ") for caption in encoders.captions)
+    for batch in epoch_of(plan, text=text):
+        assert set(batch.text) == {"hidden_state1", "hidden_state2", "pool2"}
+        assert batch.text["hidden_state1"].shape == (len(batch), 77, 8)
+        assert batch.text["pool2"][:, 0].tolist() == [len(caption) for caption in batch.captions]
+
+
+def test_text_is_made_again_when_the_words_or_the_encoders_change(root: Path, encoders: Encoders) -> None:
+    encoders.cache_text(plan_of(root))
+    (root / "2_cat/00.txt").write_text("new words")
+    encoders.cache_text(plan_of(root))
+    assert encoders.captions[4:] == ["new words"]
+    encoders.cache_text(plan_of(root, caption_suffix="y"))
+    assert len(encoders.captions) == 9
+    encoders.cache_text(plan_of(root, caption_suffix="y"), encoder="another")
+    assert len(encoders.captions) == 13
+
+
+def test_text_written_elsewhere_tells_nothing_of_its_caption_and_is_made_again(root: Path, encoders: Encoders) -> None:
+    np.savez(root / "2_cat/00_te_outputs.npz", hidden_state1=np.zeros((77, 8)))
+    encoders.cache_text(plan_of(root))
+    assert len(encoders.captions) == 4
+
+
+def test_equal_captions_are_encoded_once(tmp_path: Path, encoders: Encoders) -> None:
+    for number in range(3):
+        make_picture(tmp_path / f"train/1_cat/{number}.png")
+    plan = plan_of(tmp_path / "train")
+    text = encoders.cache_text(plan)
+    assert encoders.captions == ["cat"]
+    assert len(epoch_of(plan, text=text)) == 3
+
+
+@pytest.mark.parametrize(
+    "chance",
+    [
+        {"shuffle_caption": True},
+        {"caption_dropout_rate": 0.1},
+        {"caption_dropout_every_n_epochs": 2},
+        {"caption_tag_dropout_rate": 0.1},
+        {"token_warmup_step": 5},
+        {"enable_wildcard": True},
+    ],
+)
+def test_captions_left_to_chance_are_refused_by_name(root: Path, encoders: Encoders, chance: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"cache_text_encoder_outputs: .* {next(iter(chance))}"):
+        encoders.cache_text(plan_of(root, **chance))
+
+
+@pytest.mark.parametrize("name", ["color_aug", "random_crop"])
+def test_pictures_left_to_chance_are_refused_by_name(root: Path, encoders: Encoders, name: str) -> None:
+    with pytest.raises(ValueError, match=f"cache_latents: {name}"):
+        encoders.cache_latents(plan_of(root, **{name: True}))
+
+
+def test_ranks_share_the_work_on_disk(root: Path, encoders: Encoders) -> None:
+    plan = plan_of(root)
+    encoders.cache_latents(plan, rank=0, world=2)
+    encoders.cache_text(plan, rank=0, world=2)
+    assert (encoders.pictures, len(encoders.captions)) == (2, 2)
+    latents = encoders.cache_latents(plan, rank=1, world=2)
+    text = encoders.cache_text(plan, rank=1, world=2)
+    assert (encoders.pictures, len(encoders.captions)) == (4, 4)
+    assert len(epoch_of(plan, latents=latents, text=text)) == 8
+
+
+def test_a_picture_that_cannot_be_read_is_told_and_replaced(root: Path, encoders: Encoders) -> None:
+    plan = plan_of(root)
+    broken = root / "2_cat/00.png"
+    broken.write_bytes(broken.read_bytes()[:200])
+    for to_disk in (True, False):
+        latents = encoders.cache_latents(plan, to_disk=to_disk)
+        told: list[str] = []
+        batches = list(BatchLoader(plan, warn=told.append, latents=latents).epoch(1))
+        assert len(batches) == 8
+        assert not any("00.png" in key for batch in batches for key in batch.keys)
+        assert len(told) == 1
+    assert "00.png cannot be read" in encoders.told[0]
+
+
+def test_latents_that_are_not_finite_name_the_picture_and_the_remedy(root: Path, encoders: Encoders) -> None:
+    def broken(pixels: Tensor) -> Tensor:
+        return pixels * float("nan")
+
+    with pytest.raises(ValueError, match=r"vae: the latents of .*png are not finite; try no_half_vae"):
+        cache_latents(plan_of(root), broken, fingerprint="v", warn=pytest.fail, to_disk=False)
+
+
+def test_progress_counts_what_is_there_already(root: Path, encoders: Encoders) -> None:
+    seen: list[tuple[int, int]] = []
+    encoders.cache_latents(plan_of(root), progress=lambda done, total: seen.append((done, total)))
+    assert (seen[0], seen[-1]) == ((0, 4), (4, 4))
+    seen.clear()
+    encoders.cache_latents(plan_of(root), progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(4, 4)]
+
+
+def test_the_opacity_of_a_cached_picture_flips_with_it(tmp_path: Path, encoders: Encoders) -> None:
+    picture = make_picture(tmp_path / "train/8_cat/a.png", mode="RGBA")
+    assert picture.exists()
+    plan = plan_of(tmp_path / "train", alpha_mask=True, flip_aug=True)
+    fresh = epoch_of(plan)
+    for to_disk in (True, False):
+        cached = epoch_of(plan, latents=encoders.cache_latents(plan, to_disk=to_disk))
+        for one, other in zip(cached, fresh, strict=True):
+            assert one.mask is not None
+            assert other.mask is not None
+            assert torch.allclose(one.mask, other.mask)
+
+
+def test_pictures_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:
+    make_picture(tmp_path / "train/1_cat/a.png", seed=1)
+    make_picture(tmp_path / "train/1_cat/a.bmp", seed=2)
+    plan = plan_of(tmp_path / "train")
+    latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
+    one, other = (batch.latents for batch in epoch_of(plan, latents=latents, text=text))
+    assert one is not None
+    assert other is not None
+    assert not torch.equal(one, other)
