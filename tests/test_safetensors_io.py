@@ -132,6 +132,7 @@ def written(path: Path, *keys: str, metadata: dict[str, str] | None = None) -> P
 def test_a_file_is_recognised_by_its_keys(tmp_path: Path, keys: list[str], family: str | None, variant: str) -> None:
     found = describe(written(tmp_path / "x.safetensors", *keys))
     assert (found.family, found.variant, found.problem) == (family, variant, None)
+    assert found.precision == "fp32"
     assert found.bytes > 16
 
 

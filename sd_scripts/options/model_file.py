@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class ModelFile:
     """sdxl, flux, sd15 ...; None if it was not recognised."""
     variant: str = ""
     """Such as "SDXL checkpoint" or "FLUX.1 LoRA"; empty if it was not recognised."""
+    precision: str = ""
+    """What most of its tensors are: fp32, fp16, bf16, fp8; empty if unknown."""
     bytes: int = 0
     problem: str | None = None
     """Why it cannot be used, in words that follow an option's name."""
@@ -47,7 +50,7 @@ def describe(path: Path) -> ModelFile:
     except ValueError as problem:
         return ModelFile(bytes=size, problem=str(problem))
     family, variant = recognise(header)
-    return ModelFile(family=family, variant=variant, bytes=size)
+    return ModelFile(family=family, variant=variant, precision=_precision(header), bytes=size)
 
 
 def read_header(path: Path) -> Header:
@@ -82,6 +85,7 @@ MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
     ("cond_stage_model.transformer.text_model.final_layer_norm.weight", "sd15", "Stable Diffusion 1.5 checkpoint"),
     ("cond_stage_model.model.ln_final.weight", "sd2", "Stable Diffusion 2.x checkpoint"),
+    ("model.diffusion_model.joint_blocks.0.context_block.attn.qkv.weight", "sd3", "Stable Diffusion 3 checkpoint"),
     ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
     ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
     ("decoder.conv_in.weight", None, "VAE"),
@@ -112,7 +116,7 @@ LORA_VERSIONS = (("sdxl", "sdxl", "SDXL LoRA"), ("flux", "flux", "FLUX.1 LoRA"),
 def recognise(header: Header) -> tuple[str | None, str]:
     """(family, variant) from keys and metadata; (None, "") if no mark is there."""
     keys = header.shapes
-    if any(".lora_down." in key or ".lora_A." in key for key in keys):
+    if any(part in key for key in keys for part in (".lora_down.", ".lora_A.", ".hada_w1_a", ".lokr_w")):
         return _recognise_lora(header)
     for prefix in ("", "model.diffusion_model."):
         if any(prefix + mark in keys for mark in FLUX_MARKS):
@@ -122,6 +126,14 @@ def recognise(header: Header) -> tuple[str | None, str]:
         if mark in keys:
             return family, variant + (", v-prediction" if "v_pred" in keys else "")
     return None, ""
+
+
+PRECISIONS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
+
+
+def _precision(header: Header) -> str:
+    counts = Counter(header.dtypes.values()).most_common(1)
+    return PRECISIONS.get(counts[0][0], "") if counts else ""
 
 
 def _recognise_lora(header: Header) -> tuple[str | None, str]:
