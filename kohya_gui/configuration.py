@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kohya_gui import legacy_config
 from kohya_gui.launch_command import LaunchCommand, build
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.reading import from_file, from_values
@@ -51,8 +52,6 @@ def place_of(text: str) -> Path:
 def open_file(path: Path, method: str) -> Opened:
     """Read TOML, or the JSON of kohya_ss. Raises ValueError when the file is not there or broken."""
     if path.suffix.lower() == ".json":
-        from kohya_gui import legacy_config  # type: ignore[attr-defined]
-
         legacy = legacy_config.read(path)
         family = legacy.family if legacy.family in families_of(method) else families_of(method)[0]
         return _opened(from_values(script_for(family, method), legacy.values), family, legacy.remarks)
@@ -89,7 +88,8 @@ def prepare(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any
     name = settings[SavingOptions].output_name or ""
     try:
         folder = RunFolder(output) if print_only else new_run_folder(output / "runs", name)
-        toml = output / f"{name or 'last'}.toml" if print_only else folder.config
+        # a name of its own: the user's file of that name may stand there
+        toml = output / f"{name or 'last'}-command.toml" if print_only else folder.config
         command = build(settings, script, toml, run_dir=None if print_only else folder.path)
         write_toml(toml, command.toml)
     except OSError as error:

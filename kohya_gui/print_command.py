@@ -1,0 +1,27 @@
+"""The training command of a configuration file, for scripts: `python gui.py --print-command --config FILE`."""
+
+import sys
+from pathlib import Path
+
+from kohya_gui.configuration import open_file, prepare
+from kohya_gui.launch_command import shell_line
+from sd_scripts.options.catalog import script_for
+
+
+def print_command(tab: str, config: Path) -> int:
+    """Print the command as one shell-quoted line, then the path of the TOML that it reads, which is written.
+
+    `config` is TOML or a JSON of kohya_ss. Returns the exit code: 2 with the problems, one a line, on stderr.
+    Secrets are in neither line: hand them over as WANDB_API_KEY and HF_TOKEN.
+    """
+    try:
+        opened = open_file(config, tab)
+        prepared = prepare(opened.values, script_for(opened.family, tab), opened.unknown, print_only=True)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for remark in dict.fromkeys([*opened.remarks, *prepared.remarks]):
+        print(remark, file=sys.stderr)
+    print(shell_line(prepared.command.argv))
+    print(prepared.toml)
+    return 0

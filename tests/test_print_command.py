@@ -1,0 +1,59 @@
+"""The training command of a file, printed for scripts."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from kohya_gui.print_command import print_command
+from sd_scripts.options.toml_files import read_toml, write_toml
+
+START = {
+    "pretrained_model_name_or_path": "sdxl.safetensors",
+    "train_data_dir": "pictures",
+    "output_name": "cat",
+    "resolution": "1024",
+    "learning_rate": 1e-4,
+    "compile": True,
+    "compile_mode": "reduce-overhead",
+}
+
+
+def test_a_command_to_paste_then_the_file_that_it_reads(tmp_path, capsys):
+    results = tmp_path / "my results"
+    write_toml(tmp_path / "in.toml", {**START, "output_dir": str(results)})
+    assert print_command("lora", tmp_path / "in.toml") == 0
+    line, toml = capsys.readouterr().out.splitlines()
+    assert Path(toml) == results / "cat-command.toml"
+    assert read_toml(Path(toml)) == {**START, "output_dir": str(results)}
+    if sys.platform != "win32":
+        argv = shlex.split(line)
+        assert argv[argv.index("--config_file") + 1] == toml
+        assert argv[-3:] == ["--compile", "--compile_mode", "reduce-overhead"]
+
+
+def test_a_file_of_kohya_is_read_too_and_what_is_lost_is_told_aside(tmp_path, capsys):
+    (tmp_path / "in.json").write_text(
+        json.dumps({**START, "sdxl": True, "output_dir": str(tmp_path), "train_inpainting": True}), encoding="utf-8"
+    )
+    assert print_command("lora", tmp_path / "in.json") == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 2
+    assert "train_inpainting: inpainting models are not trained here" in printed.err
+
+
+def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
+    write_toml(tmp_path / "in.toml", {"resolution": "1024"})
+    assert print_command("lora", tmp_path / "in.toml") == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert [line.split(":")[0] for line in printed.err.splitlines()] == [
+        "pretrained_model_name_or_path",
+        "train_data_dir",
+        "output_dir",
+    ]
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path, capsys):
+    assert print_command("lora", tmp_path / "none.toml") == 2
+    assert "there is no file" in capsys.readouterr().err
