@@ -1,0 +1,99 @@
+"""The denoiser of SDXL: diffusers' UNet2DConditionModel, with our attention and the blocks that compile shares."""
+
+from typing import Any
+
+import torch
+from diffusers import UNet2DConditionModel
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention_processor import Attention
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from sd_scripts.library.attention import attention
+from sd_scripts.networks.lora import project_together
+
+
+class SharedProjections:
+    """Attention processor: q, k and v that read the same input share their low-rank down projection."""
+
+    def __call__(
+        self,
+        attn: Attention,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """(B, S, C), context (B, T, C') or None for self-attention -> (B, S, C)."""
+        if encoder_hidden_states is None:
+            q, k, v = project_together((attn.to_q, attn.to_k, attn.to_v), hidden_states)
+        else:
+            q = attn.to_q(hidden_states)
+            k, v = project_together((attn.to_k, attn.to_v), encoder_hidden_states)
+        q, k, v = (x.unflatten(-1, (attn.heads, -1)) for x in (q, k, v))
+        return attn.to_out[0](attention(q, k, v, attention_mask))
+
+
+def make_ours(unet: UNet2DConditionModel) -> None:
+    """Give a loaded U-Net our attention, and equal blocks equal attributes, so that they share graphs."""
+    unet.set_attn_processor(SharedProjections())  # type: ignore[arg-type]
+    for module in unet.modules():
+        if isinstance(module, ResnetBlock2D):
+            module.output_scale_factor = float(module.output_scale_factor)  # the middle block's is the integer 1
+
+
+def predict(unet: nn.Module, noisy: Tensor, timesteps: Tensor, context: Tensor, pooled: Tensor, sizes: Tensor) -> Tensor:
+    """Noise or velocity, as the model was trained.
+
+    noisy (B, 4, h, w), timesteps (B,), context (B, T, 2048), pooled (B, 1280), sizes (B, 6) -> (B, 4, h, w) float32.
+    """
+    added = {"text_embeds": pooled, "time_ids": sizes}
+    return unet(noisy, timesteps, context, added_cond_kwargs=added, return_dict=False)[0].float()
+
+
+def compile_targets(unet: nn.Module) -> list[list[nn.Module]]:
+    """The repeated blocks inside down_blocks, mid_block and up_blocks, one list for each of the three."""
+    outer = (unet.get_submodule(name) for name in ("down_blocks", "mid_block", "up_blocks"))
+    return [[m for m in part.modules() if isinstance(m, BasicTransformerBlock | ResnetBlock2D)] for part in outer]
+
+
+def graph_kinds(unet: nn.Module) -> dict[str, int]:
+    """How many graphs each class of block needs at one picture size: one for each shape of its weights."""
+    shapes: dict[str, set[Any]] = {}
+    for block in (b for part in compile_targets(unet) for b in part):
+        weights = tuple(tuple(p.shape) for p in block.parameters())
+        shapes.setdefault(type(block).__name__, set()).add(weights)
+    return {name: len(kinds) for name, kinds in shapes.items()}
+
+
+SDXL_CONFIG: dict[str, Any] = {
+    "sample_size": 128,
+    "in_channels": 4,
+    "out_channels": 4,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "block_out_channels": (320, 640, 1280),
+    "layers_per_block": 2,
+    "transformer_layers_per_block": (1, 2, 10),
+    "attention_head_dim": (5, 10, 20),
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+"""Of SDXL 1.0 base, for full-size runs without weights."""
+
+
+def random_full_size(device: torch.device, dtype: torch.dtype) -> UNet2DConditionModel:
+    """The U-Net of SDXL 1.0 base with random weights: for benchmarks, which no picture depends on."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**SDXL_CONFIG)
+    unet = unet.to_empty(device=device).to(dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    for name, p in unet.named_parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=p[0].numel() ** -0.5, generator=generator)
+        else:
+            nn.init.constant_(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return unet.requires_grad_(False)

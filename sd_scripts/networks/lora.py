@@ -1,0 +1,350 @@
+"""LoRA as a layer that also learns: a drop-in for the layer it adapts, so that hooks and compile see a plain module.
+
+The layer computes in the model's dtype; the optimizer sees float32 masters. `LoraNetwork` keeps both in flat buffers,
+so that refreshing the compute copies is one cast a step and the gradient norm is one reduction. Paper: Hu et al. 2021,
+https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraTarget:
+    """Which layers of a module LoRA adapts, and what the file calls them."""
+
+    classes: tuple[str, ...]
+    """Every Linear and 1x1 convolution inside modules of these classes."""
+    conv_classes: tuple[str, ...] = ()
+    """With conv_dim also every layer inside modules of these classes."""
+    name: Callable[[str], str]
+    """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropouts:
+    """Chances of being silenced in training: single values of the low rank, whole ranks, whole layers."""
+
+    neuron: float = 0.0
+    rank: float = 0.0
+    module: float = 0.0
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """(B, ..., r) -> same; gates are tensors, so that one graph serves every outcome."""
+        if self.neuron:
+            h = F.dropout(h, self.neuron)
+        if self.rank:
+            shape = (h.shape[0], *[1] * (h.ndim - 2), h.shape[-1])
+            h = h * (torch.rand(shape, device=h.device) >= self.rank).to(h.dtype) / (1 - self.rank)
+        if self.module:
+            h = h * (torch.rand((), device=h.device) >= self.module).to(h.dtype)
+        return h
+
+    def any(self) -> bool:
+        return bool(self.neuron or self.rank or self.module)
+
+
+class LoraLinear(nn.Linear):
+    """y = x W + b + (x A) B, with alpha / rank already in B (see LoraNetwork.refresh)."""
+
+    lora_down: nn.Parameter  # (r, in)
+    lora_up: nn.Parameter  # (out, r)
+
+    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias = base.weight, base.bias
+        like = {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.lora_down = nn.Parameter(torch.empty(rank, base.in_features, **like))
+        self.lora_up = nn.Parameter(torch.empty(base.out_features, rank, **like))
+        self.dropouts = dropouts
+        self.train(base.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.update(F.linear(x, self.weight, self.bias), F.linear(x, self.lora_down))
+
+    def update(self, y: Tensor, h: Tensor) -> Tensor:
+        """Add to the base's output `y` (..., out) what the low rank `h` (..., r) says."""
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h)
+        if torch.compiler.is_compiling():
+            return y + F.linear(h, self.lora_up)  # the compiler fuses the sum with what follows
+        flat = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.lora_up.t())
+        return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would cost compiled blocks behind it another graph
+
+
+class LoraConv2d(nn.Conv2d):
+    """y = conv(x) + up(down(x)): down has the base's kernel, stride and padding, up is 1x1."""
+
+    lora_down: nn.Parameter  # (r, in, kh, kw)
+    lora_up: nn.Parameter  # (out, r, 1, 1)
+
+    def __init__(self, base: nn.Conv2d, rank: int, dropouts: Dropouts):
+        nn.Module.__init__(self)
+        for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
+            setattr(self, name, getattr(base, name))
+        self.transposed, self.output_padding, self.padding_mode = False, (0, 0), base.padding_mode
+        self._reversed_padding_repeated_twice = base._reversed_padding_repeated_twice
+        self.weight, self.bias = base.weight, base.bias
+        like = {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.lora_down = nn.Parameter(torch.empty(rank, base.in_channels, *base.kernel_size, **like))
+        self.lora_up = nn.Parameter(torch.empty(base.out_channels, rank, 1, 1, **like))
+        self.dropouts = dropouts
+        self.train(base.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.conv2d(x, self.lora_down, None, self.stride, self.padding, self.dilation)
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h.movedim(1, -1)).movedim(-1, 1)
+        return super().forward(x) + F.conv2d(h, self.lora_up)
+
+
+LoraLayer = LoraLinear | LoraConv2d
+
+
+def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """Several Linears of one input, such as q, k and v: their down projections are one matrix product."""
+    if not all(isinstance(layer, LoraLinear) for layer in layers):
+        return [layer(x) for layer in layers]
+    lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]
+    low = F.linear(x, torch.cat([layer.lora_down for layer in lora]))
+    parts = low.split([layer.lora_down.shape[0] for layer in lora], dim=-1)
+    return [layer.update(F.linear(x, layer.weight, layer.bias), h) for layer, h in zip(lora, parts, strict=True)]
+
+
+def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
+    """Path and layer of all that LoRA can adapt in `model`, in the order of its modules, each once."""
+    seen = set()
+    for inside, block in model.named_modules():
+        kind = type(block).__name__
+        if kind not in target.classes and not (conv and kind in target.conv_classes):
+            continue
+        for path, layer in block.named_modules(prefix=inside):
+            if path in seen or not isinstance(layer, nn.Linear | nn.Conv2d):
+                continue
+            if not is_conv(layer) or conv:
+                seen.add(path)
+                yield path, layer
+
+
+def is_conv(layer: nn.Module) -> bool:
+    """A convolution that looks at neighbours; a 1x1 convolution counts as a Linear."""
+    return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """How one layer shall be adapted."""
+
+    name: str
+    module: nn.Module
+    path: str
+    rank: int
+    alpha: float
+    group: str
+    """Layers of one group share a learning rate: `unet`, `textencoder`, `unet_block4`."""
+
+
+@dataclass
+class AdaptedLayer:
+    """One layer with its float32 masters; `scale` is alpha / rank."""
+
+    name: str
+    layer: LoraLayer
+    down: nn.Parameter
+    up: nn.Parameter
+    alpha: float
+    group: str
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segment:
+    """A run of the flat buffers with one scale: the downs have 1, the ups alpha / rank."""
+
+    run: slice
+    scale: float
+    is_up: bool
+
+
+@dataclass
+class LoraNetwork:
+    """All adapted layers of a run."""
+
+    layers: list[AdaptedLayer]
+    masters: Tensor
+    """(n,) float32: every down, then every up; the optimizer's parameters are views of it."""
+    compute: Tensor
+    """(n,) in the model's dtype: what the layers' parameters are views of."""
+    segments: list[_Segment]
+    copies: list[nn.Parameter]
+    """The layers' parameters in the order of the buffers."""
+    multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.gradients = torch.zeros_like(self.masters)
+        """(n,) float32, one buffer, so that processes average it in one message. Its memory is given back between
+        collecting and the next step (see zero_grad): the peak of a step lies before the first gradient is done."""
+        self._gradient_views = self._views_of(self.gradients)
+        views = dict(zip(self.copies, self._gradient_views, strict=True))
+        for layer in self.layers:
+            layer.down.grad, layer.up.grad = views[layer.layer.lora_down], views[layer.layer.lora_up]
+        self._gradient_bytes = self.gradients.untyped_storage().nbytes()
+        self._collected = True
+        self.zero_grad()
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        runs = flat.split([copy.numel() for copy in self.copies])
+        return [run.view(copy.shape) for run, copy in zip(runs, self.copies, strict=True)]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Write the compute copies from the masters, with each layer's scale in its up matrix."""
+        for part in self.segments:
+            factor = part.scale * self.multiplier if part.is_up else 1.0
+            if factor == 1.0:
+                self.compute[part.run].copy_(self.masters[part.run])
+            else:
+                torch.mul(self.masters[part.run], factor, out=self.compute[part.run])
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Move the gradients of the compute copies to the masters, adding to what earlier micro-steps left there."""
+        if not self._collected:
+            self.gradients.untyped_storage().resize_(self._gradient_bytes)
+        target, views = self.gradients, self._gradient_views
+        if self._collected:  # a later micro-step of an accumulation
+            target = torch.empty_like(self.gradients)
+            views = self._views_of(target)
+        grads = [copy.grad for copy in self.copies]
+        if all(grad is not None for grad in grads):
+            torch._foreach_copy_(views, grads)
+        else:
+            for view, grad in zip(views, grads, strict=True):
+                view.zero_() if grad is None else view.copy_(grad)
+        for part in self.segments:
+            if part.scale != 1.0:
+                target[part.run].mul_(part.scale)
+        if target is not self.gradients:
+            self.gradients.add_(target)
+        self._collected = True
+        for copy in self.copies:
+            copy.grad = None
+
+    def zero_grad(self) -> None:
+        """Forget the masters' gradients and give their memory back."""
+        if self._collected:
+            self.gradients.untyped_storage().resize_(0)
+        self._collected = False
+
+    @torch.no_grad()
+    def limit_norms(self, limit: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Scale pairs whose update is longer than `limit` back to it (scale_weight_norms).
+
+        Returns how many were scaled, and the mean and largest norm afterwards, as tensors on the device.
+        """
+        norms = torch.stack([self._update_norm(layer) for layer in self.layers])
+        ratio = (limit / norms.clamp_min(limit / 2)).clamp_max(1.0)
+        for layer, share in zip(self.layers, ratio.sqrt().unbind(), strict=True):
+            layer.down.mul_(share)
+            layer.up.mul_(share)
+        kept = norms * ratio
+        return (ratio < 1).sum(), kept.mean(), kept.max()
+
+    @staticmethod
+    def _update_norm(layer: AdaptedLayer) -> Tensor:
+        """|up down| without forming it: |UD|^2 = trace(U'U DD')."""
+        up, down = layer.up.flatten(1), layer.down.flatten(1)
+        square = ((up.t() @ up) * (down @ down.t())).sum()
+        return square.clamp_min(0).sqrt() * layer.scale
+
+    def file_tensors(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """What the file holds: masters on the CPU in `dtype` (None: float32), keys as sd-scripts has them."""
+        dtype = dtype or torch.float32
+        tensors: dict[str, Tensor] = {}
+        for layer in self.layers:
+            tensors[f"{layer.name}.alpha"] = torch.tensor(layer.alpha, dtype=dtype)
+            tensors[f"{layer.name}.lora_down.weight"] = layer.down.detach().to("cpu", dtype, copy=True)
+            tensors[f"{layer.name}.lora_up.weight"] = layer.up.detach().to("cpu", dtype, copy=True)
+        return tensors
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: dict[str, Tensor]) -> list[str]:
+        """Take weights from a file's tensors; returns the names of layers that the file does not have.
+
+        Raises ValueError where a rank differs.
+        """
+        absent = []
+        for layer in self.layers:
+            down, up = (tensors.get(f"{layer.name}.lora_{part}.weight") for part in ("down", "up"))
+            if down is None or up is None:
+                absent.append(layer.name)
+                continue
+            if down.shape[0] != layer.rank:
+                raise ValueError(
+                    f"network_weights: {layer.name} has rank {down.shape[0]} in the file and {layer.rank} here; "
+                    "set network_dim to the file's rank or turn on dim_from_weights"
+                )
+            layer.down.copy_(down.reshape(layer.down.shape))
+            layer.up.copy_(up.reshape(layer.up.shape))
+        return absent
+
+
+def attach(plans: Iterable[LayerPlan], dropouts: Dropouts, generator: torch.Generator) -> LoraNetwork:
+    """Replace the planned layers by adapted ones: down starts random (Kaiming uniform), up at zero."""
+    made: list[tuple[LayerPlan, LoraLayer]] = []
+    for plan in plans:
+        parent_path, _, leaf = plan.path.rpartition(".")
+        parent = plan.module.get_submodule(parent_path)
+        base = getattr(parent, leaf)
+        layer = (LoraConv2d if isinstance(base, nn.Conv2d) else LoraLinear)(base, plan.rank, dropouts)
+        setattr(parent, leaf, layer)
+        made.append((plan, layer))
+    return _with_masters(made, generator)
+
+
+@torch.no_grad()
+def _with_masters(made: list[tuple[LayerPlan, LoraLayer]], generator: torch.Generator) -> LoraNetwork:
+    assert made, "a network without layers"
+    device, dtype = made[0][1].weight.device, made[0][1].weight.dtype
+    by_scale = sorted(made, key=lambda pair: pair[0].alpha / pair[0].rank)  # ups of one scale lie side by side
+    order = [(layer.lora_down, (1.0, False)) for _, layer in made]
+    order += [(layer.lora_up, (plan.alpha / plan.rank, True)) for plan, layer in by_scale]
+    total = sum(copy.numel() for copy, _ in order)
+    masters, compute = torch.zeros(total, device=device), torch.zeros(total, device=device, dtype=dtype)
+
+    master_of: dict[nn.Parameter, nn.Parameter] = {}
+    segments, start = [], 0
+    for (scale, is_up), run in groupby(order, key=lambda item: item[1]):
+        begin = start
+        for copy, _ in run:
+            end = start + copy.numel()
+            master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
+            copy.data = compute[start:end].view(copy.shape)
+            start = end
+        segments.append(_Segment(run=slice(begin, start), scale=scale, is_up=is_up))
+
+    layers = []
+    for plan, layer in made:
+        down, up = master_of[layer.lora_down], master_of[layer.lora_up]
+        bound = 1 / math.sqrt(down[0].numel())  # Kaiming uniform with a = sqrt(5)
+        down.copy_(torch.empty(down.shape).uniform_(-bound, bound, generator=generator))
+        layers.append(AdaptedLayer(plan.name, layer, down, up, plan.alpha, plan.group))
+    network = LoraNetwork(layers, masters, compute, segments, list(master_of))
+    network.refresh()
+    return network

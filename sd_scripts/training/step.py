@@ -1,0 +1,60 @@
+"""One training step: a pure function of tensors that were made outside it.
+
+Nothing here waits for the device: loss and norm stay tensors, which the trainer reads later. That keeps the GPU busy at
+small batches and leaves the way open to capture the whole step as one CUDA graph.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sd_scripts.training.learning import Learning
+
+Loss = Callable[[dict[str, Tensor]], Tensor]
+"""Inputs of one micro-step -> loss of each picture (B,)."""
+
+
+class TrainStep:
+    """Forward, loss, backward; after `accumulation` of these clip and optimizer."""
+
+    def __init__(
+        self,
+        loss: Loss,
+        learning: Learning,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float = 1.0,
+        accumulation: int = 1,
+        scaler: torch.amp.GradScaler | None = None,
+        processes: int = 1,
+        cuda_graphs: bool = False,
+    ):
+        self.loss, self.learning, self.optimizer = loss, learning, optimizer
+        self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
+        self.processes, self.cuda_graphs = processes, cuda_graphs
+
+    def micro(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Gradients of one batch, added to those of earlier micro-steps; returns its mean loss, on the device."""
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # what the last step computed may be overwritten now
+        loss = self.loss(inputs).mean()
+        scaled = loss / self.accumulation
+        (self.scaler.scale(scaled) if self.scaler else scaled).backward()
+        self.learning.collect_gradients()
+        return loss.detach()
+
+    def update(self) -> Tensor | None:
+        """Change the weights by what the micro-steps gathered; returns the gradient norm before clipping."""
+        if self.processes > 1:
+            self.learning.average_gradients(self.processes)
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        norm = self.learning.clip(self.max_grad_norm) if self.max_grad_norm > 0 else None
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.learning.updated()
+        return norm
