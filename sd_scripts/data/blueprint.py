@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Blueprint:
     datasets: tuple[Dataset, ...]
     source: str
     """The option that described them, for messages."""
-    from_config: bool = field(default=False)
+    from_config: bool = False
     """Described by dataset_config rather than by folder options."""
 
 

@@ -102,7 +102,7 @@ def problems(config: Config, *, masked_loss: bool) -> list[str]:
 
 
 def _config_problems(config: Config, masked_loss: bool) -> Iterator[str]:
-    for key in config.keys() - {"general", "datasets"}:
+    for key in sorted(config.keys() - {"general", "datasets"}):
         yield f"{key} is unknown: the top level has [general] and [[datasets]]"
     yield from _table_problems(config.get("general", {}), GENERAL, "general")
     datasets = config.get("datasets", [])

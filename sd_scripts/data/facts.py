@@ -1,0 +1,156 @@
+"""What saved metadata and the start of a run tell about the data: counts, buckets, tags, folders."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sd_scripts.data.blueprint import Subset
+from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
+
+Tags = dict[str, dict[str, int]]
+Folders = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """The values of the ss_* entries about data, before they become text."""
+
+    num_train_images: int
+    """With repeats, regularisation pictures not counted."""
+    num_reg_images: int
+    num_validation_images: int
+    num_batches_per_epoch: int
+    """Of all ranks together."""
+    batch_shapes: dict[BatchShape, int]
+    """How many batches of each shape an epoch has: each shape is a graph of its own to the compiler."""
+    tag_frequency: Tags
+    """Folder -> tag -> how many captions have it."""
+    dataset_dirs: Folders
+    """Folder -> n_repeats, img_count."""
+    reg_dataset_dirs: Folders
+    bucket_info: dict[str, Any] | None
+    """buckets {number: resolution, count} and mean_img_ar_error of the first data set; None without buckets."""
+    datasets: list[dict[str, Any]]
+    """ss_datasets: one entry for each data set of a dataset_config."""
+
+
+def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DataFacts:
+    numbers = range(len(plan.blueprint.datasets))
+    by_dataset = [[item for item in plan.items if item.dataset == number] for number in numbers]
+    shapes = batch_shapes(plan, short_batches=short_batches)
+    return DataFacts(
+        num_train_images=_seen(plan.items, is_reg=False),
+        num_reg_images=_seen(plan.items, is_reg=True),
+        num_validation_images=len(plan.validation.items) if plan.validation else 0,
+        num_batches_per_epoch=sum(shapes.values()),
+        batch_shapes=shapes,
+        tag_frequency=_merged([_tag_frequency(items) for items in by_dataset]),
+        dataset_dirs=_merged([_folders(items, is_reg=False) for items in by_dataset]),
+        reg_dataset_dirs=_merged([_folders(items, is_reg=True) for items in by_dataset]),
+        bucket_info=_bucket_info(by_dataset[0]) if plan.blueprint.datasets[0].buckets.enable_bucket else None,
+        datasets=[_dataset_facts(plan, number, by_dataset[number]) for number in numbers],
+    )
+
+
+def describe_data(facts: DataFacts) -> str:
+    """The data set in a few lines, for the console and the run's page."""
+    counts = [f"{facts.num_train_images} pictures in an epoch, repeats counted"]
+    if facts.num_reg_images:
+        counts.append(f"{facts.num_reg_images} for regularisation")
+    if facts.num_validation_images:
+        counts.append(f"{facts.num_validation_images} kept out for validation")
+    lines = [", ".join(counts), f"{facts.num_batches_per_epoch} batches in {len(facts.batch_shapes)} shapes:"]
+    lines += [
+        f"  {shape.width}x{shape.height}, {shape.pictures} at a time: {count} batches"
+        for shape, count in facts.batch_shapes.items()
+    ]
+    return "\n".join(lines)
+
+
+def _seen(items: Iterable[Item], *, is_reg: bool) -> int:
+    return sum(item.repeats for item in items if item.subset.is_reg == is_reg)
+
+
+def _tag_frequency(items: Sequence[Item]) -> Tags:
+    """Words between commas, whatever caption_separator says: readers of the metadata expect it."""
+    tags: Tags = {}
+    for item in items:
+        folder = tags.setdefault(item.subset.name, {})
+        for tag in (part.strip().lower() for part in item.caption.split(",")):
+            if tag:
+                folder[tag] = folder.get(tag, 0) + 1
+    return tags
+
+
+def _folders(items: Sequence[Item], *, is_reg: bool) -> Folders:
+    counts = Counter(item.subset.name for item in items if item.subset.is_reg == is_reg)
+    repeats = {item.subset.name: item.subset.num_repeats for item in items}
+    return {name: {"n_repeats": repeats[name], "img_count": count} for name, count in counts.items()}
+
+
+def _merged(of_datasets: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """One table of several data sets; a folder that two of them name gets a number."""
+    merged: dict[str, Any] = {}
+    for table in of_datasets:
+        for name, value in table.items():
+            free, again = name, 2
+            while free in merged:
+                free, again = f"{name} ({again})", again + 1
+            merged[free] = value
+    return merged
+
+
+def _bucket_info(items: Sequence[Item]) -> dict[str, Any]:
+    counts: Counter[tuple[int, int]] = Counter()
+    for item in items:
+        counts[item.fit.bucket] += item.repeats
+    errors = [abs(item.fit.ar_error) for item in items]
+    return {
+        "buckets": {
+            number: {"resolution": list(size), "count": count}
+            for number, (size, count) in enumerate(sorted(counts.items()))
+        },
+        "mean_img_ar_error": sum(errors) / len(errors) if errors else 0.0,
+    }
+
+
+def _dataset_facts(plan: DataPlan, number: int, items: Sequence[Item]) -> dict[str, Any]:
+    dataset = plan.blueprint.datasets[number]
+    rules = dataset.buckets
+    return {
+        "is_dreambooth": not any(subset.metadata_file for subset in dataset.subsets),
+        "batch_size_per_device": dataset.batch_size,
+        "num_train_images": _seen(items, is_reg=False),
+        "num_reg_images": _seen(items, is_reg=True),
+        "resolution": list(rules.resolution),
+        "enable_bucket": rules.enable_bucket,
+        "min_bucket_reso": rules.min_bucket_reso,
+        "max_bucket_reso": rules.max_bucket_reso,
+        "tag_frequency": _tag_frequency(items),
+        "bucket_info": _bucket_info(items) if rules.enable_bucket else None,
+        "resize_interpolation": dataset.resize_interpolation,
+        "subsets": [_subset_facts(subset, items) for subset in dataset.subsets],
+    }
+
+
+def _subset_facts(subset: Subset, items: Sequence[Item]) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "img_count": sum(item.subset.name == subset.name for item in items),
+        "num_repeats": subset.num_repeats,
+        "color_aug": subset.look.color_aug,
+        "flip_aug": subset.look.flip_aug,
+        "random_crop": subset.look.random_crop,
+        "shuffle_caption": subset.captions.shuffle_caption,
+        "keep_tokens": subset.captions.keep_tokens,
+        "keep_tokens_separator": subset.captions.keep_tokens_separator,
+        "secondary_separator": subset.captions.secondary_separator,
+        "enable_wildcard": subset.captions.enable_wildcard,
+        "caption_prefix": subset.captions.caption_prefix,
+        "caption_suffix": subset.captions.caption_suffix,
+        "resize_interpolation": subset.look.resize_interpolation,
+    }
+    if subset.metadata_file:
+        return facts | {"metadata_file": subset.name}
+    return facts | {"image_dir": subset.name, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}

@@ -1,0 +1,183 @@
+"""Data set descriptions: accepted, refused and resolved as in the field."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_help import make_folder, settings_of
+
+from sd_scripts.data.blueprint import (
+    Blueprint,
+    Dataset,
+    Subset,
+    parse_resolution,
+    read_blueprint,
+    read_config,
+    resolve,
+    tomllib,
+)
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+
+CASES = json.loads((Path(__file__).parent / "reference/fixtures_dataset_toml.json").read_text())
+ACCEPTED = [case for case in CASES if case["accepted"]]
+REFUSED = [case for case in CASES if not case["accepted"]]
+SAYS = {"type": "must be", "missing_required": "is required", "extra_key": "is unknown", "mixed_styles": "mix"}
+
+
+def named(case: dict) -> str:
+    return f"{case['case']}-{case['masked_loss']}"
+
+
+def settings(**values: Any) -> Settings:
+    return Settings(script_for("sdxl", "lora").groups, values)
+
+
+def flat(record: Dataset | Subset) -> dict[str, Any]:
+    """A record and the records within it under the names of a data set file."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        values |= flat(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return values
+
+
+def assert_resolved(record: Dataset | Subset, expected: dict[str, Any], leave_out: set[str]) -> None:
+    ours = {name: list(value) if isinstance(value, tuple) else value for name, value in flat(record).items()}
+    assert {name: ours[name] for name in expected.keys() - leave_out} == {
+        name: value for name, value in expected.items() if name not in leave_out
+    }
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=named)
+def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict) -> None:
+    fallback = {} if "resolution" in case["toml"] else {"resolution": "512"}
+    ours = resolve(tomllib.loads(case["toml"]), settings(masked_loss=case["masked_loss"], **fallback))
+    assert len(ours.datasets) == len(case["blueprint"])
+    for dataset, reference in zip(ours.datasets, case["blueprint"], strict=True):
+        unknown = {name for name, value in reference["params"].items() if value is None and name == "resolution"}
+        assert_resolved(dataset, reference["params"], unknown | {"debug_dataset"})
+        for subset, expected in zip(dataset.subsets, reference.get("subsets", []), strict=True):
+            assert_resolved(subset, expected, {"validation_seed", "validation_split"})
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=named)
+def test_refused_descriptions_name_the_key_and_what_is_wrong(case: dict) -> None:
+    with pytest.raises(ValueError, match=SAYS[case["error_kind"]]) as caught:
+        resolve(tomllib.loads(case["toml"]), settings(masked_loss=case["masked_loss"]))
+    if case["error_path"]:
+        path = case["error_path"].removeprefix("data").replace("']['", ".").replace("['", ".").replace("']", "")
+        assert f"dataset_config: {path.strip('.')}" in str(caught.value)
+
+
+def test_a_value_is_taken_from_subset_then_data_set_then_general_then_settings() -> None:
+    config = {
+        "general": {"keep_tokens": 1, "num_repeats": 2, "batch_size": 3, "flip_aug": True},
+        "datasets": [
+            {
+                "keep_tokens": 0,
+                "num_repeats": 5,
+                "subsets": [{"image_dir": "a", "num_repeats": 7, "flip_aug": False}, {"image_dir": "b"}],
+            }
+        ],
+    }
+    told = settings(resolution="640,512", keep_tokens=9, train_batch_size=8, shuffle_caption=True)
+    (dataset,) = resolve(config, told).datasets
+    assert (dataset.batch_size, dataset.buckets.resolution) == (3, (640, 512))
+    assert [subset.num_repeats for subset in dataset.subsets] == [7, 5]
+    assert [subset.look.flip_aug for subset in dataset.subsets] == [False, True]
+    assert [subset.captions.keep_tokens for subset in dataset.subsets] == [0, 0]
+    assert all(subset.captions.shuffle_caption for subset in dataset.subsets)
+
+
+def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
+    with pytest.raises(ValueError, match=r"datasets\[0\]\.enable_buckets is unknown here: is enable_bucket meant\?"):
+        resolve({"datasets": [{"enable_buckets": True}]}, settings(resolution="512"))
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    config = {"datasets": [{"resolution": "512", "subsets": [{"num_repeats": 1.5}]}]}
+    with pytest.raises(ValueError, match="resolution") as caught:
+        resolve(config, settings())
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], {"datasets": {}}, {"datasets": [1]}, {"general": 1}, {"datasets": [{"subsets": 1}]}]
+)
+def test_a_description_of_the_wrong_form_is_refused(tmp_path: Path, wrong: Any) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match="dataset_config: "):
+        read_blueprint(settings(dataset_config=str(path), resolution="512"), pytest.fail)
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = "x"\n')
+    config = {"datasets": [{"resolution": 512, "subsets": [{"image_dir": "x", "class_tokens": None}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(config))
+    one, other = (resolve(read_config(tmp_path / name), settings()) for name in ("a.toml", "a.json"))
+    assert one == other
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[[datasets")
+    for name in ("bad.toml", "none.toml"):
+        with pytest.raises(ValueError, match=f"dataset_config: .*{name}"):
+            read_config(tmp_path / name)
+
+
+def test_folder_names_give_repeats_and_class_tokens(tmp_path: Path) -> None:
+    for name in ("train/10_my cat_2", "train/3_dog", "train/notes", "reg/1_animal"):
+        (tmp_path / name).mkdir(parents=True)
+    told: list[str] = []
+    asked = settings_of(train_data_dir=tmp_path / "train", reg_data_dir=tmp_path / "reg", dataset_repeats=5)
+    (dataset,) = read_blueprint(asked, told.append).datasets
+    assert [(each.name, each.num_repeats, each.class_tokens, each.is_reg) for each in dataset.subsets] == [
+        ("10_my cat_2", 10, "my cat_2", False),
+        ("3_dog", 3, "dog", False),
+        ("1_animal", 1, "animal", True),
+    ]
+    assert len(told) == 1
+    assert "'notes'" in told[0]
+
+
+def test_a_folder_that_is_missing_or_holds_no_numbered_folder_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "flat", [(64, 64)])
+    with pytest.raises(ValueError, match="train_data_dir: there is no folder"):
+        read_blueprint(settings_of(train_data_dir=tmp_path / "none"), pytest.fail)
+    with pytest.raises(ValueError, match="train_data_dir: no folder named like 10_cat"):
+        read_blueprint(settings_of(train_data_dir=tmp_path / "flat"), pytest.fail)
+    with pytest.raises(ValueError, match="train_data_dir: is required"):
+        read_blueprint(settings_of(), pytest.fail)
+
+
+def test_folder_options_beside_dataset_config_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[general]\n")
+    told: list[str] = []
+    blueprint = read_blueprint(settings_of(dataset_config=tmp_path / "a.toml", train_data_dir="x"), told.append)
+    assert blueprint == Blueprint(datasets=(), source="dataset_config", from_config=True)
+    assert told == ["train_data_dir: is not used, since dataset_config describes the data"]
+
+
+def test_resolution_is_one_number_or_two() -> None:
+    assert parse_resolution("1024") == (1024, 1024)
+    assert parse_resolution("1024, 768") == (1024, 768)
+    for wrong in ("", "big", "1,2,3", "0", "-5,5"):
+        with pytest.raises(ValueError, match=r"resolution: .* is not a size"):
+            parse_resolution(wrong)
+
+
+def test_a_data_set_without_resolution_is_refused() -> None:
+    with pytest.raises(ValueError, match="resolution: is required"):
+        resolve({"datasets": [{"subsets": [{"image_dir": "a"}]}]}, settings())
+
+
+def test_a_face_crop_range_is_two_numbers() -> None:
+    config = {"datasets": [{"resolution": 512, "subsets": [{"image_dir": "a"}]}]}
+    (dataset,) = resolve(config, settings(face_crop_aug_range="1.5,3")).datasets
+    assert dataset.subsets[0].look.face_crop_aug_range == (1.5, 3.0)
+    with pytest.raises(ValueError, match="face_crop_aug_range: '1'"):
+        resolve(config, settings(face_crop_aug_range="1"))

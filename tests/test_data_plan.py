@@ -1,0 +1,266 @@
+"""The data plan: what is read from folders and metadata files, how it is split, balanced and described."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_help import make_folder, make_picture, plan_of, settings_of
+from PIL import Image
+
+from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
+from sd_scripts.data.epochs import BatchShape
+from sd_scripts.data.facts import data_facts, describe_data
+from sd_scripts.data.loader import BatchLoader
+
+
+def captions_of(plan: DataPlan) -> dict[str, str]:
+    return {item.path.name: item.caption for item in plan.items}
+
+
+def planned(told: list[str] | None = None, **values: Any) -> DataPlan:
+    return plan_data(settings_of(**values), seed=7, warn=pytest.fail if told is None else told.append)
+
+
+# --- folders and captions
+
+
+def test_a_caption_is_the_first_line_of_its_file_or_the_class_tokens(tmp_path: Path) -> None:
+    folder = tmp_path / "train/2_my cat"
+    for name in "abc":
+        make_picture(folder / f"{name}.png")
+    (folder / "a.txt").write_text("one \ntwo")
+    (folder / "b.txt").write_text("")
+    told: list[str] = []
+    assert captions_of(plan_of(tmp_path / "train", told=told)) == {"a.png": "one", "b.png": "", "c.png": "my cat"}
+    assert len(told) == 1
+    assert "b.png: its caption file is empty" in told[0]
+
+
+def test_all_lines_are_kept_for_wildcards(tmp_path: Path) -> None:
+    picture = make_picture(tmp_path / "train/1_cat/a.png")
+    picture.with_suffix(".txt").write_text("one\n\ntwo\n")
+    assert captions_of(plan_of(tmp_path / "train", enable_wildcard=True)) == {"a.png": "one\ntwo"}
+
+
+def test_a_picture_named_with_a_face_shares_the_caption_of_its_base(tmp_path: Path) -> None:
+    picture = make_picture(tmp_path / "train/1_cat/a_32_32_16_16.png")
+    picture.with_name("a.txt").write_text("someone")
+    assert captions_of(plan_of(tmp_path / "train")) == {picture.name: "someone"}
+
+
+def test_a_caption_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    picture = make_picture(tmp_path / "train/1_cat/a.png")
+    picture.with_suffix(".txt").write_bytes("café".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"caption_extension: .*a\.txt is not UTF-8"):
+        plan_of(tmp_path / "train")
+
+
+def test_an_extension_works_without_its_point_and_letter_case_of_pictures_does_not_matter(tmp_path: Path) -> None:
+    picture = make_picture(tmp_path / "train/1_cat/a.PNG")
+    picture.with_suffix(".tags").write_text("words")
+    assert captions_of(plan_of(tmp_path / "train", caption_extension="tags")) == {"a.PNG": "words"}
+
+
+def test_a_picture_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) -> None:
+    make_picture(tmp_path / "train/1_cat/a.png")
+    (tmp_path / "train/1_cat/b.png").write_bytes(b"not a picture")
+    told: list[str] = []
+    assert list(captions_of(plan_of(tmp_path / "train", told=told))) == ["a.png"]
+    assert len(told) == 1
+    assert "b.png cannot be read" in told[0]
+
+
+def test_a_data_set_without_a_picture_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "train/1_cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"train_data_dir: no picture to train on; put pictures .* into '.*1_cat'"):
+        plan_of(tmp_path / "train", told=[])
+
+
+def test_a_rotation_noted_by_the_camera_is_applied(tmp_path: Path) -> None:
+    (tmp_path / "train/1_cat").mkdir(parents=True)
+    upright = np.zeros((128, 64, 3), np.uint8)
+    upright[:64] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its left side
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "train/1_cat/a.jpg", exif=exif, quality=100)
+    plan = plan_of(tmp_path / "train")
+    assert plan.items[0].size == (64, 128)
+    (batch,) = BatchLoader(plan, warn=pytest.fail).epoch(1)
+    assert batch.pixels is not None
+    height = batch.pixels.shape[2]
+    assert batch.pixels[0, :, : height // 2 - 8].mean() > 0.9
+    assert batch.pixels[0, :, height // 2 + 8 :].mean() < -0.9
+
+
+def test_cache_info_keeps_sizes_until_a_picture_changes(tmp_path: Path) -> None:
+    picture = make_picture(tmp_path / "train/1_cat/a.png", (64, 64))
+    assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 64)
+    cache = json.loads((picture.parent / "metadata_cache.json").read_text())
+    assert cache[str(picture)]["resolution"] == [64, 64]
+    make_picture(picture, (128, 64))
+    assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (128, 64)
+
+
+# --- metadata files
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_metadata_file_gives_captions_and_tags(tmp_path: Path, suffix: str) -> None:
+    for name in ("a.png", "sub/b.png", "c.png"):
+        make_picture(tmp_path / "pictures" / name)
+    entries = {
+        "a": {"caption": "a cat", "tags": "cute, small"},
+        "sub/b.png": {"tags": "only tags"},
+        str(tmp_path / "pictures/c.png"): {"caption": "alone"},
+    }
+    metadata = tmp_path / f"meta{suffix}"
+    lines = [json.dumps({"image_path": key, **entry}) for key, entry in entries.items()]
+    metadata.write_text(json.dumps(entries) if suffix == ".json" else "\n".join(lines))
+    plan = planned(in_json=metadata, train_data_dir=tmp_path / "pictures", dataset_repeats=3)
+    assert captions_of(plan) == {"a.png": "a cat,cute, small", "b.png": "only tags", "c.png": "alone"}
+    assert {item.repeats for item in plan.items} == {3}
+
+
+def test_a_metadata_file_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"metadata_file: .*meta\.json is not a metadata file"):
+        planned(in_json=tmp_path / "meta.json", train_data_dir=tmp_path)
+
+
+# --- masks
+
+
+def test_a_picture_without_its_mask_is_refused_by_name(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)
+    make_picture(tmp_path / "masks/00.png")
+    with pytest.raises(ValueError, match=r"conditioning_data_dir: no mask in .* for 01\.png"):
+        plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
+
+
+def test_masks_may_lie_in_a_folder_named_like_that_of_the_pictures(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_cat", [(64, 64)])
+    mask = make_picture(tmp_path / "masks/1_cat/00.png")
+    plan = plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
+    assert [item.mask for item in plan.items] == [mask]
+
+
+# --- validation, regularisation, several data sets
+
+
+@pytest.mark.parametrize("count", [2, 5, 9, 30])
+@pytest.mark.parametrize("split", [0.1, 0.3, 0.5])
+def test_validation_pictures_are_kept_out_of_training(tmp_path: Path, count: int, split: float) -> None:
+    make_folder(tmp_path / "train/2_cat", [(64, 64)] * count)
+    plan = plan_of(tmp_path / "train", validation_split=split)
+    training = {item.path for item in plan.items}
+    held = {item.path for item in plan.validation.items} if plan.validation else set()
+    assert not training & held
+    assert len(training | held) == count
+    again = plan_of(tmp_path / "train", validation_split=split)
+    assert {item.path for item in again.items} == training
+
+
+def test_validation_seed_decides_the_split_and_else_the_seed(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/2_cat", [(64, 64)] * 12)
+
+    def held(seed: int, **values: Any) -> set[Path]:
+        plan = plan_of(tmp_path / "train", seed=seed, validation_split=0.5, **values)
+        assert plan.validation is not None
+        return {item.path for item in plan.validation.items}
+
+    assert held(1) != held(2)
+    assert held(1, validation_seed=5) == held(2, validation_seed=5)
+
+
+def test_validation_leaves_nothing_to_chance_and_has_no_regularisation(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/5_cat", [(64, 64)] * 4)
+    make_folder(tmp_path / "reg/1_animal", [(64, 64)] * 2)
+    lively = {"shuffle_caption": True, "caption_dropout_rate": 1.0, "flip_aug": True, "random_crop": True}
+    plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", validation_split=0.5, **lively)
+    assert plan.validation is not None
+    assert [(item.repeats, item.subset.is_reg) for item in plan.validation.items] == [(1, False)] * 2
+    first, second = (
+        [batch.captions + batch.keys for batch in BatchLoader(plan.validation, warn=pytest.fail).epoch(1)]
+        for _ in range(2)
+    )
+    assert first == second
+    assert all(captions[0].startswith("a, b, c") for captions in first)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "trained", "expected"),
+    [
+        ([1, 1], 5, [3, 2]),
+        ([1, 1, 1, 1], 2, [1, 1, 0, 0]),
+        ([3, 3], 4, [3, 3]),
+        ([2, 1], 3, [2, 1]),
+        ([], 4, []),
+    ],
+)
+def test_regularisation_pictures_match_the_training_pictures(
+    repeats: list[int], trained: int, expected: list[int]
+) -> None:
+    assert balance_regularisation(repeats, trained) == expected
+
+
+def test_one_folder_at_several_resolutions(tmp_path: Path) -> None:
+    folder = tmp_path / "cats"
+    make_folder(folder, [(64, 64), (128, 64)])
+    config = tmp_path / "data.toml"
+    datasets = [
+        f'[[datasets]]\nresolution = {resolution}\nbatch_size = {size}\n[[datasets.subsets]]\nimage_dir = "{folder}"\n'
+        for resolution, size in ((64, 1), (96, 2))
+    ]
+    config.write_text("\n".join(datasets))
+    plan = planned(dataset_config=config)
+    assert len(plan.items) == 4
+    facts = data_facts(plan)
+    assert sorted(facts.dataset_dirs) == ["cats", "cats (2)"]
+    assert [entry["batch_size_per_device"] for entry in facts.datasets] == [1, 2]
+
+
+def test_a_folder_that_stands_twice_counts_once(tmp_path: Path) -> None:
+    make_folder(tmp_path / "cats", [(64, 64)])
+    subset = f'[[datasets.subsets]]\nimage_dir = "{tmp_path / "cats"}"\n'
+    never = subset.replace("cats", "never") + "num_repeats = 0\n"
+    (tmp_path / "data.toml").write_text(f"[[datasets]]\n{subset}{subset}{never}")
+    told: list[str] = []
+    assert len(planned(told, dataset_config=tmp_path / "data.toml").items) == 1
+    assert "stands twice" in told[0] or "stands twice" in told[1]
+
+
+def test_an_unknown_filter_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "data.toml"
+    config.write_text('[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nresize_interpolation = "banana"\n')
+    with pytest.raises(ValueError, match="resize_interpolation: 'banana' is not one of nearest"):
+        planned(dataset_config=config)
+
+
+# --- facts
+
+
+def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/3_cat", [(64, 64), (64, 64), (192, 64)], caption="Cute, cat")
+    make_folder(tmp_path / "reg/1_animal", [(64, 64)])
+    plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", train_batch_size=4)
+    facts = data_facts(plan)
+    assert (facts.num_train_images, facts.num_reg_images, facts.num_validation_images) == (9, 9, 0)
+    assert facts.tag_frequency["3_cat"] == {"cute": 3, "cat": 3, "0": 1, "1": 1, "2": 1}
+    assert facts.dataset_dirs == {"3_cat": {"n_repeats": 3, "img_count": 3}}
+    assert facts.reg_dataset_dirs == {"1_animal": {"n_repeats": 1, "img_count": 1}}
+    assert plan.buckets() == {(64, 64): 15, (96, 32): 3}
+    assert facts.bucket_info is not None
+    assert facts.bucket_info["buckets"] == {
+        0: {"resolution": [64, 64], "count": 15},
+        1: {"resolution": [96, 32], "count": 3},
+    }
+    assert facts.batch_shapes == {
+        BatchShape(width=64, height=64, pictures=3): 1,
+        BatchShape(width=64, height=64, pictures=4): 3,
+        BatchShape(width=96, height=32, pictures=3): 1,
+    }
+    assert facts.num_batches_per_epoch == 5 == len(BatchLoader(plan, warn=pytest.fail))
+    assert json.loads(json.dumps(facts.datasets))[0]["subsets"][1]["is_reg"] is True
+    assert "9 pictures in an epoch, repeats counted, 9 for regularisation" in describe_data(facts)
