@@ -58,4 +58,4 @@ class AdvancedTraining:
         with gr.Accordion("Advanced Training", open=False, elem_id=f"{form.tab}-panel-{slug('Advanced Training')}"):
             for section in SECTIONS:
                 left = form.left_of(*(group for group in section.groups if group not in groups))
-                form.panel(section.title, [name for name in left if name not in names], section.note)
+                form.panel(section.title, [name for name in left if name not in names], note=section.note)

@@ -15,14 +15,14 @@ UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
 
-def control(option: Option, tab: str) -> FormComponent:
+def control(option: Option, tab: str, *classes: str) -> FormComponent:
     """The control of one option; its element id is `tab-name`."""
     face: dict[str, Any] = {
         "label": option.label,
         "info": option.help.replace("<", "&lt;"),  # Gradio reads it as Markdown
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
-        "elem_classes": ["option", f"option-{kind(option)}"],
+        "elem_classes": ["option", *classes],
         "interactive": True,
     }
     match kind(option):
@@ -113,20 +113,37 @@ class Form:
         with gr.Row(elem_classes="fields"):
             for name in names:
                 if name in self.options:
-                    self.controls[name] = control(self.options[name], self.tab)
+                    self.controls[name] = control(self.options[name], self.tab, self._width(name))
                 if name in self._told:
                     self.facts[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
 
-    def panel(self, title: str, names: Iterable[str], note: str = "", open: bool = False) -> None:
-        """An accordion with these options; hidden where none of them has an effect."""
-        names = [name for name in names if name in self.options]
-        if not names:
+    def _width(self, name: str) -> str:
+        """Texts get more room than numbers, and a path that is told of gets the row."""
+        if name in self._told:
+            return "option-told"
+        option = self.options[name]
+        return "option-words" if kind(option) == "text" and option.type is str else "option-small"
+
+    def panel(
+        self, title: str, names: Iterable[str], more: Iterable[str] = (), *, note: str = "", open: bool = False
+    ) -> None:
+        """An accordion with these options, those of `more` folded away; hidden where none of them has an effect."""
+        first, later = ([name for name in some if name in self.options] for some in (names, more))
+        if not first:
+            first, later = later, []
+        if not first:
             return
         with gr.Accordion(title, open=open, elem_id=f"{self.tab}-panel-{slug(title)}") as accordion:
             if note:
                 gr.Markdown(note, elem_classes="note")
-            self.place(names)
-        self._panels.append((accordion, names))
+            self.place(first)
+            if later:
+                with gr.Accordion(
+                    "More", open=False, elem_id=f"{self.tab}-panel-{slug(title)}-more", elem_classes="more"
+                ) as folded:
+                    self.place(later)
+                self._panels.append((folded, later))
+        self._panels.append((accordion, [*first, *later]))
 
     def left_of(self, *groups: Any) -> list[str]:
         """The options of these groups that stand nowhere yet."""

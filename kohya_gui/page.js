@@ -16,7 +16,7 @@
     const x = ((event.clientX - svg.getBoundingClientRect().left) / svg.clientWidth) * svg.viewBox.baseVal.width;
     const points = chart.dataset.points.split(";").map((point) => point.split(",").map(Number));
     const [at, , step, loss, mean] = points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
-    chart.querySelector("output").textContent = `step ${step} · loss ${loss} · mean ${mean}`;
+    chart.querySelector("output").textContent = `step ${step}: ${loss}, mean ${mean}`;
     chart.querySelector(".cursor").setAttribute("d", `M${at} 12V196`);
   });
 })();

@@ -43,11 +43,14 @@ class Recognised:
     family: str | None = None
 
 
+NOTHING = Recognised("")
+
+
 def model(path: str, family: str) -> Recognised:
     """What the base model at `path` is, and whether `family` can train on it."""
     path = path.strip().strip('"')
     if not path:
-        return Recognised("Choose a .safetensors file, a diffusers folder, or a Hugging Face id")
+        return NOTHING
     place = Path(path).expanduser()
     if place.is_dir():
         found = _diffusers_folder(place)
@@ -116,7 +119,7 @@ def _is_hub_id(text: str) -> bool:
 def data_folder(path: str, caption_extension: str) -> Recognised:
     """How many pictures a data folder holds, in which subfolders, and how many have a caption."""
     if not path.strip():
-        return Recognised("A folder with subfolders named like 10_cat: ten repeats of each picture in it")
+        return NOTHING
     folder = Path(path.strip().strip('"')).expanduser()
     if not folder.is_dir():
         return Recognised("There is no such folder", good=False)

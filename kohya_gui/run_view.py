@@ -85,7 +85,7 @@ def tiles(story: RunStory, now: float | None = None) -> str:
         ("Speed", speed(pace), "without warm-up and compiling"),
         ("Time left", duration(left), "at this speed") if left is not None else ("Took", duration(took), "in all"),
         ("VRAM", f"{story.vram / 2**30:.1f} GiB" if story.vram else "–", "at the peak"),
-        ("Learning rate", rates(story.learning_rates), " · ".join(story.learning_rates) or "of this step"),
+        ("Learning rate", *rates(story.learning_rates)),
     ]
     cells = "".join(
         f'<div class="tile" title="{hint}"><b>{value}</b><span>{word}</span></div>' for word, value, hint in shown
@@ -93,9 +93,11 @@ def tiles(story: RunStory, now: float | None = None) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def rates(learning_rates: dict[str, float]) -> str:
-    distinct = list(dict.fromkeys(f"{rate:.2g}" for rate in learning_rates.values()))
-    return " · ".join(distinct[:2]) or "–"
+def rates(learning_rates: dict[str, float]) -> tuple[str, str]:
+    """The highest of the groups' rates, and all of them."""
+    if not learning_rates:
+        return "–", "of this step"
+    return f"{max(learning_rates.values()):.3g}", " · ".join(f"{g} {rate:.3g}" for g, rate in learning_rates.items())
 
 
 def number(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """The run row: the run of this machine as every open browser sees it, and the buttons that end it."""
 
-from pathlib import Path
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -8,7 +8,6 @@ from gradio.processing_utils import save_file_to_cache
 
 from kohya_gui.run_view import empty_view, run_view
 from sd_scripts.runs.book import RunBook, WatchedRun
-from sd_scripts.runs.folder import RunFolder
 
 EVERY = 1.0
 """Seconds between two looks at the run."""
@@ -39,12 +38,24 @@ class RunPanel:
         )
         self.view = gr.HTML(empty_view(), elem_id=f"{tab}-run")
         self.samples = gr.Gallery(
-            label="Samples", columns=4, height="auto", visible=False, object_fit="cover", elem_id=f"{tab}-samples"
+            show_label=False,
+            columns=3,
+            fit_columns=False,
+            height="auto",
+            visible=False,
+            object_fit="cover",
+            buttons=["fullscreen", "download"],
+            elem_id=f"{tab}-samples",
         )
         with gr.Accordion("Console", open=False, elem_id=f"{tab}-panel-console"):
             self.console = gr.HTML(elem_id=f"{tab}-console", autoscroll=True, max_height=320)
         self.chosen = gr.Dropdown(
-            [LATEST], value=LATEST, label="Show", filterable=False, elem_id=f"{tab}-chosen", elem_classes="run-chosen"
+            [LATEST],
+            value=LATEST,
+            label="Run shown above",
+            filterable=False,
+            elem_id=f"{tab}-chosen",
+            elem_classes="run-chosen",
         )
         self._seen = gr.State(())
         self._outputs = [
@@ -129,10 +140,4 @@ class RunPanel:
 
 
 def console_view(text: str) -> str:
-    from html import escape
-
     return f'<pre class="console">{escape(text) or "Nothing printed yet"}</pre>'
-
-
-def run_folder_name(folder: RunFolder) -> str:
-    return Path(folder.path).name

@@ -142,7 +142,7 @@ class TrainingTab:
     def _panel(self, panel: Panel) -> None:
         elsewhere = {name for other in self.method.panels if other is not panel for name in other.names}
         rest = [name for name in self.form.left_of(*panel.rest) if name not in elsewhere | set(panel.names)]
-        self.form.panel(panel.title, [*panel.names, *rest], open=panel.open)
+        self.form.panel(panel.title, panel.names, rest, open=panel.open)
 
     def _tell_facts(self) -> None:
         """Under a path: what is found there."""
@@ -287,6 +287,8 @@ class TrainingTab:
 
 
 def fact(found: Recognised) -> str:
+    if not found.text:
+        return ""
     tone = {True: "good", False: "bad", None: "plain"}[found.good]
     return f'<p class="fact fact-{tone}">{escape(found.text)}</p>'
 

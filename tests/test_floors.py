@@ -1,0 +1,88 @@
+"""Imports go down the stairs only, and the lower floors need no torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.command_line import parser
+from sd_scripts.options.spec import each_option
+
+ROOT = Path(__file__).parents[1]
+FLOORS = {"options": 0, "runs": 0, "library": 1, "data": 2, "networks": 2, "families": 3, "training": 4}
+LIGHT = ("options", "runs")
+"""What the GUI may see."""
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module that a file names in an import, at the top or within a function; not those for types alone."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def floor_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "sd_scripts" and len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def test_no_floor_imports_one_above_it():
+    for file in (ROOT / "sd_scripts").rglob("*.py"):
+        here = file.relative_to(ROOT / "sd_scripts").parts[0]
+        for module in imports(file) if here in FLOORS else ():
+            there = floor_of(module)
+            if there and there != here:
+                assert FLOORS[there] < FLOORS[here], f"{file.relative_to(ROOT)} imports {module}"
+
+
+def test_the_gui_sees_options_and_runs_only():
+    for file in [ROOT / "gui.py", *(ROOT / "kohya_gui").rglob("*.py")]:
+        for module in imports(file):
+            assert module.split(".")[0] != "torch", f"{file.name} imports torch"
+            if module.startswith("sd_scripts."):
+                assert floor_of(module) in LIGHT, f"{file.name} imports {module}"
+
+
+@pytest.mark.parametrize("floor", LIGHT)
+def test_floor_0_lives_on_the_standard_library_and_a_toml_library(floor):
+    allowed = {*sys.stdlib_module_names, "sd_scripts", "tomli", "tomlkit", "typing_extensions"}
+    for file in (ROOT / "sd_scripts" / floor).rglob("*.py"):
+        strange = {module.split(".")[0] for module in imports(file)} - allowed
+        assert not strange, f"{file.name} imports {strange}"
+
+
+def test_floor_0_loads_without_torch():
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for floor in LIGHT
+        for file in (ROOT / "sd_scripts" / floor).glob("*.py")
+        if not file.name.startswith("__")
+    ]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
+def test_every_option_has_a_flag_a_word_of_help_and_its_place_in_the_docs(script):
+    flags = {action.dest for action in parser(script)._actions}
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    for group in script.flag_groups:
+        for o in each_option(group):
+            assert o.name in flags
+            assert o.help.endswith((".", "?")), f"{o.name}: {o.help}"
+            assert f"`{o.name}`" in page

@@ -1,0 +1,335 @@
+"""The form, the files and the refusals of the GUI, without a browser."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+import gui
+from kohya_gui import recognise
+from kohya_gui.app import build
+from kohya_gui.configuration import place_of, prepare
+from kohya_gui.controls import Form, given, kind, shown
+from kohya_gui.draft import Draft
+from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
+from kohya_gui.messages import message
+from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
+from kohya_gui.training_tab import TrainingTab
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.spec import each_option
+from sd_scripts.runs.book import RunBook
+from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.story import RunStory
+
+COMPILE = [o.name for o in each_option(CompileOptions)]
+SIX = {
+    "compile": True,
+    "compile_backend": "inductor",
+    "compile_mode": "reduce-overhead",
+    "compile_dynamic": "false",
+    "compile_fullgraph": True,
+    "compile_cache_size_limit": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory) -> TrainingTab:
+    with gr.Blocks():
+        return TrainingTab(LORA, RunBook(RunStore(tmp_path_factory.mktemp("state") / "runs.jsonl")), "launch")
+
+
+@pytest.fixture(scope="module")
+def form(tab) -> Form:
+    return tab.form
+
+
+def page_after(form: Form, values: dict, family: str = "sdxl") -> dict:
+    """What Gradio hands to a function once `values` were written to the page."""
+    updates, _ = form.write(values, family)
+    return {component: updates[component]["value"] for component in form.controls.values()}
+
+
+def test_every_option_that_works_has_one_control(form):
+    options = [o for group in SDXL_LORA.groups for o in each_option(group)]
+    expected = {o.name for o in options if not o.not_yet and "lora" in o.methods} - {"run_dir"}
+    assert set(form.controls) == expected
+    assert len({id(c) for c in form.controls.values()}) == len(expected)
+
+
+def test_the_page_begins_with_the_defaults(form):
+    read = form.read({c: c.value for c in form.controls.values()})
+    assert read == {name: form.options[name].default for name in form.controls}
+
+
+def test_the_six_compile_controls_stand_in_their_accordion(form):
+    (accordion,) = (a for a, names in form._panels if names == COMPILE)
+    assert accordion.label == "Torch Compile Settings"
+
+
+@pytest.mark.parametrize(("family", "seen"), [("sdxl", True), ("flux", True), ("sd15", False)])
+def test_compile_is_offered_where_it_has_an_effect(form, family, seen):
+    (accordion,) = (a for a, names in form._panels if names == COMPILE)
+    assert form.visibility({"compile": True}, family)[accordion]["visible"] is seen
+
+
+def test_what_hangs_on_compile_hides_while_it_is_off(form):
+    for on in (True, False):
+        updates = form.visibility({"compile": on}, "sdxl")
+        assert [updates[form.controls[name]]["visible"] for name in COMPILE] == [True, *[on] * 5]
+    assert form.controls["compile_mode"].visible is False  # from the first moment
+    assert form.controls["compile"].visible is True
+
+
+def test_values_come_back_from_the_page_as_they_went_in(form):
+    values = {
+        **SIX,
+        "learning_rate": 1e-4,
+        "network_args": ["conv_dim=8", "conv_alpha=4"],
+        "text_encoder_lr": [5e-5, 1e-5],
+        "lr_warmup_steps": 0.1,
+        "seed": 0,
+        "output_name": "kätzchen",
+        "max_token_length": 225,
+    }
+    read = form.read(page_after(form, values))
+    assert {name: read[name] for name in values} == values
+
+
+def test_unset_zero_and_set_are_three_things(form):
+    seed = form.options["seed"]
+    for value in (None, 0, 7):
+        assert given(seed, shown(seed, value)) == value
+
+
+def test_a_value_that_cannot_be_is_told_and_the_default_stands(form):
+    updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3}, "sdxl")
+    assert {remark.name for remark in remarks} == {"compile_mode", "compile_cache_size_limit"}
+    assert updates[form.controls["compile_mode"]]["value"] == "default"
+    assert updates[form.controls["seed"]]["value"] == 3
+
+
+def test_words_in_a_number_field_reach_the_problem_list(form):
+    assert form.options["text_encoder_lr"].problem(given(form.options["text_encoder_lr"], "1e-5 fast")) is not None
+
+
+def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
+    assert form.controls["wandb_api_key"].type == "password"
+    assert "option:wandb_api_key" not in tab.draft.of({"wandb_api_key": "s3cret"}, "sdxl", "")
+    path = save_configuration(tmp_path / "a.toml", {"wandb_api_key": "s3cret", "seed": 1}, "sdxl", {})
+    assert "s3cret" not in path.read_text()
+
+
+def test_a_saved_file_holds_what_differs_from_the_defaults(form, tmp_path):
+    values = form.read(page_after(form, {"compile": True, "compile_mode": "default", "seed": 1}))
+    path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
+    assert path.read_text() == "compile = true\nseed = 1\n"
+
+
+def test_an_unknown_key_survives_a_round_trip_and_is_told(form, tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("netwrok_dim = 8\nseed = 1\n[section]\ncompile = true\n")
+    opened = open_configuration(path)
+    assert opened.values == {"seed": 1, "compile": True}
+    assert any("network_dim" in remark.text for remark in opened.remarks)
+    saved = save_configuration(tmp_path / "b.toml", opened.values, "sdxl", opened.unknown)
+    assert "netwrok_dim = 8" in saved.read_text()
+
+
+def test_opening_leaves_nothing_of_what_stood_there(form, tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("seed = 1\n")
+    read = form.read(page_after(form, open_configuration(path).values))
+    assert read["seed"] == 1
+    assert read["output_name"] == form.options["output_name"].default
+
+
+@pytest.mark.parametrize("text", ["", "= 3", "seed = 1\nseed = 2"])
+def test_a_broken_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "a.toml"
+    if text:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=r"^.*a\.toml.*$"):
+        open_configuration(path)
+
+
+def test_every_problem_is_told_and_nothing_is_made(tmp_path):
+    with pytest.raises(ValueError, match=r"pretrained_model_name_or_path: .*\n(.*\n)*resolution: "):
+        prepare({"output_dir": str(tmp_path / "out")}, SDXL_LORA, {}, print_only=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_command_can_be_pasted_and_shows_what_compiles(tmp_path):
+    values = {
+        **SIX,
+        "pretrained_model_name_or_path": "my model.safetensors",
+        "train_data_dir": str(tmp_path),
+        "output_dir": str(tmp_path / "my results"),
+        "output_name": "cat",
+        "resolution": "1024",
+        "wandb_api_key": "s3cret",
+    }
+    prepared = prepare(values, SDXL_LORA, {}, print_only=True)
+    assert prepared.toml == tmp_path / "my results" / "cat-command.toml"
+    assert prepared.toml.is_file()
+    assert "--compile" in prepared.command.argv
+    assert "s3cret" not in prepared.toml.read_text() + str(prepared.command.argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("a", "a.toml"), ('"b.toml"', "b.toml"), ("c.json", "c.json"), ("d.1", "d.1.toml")]
+)
+def test_a_file_name_is_read_as_it_was_meant(text, name):
+    assert place_of(text).name == name
+
+
+def test_a_draft_brings_back_what_was_typed(tab, form):
+    full, _ = form.complete(SIX)
+    draft = json.loads(json.dumps(tab.draft.of(full, "sdxl", "a.toml")))
+    assert tab.draft.values(draft) == {name: value for name, value in full.items() if not form.options[name].secret}
+    assert tab.draft.of_this_launch(draft)
+    assert not tab.draft.of_this_launch({**draft, "launch": "an earlier one"})
+
+
+def test_numbers_have_no_limits_of_gradio(form):
+    for name, component in form.controls.items():
+        if kind(form.options[name]) == "number":
+            assert component.minimum is component.maximum is component.precision is None
+
+
+# What is found at a path
+
+
+def safetensors(path: Path, *keys: str, cut: bool = False) -> Path:
+    header = {key: {"dtype": "F16", "shape": [4], "data_offsets": [8 * i, 8 * i + 8]} for i, key in enumerate(keys)}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * (8 * len(keys) - cut))
+    return path
+
+
+SDXL_KEY = "conditioner.embedders.1.model.ln_final.weight"
+
+
+@pytest.mark.parametrize(
+    ("keys", "good", "words"),
+    [
+        ([SDXL_KEY], True, "SDXL checkpoint, fp16"),
+        (["cond_stage_model.transformer.text_model.x"], False, "SD 1.5 checkpoint"),
+        (["lora_unet_x.lora_down.weight"], False, "a LoRA, not a base model"),
+        (["something.else"], False, "another kind"),
+    ],
+)
+def test_a_checkpoint_is_recognised_by_its_header(tmp_path, keys, good, words):
+    found = recognise.model(str(safetensors(tmp_path / "m.safetensors", *keys)), "sdxl")
+    assert found.good is good
+    assert words in found.text
+
+
+def test_half_a_file_and_no_file_are_told(tmp_path):
+    assert "cut off" in recognise.model(str(safetensors(tmp_path / "m.safetensors", SDXL_KEY, cut=True)), "sdxl").text
+    (tmp_path / "n.safetensors").write_bytes(b"<html>not found</html>")
+    assert "not a safetensors file" in recognise.model(str(tmp_path / "n.safetensors"), "sdxl").text
+    assert recognise.model(str(tmp_path / "gone.safetensors"), "sdxl").good is False
+    assert recognise.model("stabilityai/stable-diffusion-xl-base-1.0", "sdxl").good is None
+
+
+def test_a_data_folder_is_counted(tmp_path):
+    for name in ("10_cat/a.png", "10_cat/b.jpg", "10_cat/a.txt", "2_dog/c.webp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = recognise.data_folder(str(tmp_path), ".txt")
+    assert found.good
+    assert found.text == "3 pictures, 1 with a .txt file, 22 an epoch: 10_cat (2), 2_dog (1)"
+    assert "No subfolders named like 10_cat" in recognise.data_folder(str(tmp_path / "10_cat"), ".txt").text
+
+
+# What the page shows of a run
+
+
+def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
+    story = RunStory()
+    story.tell({"kind": "started", "max_steps": 50, "epochs": 2, "time": 1.0})
+    for step in range(1, 31):
+        story.tell({"kind": "step", "step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.5, "lr": {"unet": 1e-4}})
+    story.tell({"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>"})
+    story.tell({"kind": "warning", "text": "is odd", "option": "seed"})
+    story.tell({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
+    story.tell({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
+    html = run_view(story, "a & b")
+    for words in ("step 30 of 50", "0.50 s/it", "14 graphs · 1 recompile", "seed: is odd", "2.0 MB", "free some space"):
+        assert words in html
+    assert "<script" not in html
+    assert "<b>x" not in html
+    assert "a &amp; b" in html
+
+
+def test_a_flat_curve_and_one_step_can_be_drawn():
+    story = RunStory()
+    assert "begins with" in chart(story)
+    for step in (1, 2):
+        story.tell({"kind": "step", "step": step, "loss": 0.0})
+    assert "<svg" in chart(story)
+
+
+def test_numbers_are_written_for_people():
+    assert [speed(s) for s in (None, 0.0791, 1.234, 42)] == ["–", "79 ms/it", "1.23 s/it", "42 s/it"]
+    assert [duration(s) for s in (None, 5, 65, 3725)] == ["–", "5 s", "1 min 05 s", "1 h 02 min"]
+    assert nice_ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+
+
+def test_a_message_is_text():
+    assert "&lt;script&gt;" in message("error", "<script>", ["<b>"])
+
+
+# gui.py
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--listen", "0.0.0.0"], "--listen 0.0.0.0 opens the page to others"),
+        (["--share"], "--share opens the page to others"),
+        (["--username", "me"], "go together"),
+        (["--config", "gone.toml"], "there is no file"),
+        (["--print-command"], "needs --config"),
+    ],
+)
+def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words):
+    assert gui.main(flags) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--listen", "localhost"], ["--listen", "::1"], ["--listen", "0.0.0.0", "--insecure"],
+     ["--share", "--username", "me", "--password", "word"]],
+)  # fmt: skip
+def test_loopback_a_password_or_a_clear_word_is_enough(flags):
+    assert gui.refusal(gui.parser().parse_args(flags)) is None
+
+
+def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(tmp_path):
+    page = build(RunStore(tmp_path / "runs.jsonl"))
+    public = [d for d in page.config["dependencies"] if d.get("api_visibility") == "public"]
+    assert public == []
+
+
+def test_the_gui_process_loads_no_torch():
+    code = (
+        "import sys, gui, kohya_gui.app as app, kohya_gui.print_command; "
+        "app.build(app.RunStore()); sys.exit('torch' in sys.modules)"
+    )
+    env = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False"}
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=env).returncode == 0
+
+
+def test_the_form_of_a_draft_is_named_by_option(tab):
+    assert isinstance(tab.draft, Draft)
+    assert tab.draft.values({"option:seed": 3, "family": "sdxl", "option:gone": 1}) == {"seed": 3}
