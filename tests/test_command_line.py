@@ -54,6 +54,7 @@ def test_old_flags_are_understood():
     ("line", "told"),
     [
         ("--netwrok_dim 8", "--netwrok_dim: is no option; did you mean network_dim?"),
+        ("--confg_file a", "--confg_file: is no option; did you mean config_file?"),
         ("--zzzz", "--zzzz: is no option here"),
         ("--learning_rate fast", "learning_rate: 'fast' is not a number"),
         ("--max_train_steps 1.5", "max_train_steps: 1.5 is not a whole number"),

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from sd_scripts.options.catalog import Script
 from sd_scripts.options.legacy import LegacyOptions
-from sd_scripts.options.reading import from_values, names_of, unknown_text
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.reading import from_values, unknown_text
+from sd_scripts.options.settings import Groups, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, option
 from sd_scripts.options.toml_files import read_toml, write_toml
 
@@ -58,8 +58,12 @@ def parser(script: Script, *, given_only: bool = False) -> argparse.ArgumentPars
     """All flags of a script, in sections; see add_arguments."""
     kind = GivenParser if given_only else Parser
     made = kind(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]")
-    add_arguments(made, ConfigFileOptions, *script.flag_groups, LegacyOptions, given_only=given_only)
+    add_arguments(made, *_flag_groups(script), given_only=given_only)
     return made
+
+
+def _flag_groups(script: Script) -> Groups:
+    return (ConfigFileOptions, *script.flag_groups, LegacyOptions)
 
 
 def given_flags(script: Script, argv: Sequence[str]) -> dict[str, Any]:
@@ -67,8 +71,9 @@ def given_flags(script: Script, argv: Sequence[str]) -> dict[str, Any]:
     given, strange = parser(script, given_only=True).parse_known_args(argv)
     flags = [word for word in strange if word.startswith("-")]
     if flags:
+        known = [o.name for group in _flag_groups(script) for o in each_option(group)]
         names = [word.lstrip("-").split("=")[0] for word in flags]
-        raise ValueError("\n".join(f"--{name}: {unknown_text(name, names_of(script))}" for name in names))
+        raise ValueError("\n".join(f"--{name}: {unknown_text(name, known)}" for name in names))
     if strange:
         raise ValueError(f"{strange[0]}: is not preceded by an option; put text with spaces into quotation marks")
     return vars(given)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, Script
 from sd_scripts.options.checks import remarks_between
-from sd_scripts.options.legacy import LegacyOptions, translate
+from sd_scripts.options.legacy import translate
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.spec import Option, each_option
 from sd_scripts.options.toml_files import read_toml
@@ -44,11 +44,6 @@ def unknown_text(name: str, known: Iterable[str]) -> str:
     """What to say of a name that no option has."""
     nearest = difflib.get_close_matches(name, sorted(known), 1, 0.7)
     return f"is no option{f'; did you mean {nearest[0]}?' if nearest else ' here'}"
-
-
-def names_of(script: Script) -> set[str]:
-    """Every name that a flag can have."""
-    return {o.name for group in (*script.flag_groups, LegacyOptions) for o in each_option(group)}
 
 
 def idle(script: Script, settings: Settings) -> Iterator[Remark]:
