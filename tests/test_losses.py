@@ -50,7 +50,7 @@ def test_the_huber_width_agrees_with_the_reference(schedule: NoiseSchedule, name
 @pytest.mark.parametrize("loss_type", ["l2", "l1", "huber", "smooth_l1"])
 def test_an_element_loss_agrees_with_the_reference(loss_type: str) -> None:
     difference = torch.tensor([0.5, -1.0, 2.0, 0.0])
-    loss = element_loss(difference, torch.zeros(4), loss_type, torch.tensor(0.1))
+    loss = element_loss(difference, torch.zeros(4), loss_type, torch.full((4,), 0.1))
     torch.testing.assert_close(loss, torch.tensor(WEIGHTS["losses_huber_c_0.1"][loss_type]), rtol=1e-5, atol=1e-7)
 
 

@@ -15,6 +15,8 @@ from sd_scripts.options.loss import LossOptions
 SNR_LIMIT = 1000.0
 """Weights that divide by the SNR take no larger one, else the first timesteps would count for nothing."""
 
+WITH_WIDTH = ("huber", "smooth_l1")
+
 
 def picture_losses(
     prediction: Tensor,
@@ -32,21 +34,23 @@ def picture_losses(
     Prediction and target are (B, C, H, W), timesteps and loss_weight (B,); mask is (B, 1, any, any) in 0..1 and
     multiplies the loss at each place, without making up for what it hides.
     """
-    width = huber_width(timesteps, schedule, options)
-    loss = element_loss(prediction.float(), target.float(), options.loss_type, width.view(-1, 1, 1, 1))
+    width = huber_width(timesteps, schedule, options) if options.loss_type in WITH_WIDTH else None
+    loss = element_loss(prediction.float(), target.float(), options.loss_type, width)
     if mask is not None:
         loss = loss * functional.interpolate(mask.float(), size=loss.shape[-2:], mode="area")
     loss = loss.mean(dim=(1, 2, 3)) * loss_weight
     return weigh(loss, schedule.snr[timesteps], options, v_parameterization)
 
 
-def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tensor) -> Tensor:
-    """The loss of each element. `width` is the distance up to which huber and smooth_l1 are quadratic."""
+def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tensor | None = None) -> Tensor:
+    """The loss of each element (B, ...). `width` (B,) is the distance up to which huber and smooth_l1 are quadratic."""
     if loss_type == "l1":
         return (prediction - target).abs()
     squared = (prediction - target) ** 2
     if loss_type == "l2":
         return squared
+    assert width is not None, loss_type
+    width = width.view(-1, *[1] * (squared.dim() - 1))
     pseudo_huber = 2 * ((squared + width**2).sqrt() - width)
     return pseudo_huber * width if loss_type == "huber" else pseudo_huber
 
