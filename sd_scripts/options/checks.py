@@ -51,11 +51,16 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
         yield "resolution", "the training size is not set; 1024 suits SDXL"
         return
     sides = [int(side) for side in data.resolution.split(",") if side.strip().isdigit()]
-    if not buckets.enable_bucket or not sides:
+    if not buckets.enable_bucket:
+        if any(side % 32 for side in sides):
+            yield "resolution", f"{data.resolution} is not a multiple of 32; round it, or turn enable_bucket on"
         return
-    if min(sides) < buckets.min_bucket_reso:
+    steps = buckets.bucket_reso_steps
+    if buckets.bucket_no_upscale or not sides:  # sizes then come from the pictures
+        return
+    if min(sides) < buckets.min_bucket_reso // steps * steps:
         yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
-    if max(sides) > buckets.max_bucket_reso:
+    if max(sides) > -(-buckets.max_bucket_reso // steps) * steps:
         yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
 
 
@@ -102,7 +107,49 @@ def velocity_losses(model: ModelOptions, loss: LossOptions) -> Findings:
         yield "v_pred_like_loss", "is for models that predict noise; turn it or v_parameterization off"
 
 
-PROBLEMS = (training_size, latents_that_change, captions_that_change, text_encoders_that_learn, velocity_losses)
+WITHOUT_WARMUP = ("constant", "adafactor", "piecewise_constant", "reduce_lr_on_plateau")
+
+
+def warmup_of_the_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+    if not schedule.lr_warmup_steps or _is_schedule_free(optimizer):
+        return
+    name = schedule.lr_scheduler_type or schedule.lr_scheduler.partition(":")[0]
+    if _sets_its_own_rate(optimizer):
+        yield "lr_warmup_steps", "Adafactor with relative_step has no warm-up; set it to 0 or add relative_step=False"
+    elif schedule.lr_scheduler_type or name in WITHOUT_WARMUP:
+        yield (
+            "lr_warmup_steps",
+            f"{name} has no warm-up; set lr_scheduler = constant_with_warmup, or lr_warmup_steps = 0",
+        )
+
+
+def schedule_of_another(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+    adafactor = schedule.lr_scheduler.partition(":")[0] == "adafactor" and not schedule.lr_scheduler_type
+    if adafactor and not _sets_its_own_rate(optimizer):
+        yield (
+            "lr_scheduler",
+            "adafactor goes only with optimizer_type = Adafactor and its relative_step; choose constant",
+        )
+
+
+def _sets_its_own_rate(optimizer: OptimizerOptions) -> bool:
+    relative = "relative_step=false" not in [item.lower().replace(" ", "") for item in optimizer.optimizer_args]
+    return optimizer.optimizer_type.lower() == "adafactor" and relative
+
+
+def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
+    return optimizer.optimizer_type.lower().endswith("schedulefree")
+
+
+PROBLEMS = (
+    training_size,
+    latents_that_change,
+    captions_that_change,
+    text_encoders_that_learn,
+    velocity_losses,
+    warmup_of_the_schedule,
+    schedule_of_another,
+)
 
 
 def data_set_twice(data: DatasetOptions) -> Findings:
@@ -152,8 +199,19 @@ def learning_rate_of_a_lora(optimizer: OptimizerOptions, network: NetworkOptions
     if name.startswith(("prodigy", "dadapt")):
         if all(rate is None or rate < 0.1 for rate in rates):
             yield "learning_rate", f"{optimizer.optimizer_type} finds the rate by itself and takes 1 here"
+    elif _sets_its_own_rate(optimizer):
+        return
     elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:
         yield "learning_rate", "is not set, so 2e-06 is used; LoRAs usually learn at 1e-4"
+
+
+def schedule_without_use(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+    if _is_schedule_free(optimizer):
+        for name, idle in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
+            if getattr(schedule, name) != idle:
+                yield name, f"has no effect: {optimizer.optimizer_type} needs no schedule"
+    elif _sets_its_own_rate(optimizer) and schedule.lr_scheduler.partition(":")[0] not in ("adafactor", "constant"):
+        yield "lr_scheduler", "has no effect: Adafactor sets its own rate; add relative_step=False to optimizer_args"
 
 
 def decay_that_never_comes(schedule: LrSchedulerOptions) -> Findings:
@@ -184,6 +242,7 @@ REMARKS = (
     zero_terminal_without_velocity,
     strength_of_no_noise,
     learning_rate_of_a_lora,
+    schedule_without_use,
     decay_that_never_comes,
     samples_of_nothing,
     keeping_what_is_not_saved,

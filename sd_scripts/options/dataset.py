@@ -72,8 +72,9 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     )
     cache_info: bool = option(
         False,
-        "Remember captions and picture sizes in metadata_cache.json, for quick starts with huge folders.",
-        not_yet="folders are scanned at every start, so that a changed caption is never missed",
+        "Remember the sizes of pictures in metadata_cache.json in their folder, for quick starts with huge folders. "
+        "A picture that changed is looked at again.",
+        label="Remember picture sizes",
     )
     max_data_loader_n_workers: int = option(
         8,

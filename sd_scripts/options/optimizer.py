@@ -126,12 +126,6 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("lr_scheduler_args", self.lr_scheduler_args)
-        if self.lr_warmup_steps and not self.lr_scheduler_type and self.lr_scheduler in ("constant", "adafactor"):
-            yield (
-                "lr_warmup_steps",
-                f"lr_scheduler = {self.lr_scheduler} has no warm-up; set lr_scheduler = constant_with_warmup, "
-                "or lr_warmup_steps = 0",
-            )
         name, _, start = self.lr_scheduler.partition(":")
         if not self.lr_scheduler_type and (name not in SCHEDULERS or (start and name != "adafactor")):
             yield (
