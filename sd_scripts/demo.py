@@ -1,4 +1,4 @@
-"""Try everything without a download: a miniature SDXL checkpoint, a dozen drawn pictures, and settings to train on them.
+"""Try everything without a download: a miniature SDXL checkpoint, drawn pictures, and settings to train on them.
 
 python -m sd_scripts.demo [--folder demo] [--make]
 """

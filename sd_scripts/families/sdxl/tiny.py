@@ -112,10 +112,12 @@ def _text_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig
 
 
 def _randomize(part: Any, generator: torch.Generator) -> None:
-    """Weights that keep the variance of what passes through; norms and biases as they are made."""
-    for parameter in part.eval().parameters():
+    """Weights that keep the variance of what passes through, no biases; norms as they are made."""
+    for name, parameter in part.eval().named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
+        elif name.endswith("bias"):
+            parameter.zero_()
 
 
 def _pictures() -> Tensor:
@@ -152,7 +154,10 @@ def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:
     hook.remove()
     patches = F.unfold(features[0], 3, padding=1).movedim(1, -1).flatten(0, 1)  # (B·H·W, C·9)
     wanted = noise.flatten(2).movedim(1, -1).flatten(0, 1)  # (B·H·W, 4)
-    weight = torch.linalg.lstsq(patches, wanted).solution  # (C·9, 4)
+    patches, wanted = patches.double(), wanted.double()
+    square = patches.T @ patches
+    damping = 1e-4 * square.trace() / len(square) * torch.eye(len(square))  # no large weights that cancel each other
+    weight = torch.linalg.solve(square + damping, patches.T @ wanted)  # (C·9, 4)
     unet.conv_out.weight.copy_(weight.T.view_as(unet.conv_out.weight))
     unet.conv_out.bias.zero_()
 

@@ -1,0 +1,23 @@
+"""What several test modules need: one miniature SDXL model for the whole run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint of SDXL's layout, its tokenizers beside it, and captioned pictures. Do not write to it."""
+    from sd_scripts.families.sdxl.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("miniature"))
+
+
+def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:
+    """Settings of an SDXL LoRA run with this base model."""
+    name = None if model is None else str(model)
+    return Settings(script_for("sdxl", "lora").groups, {"pretrained_model_name_or_path": name, **values})

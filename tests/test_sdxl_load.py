@@ -1,0 +1,207 @@
+"""Loading SDXL: every kind of source gives the same model, and bad files are told in one sentence."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import sdxl_settings
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from torch import Tensor, nn
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl.load import check, load
+from sd_scripts.families.sdxl.saving import checkpoint_tensors
+from sd_scripts.families.sdxl.vae import decode_latents, encode_images
+
+
+@pytest.fixture(scope="module")
+def parts(miniature: Any) -> Parts:
+    return load(sdxl_settings(miniature.checkpoint), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def file(miniature: Any) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(miniature.checkpoint)
+
+
+@pytest.fixture(scope="module")
+def folder(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("diffusers")
+    _pipeline(parts).save_pretrained(path)
+    return path
+
+
+def test_load_and_save_give_the_file_back(parts: Parts, file: dict[str, Tensor]) -> None:
+    _same(checkpoint_tensors(parts), file)
+
+
+def test_everything_is_frozen_in_eval_mode_and_in_the_asked_dtype(miniature: Any) -> None:
+    half = load(sdxl_settings(miniature.checkpoint, no_half_vae=True), torch.bfloat16)
+    for module in (half.denoiser, half.vae, *half.text_encoders):
+        assert not module.training
+        assert not any(p.requires_grad for p in module.parameters())
+    assert _dtypes(half.denoiser) == _dtypes(half.text_encoders[0]) == _dtypes(half.text_encoders[1])
+    assert _dtypes(half.denoiser) == {torch.bfloat16}
+    assert _dtypes(half.vae) == {torch.float32}
+
+
+def test_nothing_stays_without_memory(parts: Parts) -> None:
+    for module in (parts.denoiser, parts.vae, *parts.text_encoders):
+        assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def test_a_diffusers_folder_is_the_same_model(parts: Parts, folder: Path) -> None:
+    other = load(sdxl_settings(folder), torch.float32)
+    _same(checkpoint_tensors(other), checkpoint_tensors(parts))
+    assert [len(tokenizer) for tokenizer in other.tokenizers] == [len(tokenizer) for tokenizer in parts.tokenizers]
+
+
+def test_a_ckpt_is_the_same_model_and_no_mmap_is_too(miniature: Any, parts: Parts, file: dict[str, Tensor]) -> None:
+    ckpt = miniature.checkpoint.with_suffix(".ckpt")  # beside it, where the tokenizers are
+    torch.save({"state_dict": {key: tensor.clone() for key, tensor in file.items()}, "epoch": 3}, ckpt)
+    _same(checkpoint_tensors(load(sdxl_settings(ckpt), torch.float32)), file)
+    whole = sdxl_settings(miniature.checkpoint, disable_mmap_load_safetensors=True)
+    _same(checkpoint_tensors(load(whole, torch.float32)), file)
+
+
+def test_keys_of_a_compiled_model_are_read(miniature: Any, tmp_path: Path, file: dict[str, Tensor]) -> None:
+    prefix = "model.diffusion_model."
+    compiled = {key.replace(prefix, prefix + "_orig_mod."): tensor for key, tensor in file.items()}
+    path = _write(tmp_path / "compiled.safetensors", compiled)
+    _lend_tokenizers(miniature, path)
+    _same(checkpoint_tensors(load(sdxl_settings(path), torch.float32)), file)
+
+
+@pytest.mark.parametrize("layout", ["in a checkpoint", "without prefix", "diffusers file", "diffusers folder"])
+def test_another_vae_takes_the_place_of_the_models_own(
+    layout: str, miniature: Any, parts: Parts, folder: Path, file: dict[str, Tensor], tmp_path: Path
+) -> None:
+    prefix = "first_stage_model."
+    changed = {k: t + 1 if k.startswith(prefix) else t for k, t in file.items()}
+    states = {
+        "in a checkpoint": changed,
+        "without prefix": {k.removeprefix(prefix): t for k, t in changed.items() if k.startswith(prefix)},
+        "diffusers file": {name: t + 1 for name, t in parts.vae.state_dict().items()},
+    }
+    vae = _write(tmp_path / "vae.safetensors", states[layout]) if layout in states else folder
+    other = load(sdxl_settings(miniature.checkpoint, vae=str(vae)), torch.float32)
+    _same(checkpoint_tensors(other), file if layout == "diffusers folder" else changed)
+
+
+def test_a_model_without_its_own_vae_needs_the_option(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
+    bare = _write(tmp_path / "bare.safetensors", {k: t for k, t in file.items() if not k.startswith("first_stage")})
+    assert check(sdxl_settings(bare)) == [f"vae: '{bare}' has no VAE of its own; set vae to an SDXL VAE file"]
+    assert check(sdxl_settings(bare, vae=str(miniature.checkpoint))) == []
+
+
+def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
+    assert check(sdxl_settings(miniature.checkpoint)) == []
+    assert check(sdxl_settings(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (["lora_te2_x.lora_down.weight"], "is no SDXL checkpoint but SDXL LoRA; to go on with a LoRA"),
+        (["cond_stage_model.transformer.text_model.final_layer_norm.weight"], "but Stable Diffusion 1.5 checkpoint"),
+        (["double_blocks.0.img_attn.qkv.weight"], "is no SDXL checkpoint but FLUX.1"),
+        (["decoder.conv_in.weight"], "is no SDXL checkpoint but VAE; a VAE belongs into the option vae"),
+        (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
+    ],
+)
+def test_another_kind_of_file_is_called_by_its_name(keys: list[str], told: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / "other.safetensors", {key: torch.zeros(1) for key in keys})
+    _both_say(path, told)
+
+
+def test_missing_unknown_and_misshapen_keys_are_named(file: dict[str, Tensor], tmp_path: Path) -> None:
+    unet = "model.diffusion_model."
+    missing = {k: t for k, t in file.items() if not k.startswith(unet + "output_blocks.8.0.in_layers")}
+    _both_say(_write(tmp_path / "missing.safetensors", missing), f"is not whole; missing: '{unet}output_blocks.8.0.in")
+    extra = {**file, unet + "zero_conv": torch.zeros(1)}
+    _both_say(_write(tmp_path / "extra.safetensors", extra), f"is not plain SDXL; unknown keys: '{unet}zero_conv'")
+    odd = {**file, unet + "out.0.weight": torch.zeros(7)}
+    _both_say(_write(tmp_path / "odd.safetensors", odd), f"of a wrong size: '{unet}out.0.weight'")
+
+
+def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Path) -> None:
+    half = tmp_path / "half.safetensors"
+    half.write_bytes(miniature.checkpoint.read_bytes()[:1_000_000])
+    _both_say(half, "is cut short: 1,000,000 of ")
+    page = tmp_path / "page.safetensors"
+    page.write_text("<!DOCTYPE html><html>not found</html>")
+    _both_say(page, "is not a safetensors file")
+    _both_say(tmp_path / "none.safetensors", "there is no file or folder")
+    _both_say(tmp_path, "model_index.json")
+    _both_say(None, "no model is chosen")
+
+
+def test_a_ckpt_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "evil.ckpt"
+    torch.save({"state_dict": {"a": torch.zeros(1)}, "hook": tmp_path}, path)
+    with pytest.raises(ValueError, match="holds more than weights"):
+        load(sdxl_settings(path), torch.float32)
+
+
+def test_a_tokenizer_of_another_size_is_not_taken(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
+    alone = _write(tmp_path / "alone.safetensors", file)
+    with pytest.raises(ValueError, match="tokenizer_cache_dir: no tokenizer of"):
+        load(sdxl_settings(alone), torch.float32)
+
+
+def test_latents_have_the_spread_of_sdxl_and_do_not_depend_on_the_batch(parts: Parts) -> None:
+    pixels = torch.rand(3, 3, 64, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    latents = encode_images(parts, pixels)
+    assert latents.shape == (3, 4, 8, 6)
+    assert latents.dtype == torch.float32
+    torch.testing.assert_close(encode_images(parts, pixels[1:2]), latents[1:2], rtol=1e-4, atol=1e-4)
+    assert decode_latents(parts, latents * 0.13025).shape == pixels.shape
+
+
+def test_a_vae_that_overflows_is_told_with_the_remedy(parts: Parts) -> None:
+    with pytest.raises(ValueError, match=r"^no_half_vae: the VAE overflowed"):
+        encode_images(parts, torch.full((1, 3, 16, 16), torch.inf))
+
+
+def _both_say(path: Path | None, told: str) -> None:
+    """`check` finds it before loading, and `load` raises the same."""
+    (problem,) = check(sdxl_settings(path))
+    assert problem.startswith("pretrained_model_name_or_path: ")
+    assert told in problem
+    with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is compared
+        load(sdxl_settings(path), torch.float32)
+    assert str(caught.value) == problem
+
+
+def _write(path: Path, state: dict[str, Tensor]) -> Path:
+    safetensors.torch.save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
+    return path
+
+
+def _lend_tokenizers(miniature: Any, path: Path) -> None:
+    lent = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
+    shutil.copytree(lent, path.with_name(f"{path.stem}_tokenizers"))
+
+
+def _pipeline(parts: Parts) -> StableDiffusionXLPipeline:
+    return StableDiffusionXLPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders[0],
+        text_encoder_2=parts.text_encoders[1],
+        tokenizer=parts.tokenizers[0],
+        tokenizer_2=parts.tokenizers[1],
+        unet=parts.denoiser,
+        scheduler=EulerDiscreteScheduler(),
+    )
+
+
+def _dtypes(module: nn.Module) -> set[torch.dtype]:
+    return {p.dtype for p in module.parameters()}
+
+
+def _same(ours: dict[str, Tensor], file: dict[str, Tensor]) -> None:
+    assert ours.keys() == file.keys()
+    assert [key for key in ours if not torch.equal(ours[key], file[key])] == []

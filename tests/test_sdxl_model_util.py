@@ -1,0 +1,103 @@
+"""SDXL's single file: its keys at full size, and the miniature against diffusers' own conversion."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers.loaders import single_file_utils as diffusers_reads
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+from sd_scripts.library import sdxl_model_util as sgm
+
+REFERENCE = Path(__file__).parent / "reference"
+SHAPES = {k: tuple(v) for k, v in json.loads((REFERENCE / "sd_keys_sdxl_checkpoint.json").read_text()).items()}
+LORA_NAMES = json.loads((REFERENCE / "sdxl_lora_names.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def full_size() -> dict[str, Any]:
+    """SDXL base without memory, of the sizes that the reference file's shapes tell."""
+    with torch.device("meta"):
+        return {
+            "unet": UNet2DConditionModel(**sgm.unet_config(SHAPES)),
+            "vae": AutoencoderKL(**sgm.vae_config(SHAPES)),
+            "first": CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(SHAPES))),
+            "second": CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(SHAPES))),
+        }
+
+
+def test_a_whole_model_is_written_with_the_2514_keys_and_shapes_of_the_reference(full_size: dict[str, Any]) -> None:
+    written = sgm.checkpoint(*(m.state_dict() for m in full_size.values()), torch.zeros((), device="meta"))
+    assert {key: tuple(tensor.shape) for key, tensor in written.items()} == SHAPES
+
+
+@pytest.mark.parametrize(
+    ("part", "read"),
+    [
+        ("unet", sgm.read_unet),
+        ("vae", sgm.read_vae),
+        ("first", sgm.read_text_encoder1),
+        ("second", sgm.read_text_encoder2),
+    ],
+)
+def test_a_whole_model_is_read_into_every_name_of_a_module(full_size: dict[str, Any], part: str, read: Any) -> None:
+    file = {key: torch.empty(shape, device="meta") for key, shape in SHAPES.items()}
+    wanted = {name: tensor.shape for name, tensor in full_size[part].state_dict().items()}
+    assert {name: tensor.shape for name, tensor in read(file, wanted).items()} == wanted
+
+
+def test_lora_names_are_those_of_the_field(full_size: dict[str, Any]) -> None:
+    unet = {sgm.lora_unet_name(path) for path, module in _layers(full_size["unet"])}
+    encoders = [full_size["first"], full_size["second"]]
+    names = {sgm.lora_text_encoder_name(i, path) for i, part in enumerate(encoders) for path, _ in _layers(part)}
+    assert set(LORA_NAMES["sdxl_conv_dim4_conv2"]) <= unet | names
+    assert set(LORA_NAMES["sdxl_linear_dim4"]) <= unet | names
+    assert sum(name.startswith("lora_unet") for name in LORA_NAMES["sdxl_linear_dim4"]) == 722
+
+
+def test_a_lora_name_of_one_layer() -> None:
+    path = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
+    assert sgm.lora_unet_name(path) == "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
+    first = sgm.lora_text_encoder_name(0, "encoder.layers.0.self_attn.k_proj")
+    assert first == "lora_te1_text_model_encoder_layers_0_self_attn_k_proj"
+    second = sgm.lora_text_encoder_name(1, "text_model.encoder.layers.0.self_attn.k_proj")
+    assert second == "lora_te2_text_model_encoder_layers_0_self_attn_k_proj"
+
+
+def test_the_miniature_reads_as_diffusers_reads_it(miniature: Any) -> None:
+    file = safetensors.torch.load_file(miniature.checkpoint)
+    shapes = {key: tuple(tensor.shape) for key, tensor in file.items()}
+    unet = UNet2DConditionModel(**sgm.unet_config(shapes))
+    vae = AutoencoderKL(**sgm.vae_config(shapes))
+    second = CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(shapes)))
+
+    theirs = diffusers_reads.convert_ldm_unet_checkpoint(dict(file), unet.config)
+    _equal(sgm.read_unet(file, unet.state_dict()), theirs)
+    theirs = diffusers_reads.convert_ldm_vae_checkpoint(dict(file), vae.config)
+    ours = sgm.read_vae(file, vae.state_dict())
+    _equal(ours, {name: tensor.view_as(ours[name]) for name, tensor in theirs.items()})
+    prefix = sgm.TEXT_ENCODER2_PREFIX
+    theirs = diffusers_reads.convert_open_clip_checkpoint(second, dict(file), prefix=prefix)
+    theirs = {name: tensor for name, tensor in theirs.items() if "position_ids" not in name}
+    _equal(sgm.read_text_encoder2(file, second.state_dict()), theirs)
+
+
+def test_a_missing_key_is_named(miniature: Any) -> None:
+    shapes = {k: tuple(t.shape) for k, t in safetensors.torch.load_file(miniature.checkpoint).items()}
+    del shapes["model.diffusion_model.label_emb.0.0.weight"]
+    with pytest.raises(ValueError, match=r"'model\.diffusion_model\.label_emb\.0\.0\.weight' is missing"):
+        sgm.unet_config(shapes)
+
+
+def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(path, m) for path, m in module.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+
+
+def _equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []

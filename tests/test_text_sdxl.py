@@ -1,0 +1,115 @@
+"""Captions to tokens and text states, against what diffusers' own SDXL pipeline reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import sdxl_settings
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl.load import load
+from sd_scripts.families.sdxl.text import encode_text, tokenize
+from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers, shipped_tokenizer
+
+CAPTIONS = ["a red circle on a white background", "", "red " * 100]
+
+
+@pytest.fixture(scope="module")
+def parts(miniature: Any) -> Parts:
+    return load(sdxl_settings(miniature.checkpoint), torch.float32)
+
+
+def settings(**values: Any) -> Any:
+    return sdxl_settings("model", **values)
+
+
+def test_the_shipped_vocabulary_is_clips() -> None:
+    tokenizer = shipped_tokenizer()
+    assert len(tokenizer) == 49408
+    assert tokenizer("a photo of a cat").input_ids == [49406, 320, 1125, 539, 320, 2368, 49407]
+
+
+def test_without_tokenizers_beside_the_model_the_shipped_ones_serve_and_the_second_pads_with_0(tmp_path: Path) -> None:
+    first, second = load_tokenizers(tmp_path / "model.safetensors", None, (49408, 49408))
+    assert (first.pad_token_id, second.pad_token_id) == (49407, 0)
+
+
+def test_tokenizers_are_found_in_the_cache_folder_of_sd_scripts(parts: Parts, tmp_path: Path) -> None:
+    for name, tokenizer in zip(CACHE_FOLDERS, parts.tokenizers, strict=True):
+        tokenizer.save_pretrained(tmp_path / "cache" / name)
+    size = len(parts.tokenizers[0])
+    found = load_tokenizers(tmp_path / "model.safetensors", str(tmp_path / "cache"), (size, size))
+    assert [len(tokenizer) for tokenizer in found] == [size, size]
+
+
+def test_states_are_those_of_diffusers(parts: Parts) -> None:
+    pipeline = StableDiffusionXLPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders[0],
+        text_encoder_2=parts.text_encoders[1],
+        tokenizer=parts.tokenizers[0],
+        tokenizer_2=parts.tokenizers[1],
+        unet=parts.denoiser,
+        scheduler=EulerDiscreteScheduler(),
+    )
+    with torch.no_grad():
+        ours = encode_text(parts, tokenize(parts, CAPTIONS, settings()))
+        hidden, _, pooled, _ = pipeline.encode_prompt(CAPTIONS, do_classifier_free_guidance=False, device="cpu")
+    torch.testing.assert_close(torch.cat([ours["hidden_state1"], ours["hidden_state2"]], -1), hidden)
+    torch.testing.assert_close(ours["pool2"], pooled)
+
+
+@pytest.mark.parametrize(("length", "positions"), [(None, 77), (150, 152), (225, 227)])
+def test_every_75_tokens_are_a_chunk_and_join_to_one_sequence(parts: Parts, length: int, positions: int) -> None:
+    tokens = tokenize(parts, CAPTIONS, settings(max_token_length=length))
+    states = encode_text(parts, tokens)
+    assert tokens["ids1"].shape == (3, (positions - 2) // 75, 77)
+    assert states["hidden_state1"].shape == (3, positions, 64)
+    assert states["hidden_state2"].shape == (3, positions, 128)
+    assert states["pool2"].shape == (3, 128)
+
+
+def test_a_long_caption_goes_on_in_the_next_chunk(parts: Parts) -> None:
+    tokenizer = parts.tokenizers[1]
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    (red,) = tokenizer("red", add_special_tokens=False).input_ids
+    first, second = tokenize(parts, ["red " * 100], settings(max_token_length=150))["ids2"][0].tolist()
+    assert first == [start, *[red] * 75, end]
+    assert second == [start, *[red] * 25, end, *[0] * 50]
+
+
+def test_the_first_chunk_of_a_long_budget_is_read_as_if_alone(parts: Parts) -> None:
+    caption = CAPTIONS[:1]
+    short = encode_text(parts, tokenize(parts, caption, settings()))
+    long = encode_text(parts, tokenize(parts, caption, settings(max_token_length=225)))
+    torch.testing.assert_close(long["hidden_state1"][:, :76], short["hidden_state1"][:, :76])
+    torch.testing.assert_close(long["pool2"], short["pool2"])
+
+
+def test_a_weight_multiplies_the_states_of_its_words_and_nothing_else(parts: Parts) -> None:
+    plain = encode_text(parts, tokenize(parts, ["a red circle"], settings()))
+    weighted = encode_text(parts, tokenize(parts, ["a (red:1.5) circle"], settings(weighted_captions=True)))
+    factor = torch.ones(77, 1)
+    factor[2] = 1.5  # after the start and "a"
+    for name in ("hidden_state1", "hidden_state2"):
+        torch.testing.assert_close(weighted[name], plain[name] * factor)
+    torch.testing.assert_close(weighted["pool2"], plain["pool2"])
+
+
+def test_brackets_are_plain_text_without_weighted_captions(parts: Parts) -> None:
+    plain = tokenize(parts, ["a (red:1.5) circle"], settings())
+    assert set(plain) == {"ids1", "ids2"}
+    weighted = tokenize(parts, ["a (red:1.5) circle"], settings(weighted_captions=True))
+    assert not torch.equal(plain["ids1"], weighted["ids1"])
+
+
+def test_gradients_reach_both_encoders(parts: Parts, miniature: Any) -> None:
+    learning = load(sdxl_settings(miniature.checkpoint), torch.float32)
+    for encoder in learning.text_encoders:
+        encoder.requires_grad_(True)
+    states = encode_text(learning, tokenize(learning, CAPTIONS, settings()))
+    sum(state.sum() for state in states.values()).backward()
+    for encoder in learning.text_encoders:
+        assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
