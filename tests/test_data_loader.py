@@ -1,5 +1,6 @@
 """Batches: complete, the same with any number of workers, continued exactly, and right in every tensor."""
 
+import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from PIL import Image
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.dataset import DataPlan
-from sd_scripts.data.epochs import batch_shapes
-from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.epochs import batch_shapes, plan_epoch
+from sd_scripts.data.loader import BatchLoader, BatchReader, Request
 
 SIZES = [(64, 64), (64, 64), (128, 64), (64, 128), (64, 64), (100, 50), (70, 60)]
 
@@ -159,6 +160,32 @@ def test_an_unreadable_picture_is_told_once_and_its_place_taken(tmp_path: Path) 
     assert "01.png cannot be read" in told[0]
 
 
+def test_a_bucket_of_which_nothing_can_be_read_stops_the_run_in_one_sentence(tmp_path: Path) -> None:
+    (path,) = make_folder(tmp_path / "train/4_cat", [(64, 64)])
+    plan = plan_of(tmp_path / "train")
+    path.unlink()
+    with pytest.raises(ValueError, match=r"train_data_dir: no picture of a whole bucket can be read.*00\.png"):
+        list(BatchLoader(plan, warn=lambda text: None).epoch(1))
+
+
+def test_dropped_pictures_are_told_and_an_epoch_without_batches_is_refused(root: Path) -> None:
+    told: list[str] = []
+    BatchLoader(plan_of(root, train_batch_size=4), warn=told.append, short_batches="drop")
+    assert len(told) == 1
+    assert told[0].startswith("train_batch_size: ")
+    with pytest.raises(ValueError, match="train_batch_size: no bucket has enough pictures"):
+        BatchLoader(plan_of(root, train_batch_size=64), warn=told.append, short_batches="drop")
+
+
+def test_a_reader_can_be_sent_to_a_worker_that_was_not_forked(root: Path) -> None:
+    plan = plan_of(root)
+    request = Request(batch=plan_epoch(plan, 1)[0], epoch=1, step=0)
+    copied, remarks = pickle.loads(pickle.dumps(BatchReader(plan, 100)))[request]
+    assert copied is not None
+    assert not remarks
+    assert_equal([copied], [next(loader_of(plan).epoch(1))])
+
+
 def test_ranks_see_equally_many_batches_and_together_all(root: Path) -> None:
     plan = plan_of(root, train_batch_size=2)
     ranks = [loader_of(plan, rank=rank, world=2) for rank in (0, 1)]
@@ -175,9 +202,8 @@ def test_short_batches_are_kept_dropped_or_filled(root: Path) -> None:
     for choice in ("drop", "fill"):
         shapes = batch_shapes(plan, short_batches=choice)
         assert {shape.pictures for shape in shapes} == {4}
-        lengths = Counter(
-            tuple(batch.target_size[0].tolist()) for batch in loader_of(plan, short_batches=choice).epoch(1)
-        )
+        loader = BatchLoader(plan, warn=lambda text: None, short_batches=choice)  # type: ignore[arg-type]
+        lengths = Counter(tuple(batch.target_size[0].tolist()) for batch in loader.epoch(1))
         assert lengths == {(shape.height, shape.width): count for shape, count in shapes.items()}
 
 

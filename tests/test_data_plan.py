@@ -146,6 +146,13 @@ def test_masks_may_lie_in_a_folder_named_like_that_of_the_pictures(tmp_path: Pat
     assert [item.mask for item in plan.items] == [mask]
 
 
+def test_masked_loss_without_masks_is_told(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_cat", [(64, 64)])
+    told: list[str] = []
+    plan_of(tmp_path / "train", masked_loss=True, told=told)
+    assert [text.split(",")[0] for text in told] == ["masked_loss: has no effect"]
+
+
 # --- validation, regularisation, several data sets
 
 
@@ -218,7 +225,9 @@ def test_one_folder_at_several_resolutions(tmp_path: Path) -> None:
     assert len(plan.items) == 4
     facts = data_facts(plan)
     assert sorted(facts.dataset_dirs) == ["cats", "cats (2)"]
+    assert facts.datasets is not None
     assert [entry["batch_size_per_device"] for entry in facts.datasets] == [1, 2]
+    assert json.loads(json.dumps(facts.datasets))[0]["subsets"][0]["image_dir"] == "cats"
 
 
 def test_a_folder_that_stands_twice_counts_once(tmp_path: Path) -> None:
@@ -262,5 +271,5 @@ def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
         BatchShape(width=96, height=32, pictures=3): 1,
     }
     assert facts.num_batches_per_epoch == 5 == len(BatchLoader(plan, warn=pytest.fail))
-    assert json.loads(json.dumps(facts.datasets))[0]["subsets"][1]["is_reg"] is True
+    assert facts.datasets is None
     assert "9 pictures in an epoch, repeats counted, 9 for regularisation" in describe_data(facts)

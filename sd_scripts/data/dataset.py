@@ -12,6 +12,7 @@ from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blu
 from sd_scripts.data.buckets import Buckets, Fit, Size
 from sd_scripts.data.folders import Picture, read_subset
 from sd_scripts.data.images import RESIZE_FILTERS, Look
+from sd_scripts.options.dataset import AugmentOptions
 from sd_scripts.options.settings import Settings
 
 
@@ -81,7 +82,11 @@ def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int
     `seed` orders epochs and, without validation_seed, splits off validation; `bucket_multiple` is what the family
     called `title` needs of a size. ValueError names the option at fault; pictures left out are told through `warn`.
     """
-    return plan_blueprint(read_blueprint(settings, warn), seed=seed, warn=warn, multiple=bucket_multiple, title=title)
+    blueprint = read_blueprint(settings, warn)
+    plan = plan_blueprint(blueprint, seed=seed, warn=warn, multiple=bucket_multiple, title=title)
+    if settings[AugmentOptions].masked_loss and not plan.wants_masks:
+        warn("masked_loss: has no effect, since no picture has a mask; set conditioning_data_dir or alpha_mask")
+    return plan
 
 
 def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int, title: str) -> DataPlan:

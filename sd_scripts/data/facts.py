@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sd_scripts.data.blueprint import Subset
+from sd_scripts.data.buckets import Size
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 
@@ -15,7 +16,7 @@ Folders = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """The values of the ss_* entries about data, before they become text."""
+    """The values of the ss_* entries about data, before they become text; named as in TrainingFacts."""
 
     num_train_images: int
     """With repeats, regularisation pictures not counted."""
@@ -23,6 +24,8 @@ class DataFacts:
     num_validation_images: int
     num_batches_per_epoch: int
     """Of all ranks together."""
+    resolution: Size
+    """Width and height of the first data set."""
     batch_shapes: dict[BatchShape, int]
     """How many batches of each shape an epoch has: each shape is a graph of its own to the compiler."""
     tag_frequency: Tags
@@ -32,11 +35,12 @@ class DataFacts:
     reg_dataset_dirs: Folders
     bucket_info: dict[str, Any] | None
     """buckets {number: resolution, count} and mean_img_ar_error of the first data set; None without buckets."""
-    datasets: list[dict[str, Any]]
-    """ss_datasets: one entry for each data set of a dataset_config."""
+    datasets: list[dict[str, Any]] | None
+    """ss_datasets: one entry for each data set of a dataset_config; None when folder options described the data."""
 
 
 def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DataFacts:
+    first = plan.blueprint.datasets[0].buckets
     numbers = range(len(plan.blueprint.datasets))
     by_dataset = [[item for item in plan.items if item.dataset == number] for number in numbers]
     shapes = batch_shapes(plan, short_batches=short_batches)
@@ -45,12 +49,15 @@ def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DataF
         num_reg_images=_seen(plan.items, is_reg=True),
         num_validation_images=len(plan.validation.items) if plan.validation else 0,
         num_batches_per_epoch=sum(shapes.values()),
+        resolution=first.resolution,
         batch_shapes=shapes,
         tag_frequency=_merged([_tag_frequency(items) for items in by_dataset]),
         dataset_dirs=_merged([_folders(items, is_reg=False) for items in by_dataset]),
         reg_dataset_dirs=_merged([_folders(items, is_reg=True) for items in by_dataset]),
-        bucket_info=_bucket_info(by_dataset[0]) if plan.blueprint.datasets[0].buckets.enable_bucket else None,
-        datasets=[_dataset_facts(plan, number, by_dataset[number]) for number in numbers],
+        bucket_info=_bucket_info(by_dataset[0]) if first.enable_bucket else None,
+        datasets=[_dataset_facts(plan, number, by_dataset[number]) for number in numbers]
+        if plan.blueprint.from_config
+        else None,
     )
 
 

@@ -19,7 +19,7 @@ from sd_scripts.data.buckets import Size, crop_top_left
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.epochs import PlannedBatch, ShortBatches, plan_epoch, share_of_rank
+from sd_scripts.data.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
 from sd_scripts.data.images import UnreadablePicture, draw_flip, prepare_mask, prepare_picture, stack_pixels
 
 
@@ -47,7 +47,7 @@ class Sample:
     """(H, W) uint8."""
 
 
-class BatchReader(TorchDataset[tuple[Batch, list[str]]]):
+class BatchReader(TorchDataset[tuple[Batch | None, list[str]]]):
     """Reads a planned batch; lives in the workers."""
 
     def __init__(
@@ -60,23 +60,31 @@ class BatchReader(TorchDataset[tuple[Batch, list[str]]]):
         self.wants_masks = plan.wants_masks
         self.groups = plan.groups()
 
-    def __getitem__(self, request: Request) -> tuple[Batch, list[str]]:
-        """The batch, and a remark for each picture that had to be replaced because it could not be read."""
+    def __getitem__(self, request: Request) -> tuple[Batch | None, list[str]]:
+        """The batch, and a remark for each picture that had to be replaced because it could not be read.
+
+        No batch when none of its bucket can be: an error raised here would reach the user wrapped in a traceback.
+        """
         remarks: list[str] = []
         samples = [self._readable(item, repeat, request, remarks) for item, repeat in request.batch.picks]
-        return self._stack(samples, request.batch.bucket), remarks
+        found = [sample for sample in samples if sample is not None]
+        return self._stack(found, request.batch.bucket) if len(found) == len(samples) else None, remarks
 
-    def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample:
+    def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample | None:
         """The sample, or that of the next picture of the bucket that can be read: shapes stay as planned."""
-        group = self.groups[request.batch.dataset, request.batch.bucket]
-        start = next(place for place, each in enumerate(group) if each.index == item)
-        for candidate in group[start:] + group[:start]:
+        for candidate in self._candidates(self.plan.items[item], request.batch):
             try:
                 return self._sample(candidate, repeat, request)
             except UnreadablePicture as error:
                 remarks.append(f"{error}; another picture of its bucket takes its place")
-        width, height = request.batch.bucket
-        raise ValueError(f"train_data_dir: no picture of the bucket {width}x{height} can be read")
+        return None
+
+    def _candidates(self, item: Item, batch: PlannedBatch) -> Iterator[Item]:
+        yield item
+        group = self.groups[batch.dataset, batch.bucket]
+        place = group.index(item)
+        yield from group[place + 1 :]
+        yield from group[:place]
 
     def _sample(self, item: Item, repeat: int, request: Request) -> Sample:
         key = f"{self.plan.seed}/{request.epoch}/{item.index}/{repeat}"
@@ -163,6 +171,7 @@ class BatchLoader:
         self._short_batches: ShortBatches = short_batches
         self._accumulation = accumulation
         self._length = len(self._batches(1))
+        self._tell_what_is_left_out()
         # not a reference back to this loader: workers of a loader within a reference cycle take 5 s each to end
         self._asked = _Asked()
         self._told: set[str] = set()
@@ -195,7 +204,20 @@ class BatchLoader:
                 if remark not in self._told:
                     self._told.add(remark)
                     self._warn(remark)
+            if batch is None:
+                raise ValueError(
+                    f"train_data_dir: no picture of a whole bucket can be read; the last one: {remarks[-1]}"
+                )
             yield batch
+
+    def _tell_what_is_left_out(self) -> None:
+        shapes = batch_shapes(self.plan, short_batches=self._short_batches)
+        seen = sum(shape.pictures * count for shape, count in shapes.items())
+        planned = sum(self.plan.buckets().values())
+        if not shapes:
+            raise ValueError("train_batch_size: no bucket has enough pictures for one batch; make it smaller")
+        if seen < planned:
+            self._warn(f"train_batch_size: {planned - seen} of {planned} pictures of an epoch fill no batch")
 
     def _batches(self, epoch: int) -> list[PlannedBatch]:
         planned = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
