@@ -19,12 +19,21 @@ An unknown flag is an error, an unknown key in a file is a warning that names th
 A value of the wrong type or out of range is told in one sentence; the run ends with exit code 2 before a model loads.
 """
 
+DIFFERENCES = """## Different from sd-scripts on purpose
+
+- A file is checked as the flags are: type, choices and range. There, any value of a file was taken as it stood.
+- `lr_warmup_steps = 100.0` in a file is 100 steps. There it was a hundred times the run.
+- `--no-x` undoes what a file switched on; `resolution` may be a number or an array in a file.
+- `--output_config` never writes `huggingface_token` and `wandb_api_key`.
+- A 0 that means something, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
+"""
+
 
 def page() -> str:
     groups: Groups = tuple(dict.fromkeys(group for script in SCRIPTS for group in script.groups))
     shown: Groups = (ConfigFileOptions, *groups, LegacyOptions)
     sections = [_section(group) for group in shown]
-    return "\n".join([OPENING, *sections, _without_effect(groups)])
+    return "\n".join([OPENING, *sections, _without_effect(groups), DIFFERENCES])
 
 
 def _section(group: type[OptionGroup]) -> str:

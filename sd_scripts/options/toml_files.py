@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,13 @@ def toml_text(values: Mapping[str, Any]) -> str:
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:
     """Write beside, then move into place: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
             file.write(toml_text(values))
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
