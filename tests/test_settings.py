@@ -77,6 +77,7 @@ def test_an_option_that_does_nothing_yet_is_a_remark_not_silence():
     (said,) = remarks(xformers=True)
     assert said.startswith("xformers: has no effect: attention always runs on PyTorch's")
     assert remarks(xformers=False) == []
+    assert remarks(sdpa=True) == [], "it is what is always done"
 
 
 def test_the_low_default_learning_rate_is_pointed_out():

@@ -121,6 +121,7 @@ TRANSLATORS: dict[str, Translator] = {
     "torch_compile": _torch_compile,
     "epoch": _epoch,
     "noise_offset_type": _nothing,  # kohya_ss has already left out the noise that it does not choose
+    "sdpa": _nothing,  # it is what is always done
     "max_token_length": _max_token_length,
     "clip_skip": _clip_skip,
     "mixed_precision": _mixed_precision,
