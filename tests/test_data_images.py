@@ -1,0 +1,164 @@
+"""Pictures on the way into their bucket: filters, crops, colours, faces, masks."""
+
+from pathlib import Path
+from random import Random
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from data_help import make_picture
+from PIL import Image
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.buckets import Fit
+from sd_scripts.data.images import (
+    RESIZE_FILTERS,
+    Face,
+    Look,
+    UnreadablePicture,
+    prepare_mask,
+    prepare_picture,
+    read_picture,
+    read_size,
+    resize,
+    stack_pixels,
+    vary_colour,
+)
+
+NOISE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+HALF = Fit(bucket=(32, 32), resized=(48, 32), ar_error=0.0)
+
+
+def test_shrinking_averages_areas_and_enlarging_is_lanczos() -> None:
+    assert np.array_equal(resize(NOISE, (40, 30), None), cv2.resize(NOISE, (40, 30), interpolation=cv2.INTER_AREA))
+    expected = Image.fromarray(NOISE).resize((160, 120), Image.Resampling.LANCZOS)
+    assert np.array_equal(resize(NOISE, (160, 120), None), np.array(expected))
+    assert resize(NOISE, (80, 60), None) is NOISE
+
+
+@pytest.mark.parametrize("name", RESIZE_FILTERS)
+def test_every_filter_takes_pictures_and_masks(name: str) -> None:
+    assert resize(NOISE, (40, 30), name).shape == (30, 40, 3)
+    assert resize(NOISE[..., 0], (160, 120), name).shape == (120, 160)
+
+
+def test_a_picture_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_path: Path) -> None:
+    path = make_picture(tmp_path / "a.png", (48, 32))
+    whole = np.array(Image.open(path))
+    middle = prepare_picture(path, None, HALF, Look(), Random(0)).pixels
+    assert np.array_equal(middle, whole[:, 8:40])
+    crops = {
+        prepare_picture(path, None, HALF, Look(random_crop=True), Random(seed)).pixels.tobytes() for seed in range(60)
+    }
+    assert len(crops) == 17
+
+
+def test_a_mask_is_cropped_with_its_picture(tmp_path: Path) -> None:
+    path = make_picture(tmp_path / "a.png", (48, 32))
+    for seed in range(5):
+        prepared = prepare_picture(path, path, HALF, Look(random_crop=True), Random(seed))
+        assert prepared.mask is not None
+        assert np.array_equal(prepared.mask, prepared.pixels[..., 0])
+
+
+def test_the_mask_of_cached_latents_is_that_of_the_middle(tmp_path: Path) -> None:
+    path = make_picture(tmp_path / "a.png", (48, 32), mode="RGBA")
+    look = Look(alpha_mask=True)
+    prepared = prepare_picture(path, None, HALF, look, Random(0))
+    assert prepared.mask is not None
+    assert np.array_equal(prepare_mask(path, None, HALF, look), prepared.mask)  # type: ignore[arg-type]
+    assert prepare_mask(path, None, HALF, Look()) is None
+
+
+def test_opacity_does_not_change_colours(tmp_path: Path) -> None:
+    pixels = np.dstack([NOISE, np.zeros((60, 80), np.uint8)])
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    colours, opacity = read_picture(tmp_path / "a.png", alpha=True)
+    assert np.array_equal(colours, NOISE)
+    assert opacity is not None
+    assert not opacity.any()
+    assert np.array_equal(read_picture(tmp_path / "a.png")[0], NOISE)
+
+
+def test_grey_and_palette_pictures_become_colours(tmp_path: Path) -> None:
+    for mode in ("L", "P", "1", "LA", "CMYK"):
+        path = tmp_path / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}"
+        Image.fromarray(NOISE).convert(mode).save(path)
+        assert read_picture(path)[0].shape == (60, 80, 3)
+        assert read_size(path) == (80, 60)
+
+
+def test_colour_variation_is_rare_weak_and_repeatable() -> None:
+    varied = [vary_colour(NOISE, Random(seed)) for seed in range(200)]
+    changed = [each for each in varied if not np.array_equal(each, NOISE)]
+    assert 40 < len(changed) < 90
+    grey = np.full((4, 4, 3), 128, np.uint8)
+    assert all(abs(int(vary_colour(grey, Random(seed))[0, 0, 0]) - 128) < 8 for seed in range(50))
+    assert np.array_equal(vary_colour(NOISE, Random(3)), vary_colour(NOISE, Random(3)))
+
+
+def test_a_face_is_read_from_the_name() -> None:
+    assert Face.of(Path("x/a_10_20_30_40.png")) == Face(x=10, y=20, width=30, height=40)
+    for name in ("a.png", "10_20_30_40.png", "a_b_20_30_40.png", "a_10_20_0_0.png"):
+        assert Face.of(Path(name)) is None
+
+
+def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) -> None:
+    pixels = np.zeros((400, 600, 3), np.uint8)
+    pixels[80:120, 480:520] = 255  # a face of 40 pixels around (500, 100)
+    path = tmp_path / "a_500_100_40_40.png"
+    Image.fromarray(pixels).save(path)
+    fit = Fit(bucket=(64, 64), resized=(96, 64), ar_error=0.0)
+    for jitter in (False, True):
+        look = Look(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
+        sides = [
+            np.sqrt((prepare_picture(path, None, fit, look, Random(seed)).pixels[..., 0] > 127).sum())
+            for seed in range(20)
+        ]
+        if not jitter:
+            assert 64 / 4 - 2 <= min(sides) <= max(sides) <= 64 / 2 + 2
+            assert max(sides) - min(sides) > 4
+
+
+def test_a_face_crop_range_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="face_crop_aug_range: 0,1"):
+        Look(face_crop_aug_range=(0, 1))
+
+
+def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
+    whole = make_picture(tmp_path / "whole.png").read_bytes()
+    for name, content in (("a.png", b""), ("b.jpg", b"no"), ("c.png", whole[:500])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UnreadablePicture, match=rf"{name} cannot be read"):
+            read_picture(tmp_path / name)
+
+
+def test_pixels_span_minus_one_to_one() -> None:
+    black, white = np.zeros((8, 16, 3), np.uint8), np.full((8, 16, 3), 255, np.uint8)
+    pixels = stack_pixels([black, white])
+    assert pixels.shape == (2, 3, 8, 16)
+    assert pixels.is_contiguous()
+    assert (pixels[0] == -1).all()
+    assert (pixels[1] == 1).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU driver")
+def test_a_batch_goes_into_page_locked_memory_whole() -> None:
+    sizes = torch.zeros(1, 2, dtype=torch.int64)
+    batch = Batch(
+        keys=["a"],
+        captions=["b"],
+        pixels=None,
+        latents=torch.zeros(1, 4, 8, 8),
+        text={"pool2": torch.zeros(1, 8)},
+        original_size=sizes,
+        crop_top_left=sizes,
+        target_size=sizes,
+        loss_weight=torch.ones(1),
+        mask=None,
+    ).pin_memory()
+    assert batch.latents is not None
+    assert batch.latents.is_pinned()
+    assert batch.text["pool2"].is_pinned()
+    assert batch.captions == ["b"]
