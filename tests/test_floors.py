@@ -60,7 +60,7 @@ def test_the_gui_sees_options_and_runs_only():
 
 @pytest.mark.parametrize("floor", LIGHT)
 def test_floor_0_lives_on_the_standard_library_and_a_toml_library(floor):
-    allowed = {*sys.stdlib_module_names, "sd_scripts", "tomli", "tomlkit", "typing_extensions"}
+    allowed = {*sys.stdlib_module_names, "sd_scripts", "tomllib", "tomli", "tomlkit", "typing_extensions"}
     for file in (ROOT / "sd_scripts" / floor).rglob("*.py"):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
         assert not strange, f"{file.name} imports {strange}"
