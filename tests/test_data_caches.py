@@ -273,6 +273,13 @@ def test_latents_that_are_not_finite_name_the_picture_and_the_remedy(root: Path,
         cache_latents(plan_of(root), broken, fingerprint="v", warn=pytest.fail, to_disk=False)
 
 
+def test_a_cache_that_cannot_be_written_is_told_in_one_sentence(root: Path, encoders: Encoders) -> None:
+    (root / "2_cat/00_0064x0064_sdxl.npz").mkdir()
+    with pytest.raises(OSError, match=r"00_0064x0064_sdxl\.npz cannot be written: .*; make room"):
+        encoders.cache_latents(plan_of(root))
+    assert not list((root / "2_cat").glob("*.part"))
+
+
 def test_progress_counts_what_is_there_already(root: Path, encoders: Encoders) -> None:
     seen: list[tuple[int, int]] = []
     encoders.cache_latents(plan_of(root), progress=lambda done, total: seen.append((done, total)))

@@ -1,30 +1,24 @@
-"""Encoded pictures and captions, in memory or in npz files beside the pictures.
+"""What caches of latents and of captions share: what the loader asks of them, and npz files that are never half.
 
-Files are those of the field: both dialects are read, names with and without the `_{height}x{width}` of the latents,
-and the one with it is written. Each entry of ours carries a fingerprint of all that it was made from.
+Each entry of ours carries a fingerprint of all that it was made from; one that no longer agrees is made again.
 """
 
 import hashlib
 import json
 import os
-import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sd_scripts.data.buckets import Size, crop_ltrb
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import Pixels, UnreadablePicture
+from sd_scripts.data.images import Pixels
 
-PIXELS_PER_LATENT = 8
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 """What reading half a file, or a file of another kind, raises."""
 
@@ -51,171 +45,8 @@ class TextStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentEntry:
-    """What is kept of one picture at one size."""
-
-    latents: Tensor
-    flipped: Tensor | None = None
-    """The latents of the mirrored picture, for flip_aug."""
-    alpha: Pixels | None = None
-    """(H, W) opacity in the bucket, for alpha_mask."""
-
-
-class LatentsInMemory:
-    """Latents kept as tensors."""
-
-    in_memory: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self.entries: dict[tuple[Path, Size], LatentEntry] = {}
-
-    def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        entry = self.entries.get((item.path, item.fit.bucket))
-        if entry is None:
-            raise UnreadablePicture(item.path, "its latents could not be made")
-        latents = entry.flipped if flipped else entry.latents
-        assert latents is not None, "cached without flip_aug"
-        return latents, entry.alpha if item.subset.look.alpha_mask else None
-
-
-class LatentsOnDisk:
-    """Latents in one file for each picture, all its sizes together."""
-
-    in_memory: ClassVar[bool] = False
-
-    def __init__(self, items: Iterable[Item], suffix: str):
-        self.suffix = suffix
-        self._files = _claim({item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{suffix}.npz" for item in items})
-
-    def file(self, item: Item) -> Path:
-        return self._files[item.path]
-
-    def find(self, item: Item) -> Path | None:
-        """The file to read: ours, or the one that old versions named after the picture alone."""
-        old = item.path.with_suffix(".npz")
-        return next((path for path in (self.file(item), old) if path.is_file()), None)
-
-    def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        try:
-            with np.load(self.find(item) or self.file(item)) as arrays:
-                name = _key("latents_flipped" if flipped else "latents", item, arrays)
-                latents = torch.from_numpy(arrays[name].astype(np.float32, copy=False))
-                wants_alpha = item.subset.look.alpha_mask and item.mask is None
-                alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
-        except DAMAGED as error:
-            raise UnreadablePicture(self.file(item), error) from error
-        return latents, None if alpha is None else alpha.astype(np.uint8)
-
-    def is_current(self, item: Item, fingerprint: str | None, *, flip: bool, alpha: bool) -> bool:
-        """Whether the file holds what would be made now.
-
-        An entry without fingerprint was written elsewhere: it counts when its sizes agree with picture and bucket.
-        Raises one of DAMAGED when the file is broken.
-        """
-        path = self.find(item)
-        if path is None:
-            return False
-        with np.load(path) as arrays:
-            wanted = ["latents", *["latents_flipped"] * flip, *["alpha_mask"] * alpha]
-            if any(_key(name, item, arrays) not in arrays for name in wanted):
-                return False
-            written = arrays.get(_key("fingerprint", item, arrays))
-            if written is not None and fingerprint is not None:
-                return str(written) == fingerprint
-            return all(_agrees(arrays[_key(name, item, arrays)], item, name) for name in wanted) and _told_alike(
-                arrays, item
-            )
-
-    def write(self, item: Item, entry: LatentEntry, fingerprint: str) -> None:
-        """Add or replace the entry of one size, keeping those of other sizes."""
-        size = _size_suffix(item)
-        arrays: dict[str, Any] = {
-            "latents": entry.latents.numpy(),
-            "original_size": np.array(item.size),
-            "crop_ltrb": np.array(crop_ltrb(item.fit.bucket, item.size)),
-            "fingerprint": np.array(fingerprint),
-        }
-        if entry.flipped is not None:
-            arrays["latents_flipped"] = entry.flipped.numpy()
-        if entry.alpha is not None:
-            arrays["alpha_mask"] = entry.alpha.astype(np.float32) / 255
-        others = {name: array for name, array in _other_sizes(self.file(item)).items() if not name.endswith(size)}
-        write_arrays(self.file(item), others | {name + size: array for name, array in arrays.items()})
-
-
-class TextInMemory:
-    """Encoded captions kept as tensors, each caption once."""
-
-    in_memory: ClassVar[bool] = True
-
-    def __init__(self) -> None:
-        self.entries: dict[str, dict[str, Tensor]] = {}
-
-    def read(self, item: Item, caption: str) -> dict[str, Tensor]:
-        return self.entries[caption]
-
-
-class TextOnDisk:
-    """Encoded captions in one file for each picture, and one more for each further caption it has in the plan."""
-
-    in_memory: ClassVar[bool] = False
-
-    def __init__(self, captions: Iterable[tuple[Item, str]], suffix: str):
-        by_path: dict[Path, list[str]] = {}
-        for item, caption in captions:
-            if caption not in by_path.setdefault(item.path, []):
-                by_path[item.path].append(caption)
-        first = _claim(dict.fromkeys(by_path, f"_{suffix}.npz"))
-        self._files = {
-            (path, caption): first[path]
-            if place == 0
-            else first[path].with_name(f"{first[path].stem}_{_digest(caption)[:8]}.npz")
-            for path, texts in by_path.items()
-            for place, caption in enumerate(texts)
-        }
-
-    def file(self, item: Item, caption: str) -> Path:
-        return self._files[item.path, caption]
-
-    def read(self, item: Item, caption: str) -> dict[str, Tensor]:
-        path = self.file(item, caption)
-        try:
-            with np.load(path) as arrays:
-                return {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != "fingerprint"}
-        except DAMAGED as error:
-            raise UnreadablePicture(path, error) from error
-
-    def is_current(self, item: Item, caption: str, fingerprint: str) -> bool:
-        """Whether the file was made from this caption. One without fingerprint does not tell, so it does not count."""
-        path = self.file(item, caption)
-        if not path.is_file():
-            return False
-        with np.load(path) as arrays:
-            return "fingerprint" in arrays and str(arrays["fingerprint"]) == fingerprint
-
-    def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], fingerprint: str) -> None:
-        arrays = {name: tensor.numpy() for name, tensor in outputs.items()}
-        write_arrays(self.file(item, caption), {**arrays, "fingerprint": np.array(fingerprint)})
-
-
-def latent_fingerprint(item: Item, encoder: str) -> str | None:
-    """Of picture file, way into the bucket, and encoder; None when only the cache is left of a picture."""
-    try:
-        stat = item.path.stat()
-    except FileNotFoundError:
-        return None
-    interpolation = item.subset.look.resize_interpolation
-    return _digest([stat.st_size, stat.st_mtime_ns, item.fit.bucket, item.fit.resized, interpolation, encoder])
-
-
-def text_fingerprint(caption: str, encoder: str) -> str:
-    """Of the words as the encoders read them, and the encoders."""
-    return _digest([caption, encoder])
-
-
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """An npz file that is there whole or not at all."""
+    """An npz file that is there whole or not at all; OSError with one sentence when the disk does not take it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
@@ -223,17 +54,19 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except OSError as error:
+        why = error.strerror or error
+        raise OSError(f"{path} cannot be written: {why}; make room, or do not cache to disk") from error
+    finally:
         with suppress(OSError):
             beside.unlink()
-        raise
 
 
-def _digest(facts: Any) -> str:
+def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _claim(endings: Mapping[Path, str]) -> dict[Path, Path]:
+def claim_files(endings: Mapping[Path, str]) -> dict[Path, Path]:
     """A file for each picture, named after its stem; `a.jpg` beside `a.png` takes its whole name."""
     files: dict[Path, Path] = {}
     taken: set[Path] = set()
@@ -242,40 +75,3 @@ def _claim(endings: Mapping[Path, str]) -> dict[Path, Path]:
         files[picture] = picture.with_name(picture.name + ending) if file in taken else file
         taken.add(file)
     return files
-
-
-def _latent_size(item: Item) -> tuple[int, int]:
-    return item.fit.bucket[1] // PIXELS_PER_LATENT, item.fit.bucket[0] // PIXELS_PER_LATENT
-
-
-def _size_suffix(item: Item) -> str:
-    height, width = _latent_size(item)
-    return f"_{height}x{width}"
-
-
-def _key(name: str, item: Item, arrays: Arrays) -> str:
-    """The name in this file's dialect."""
-    size = _size_suffix(item)
-    return name + size if "latents" + size in arrays else name
-
-
-def _agrees(array: NDArray[Any], item: Item, name: str) -> bool:
-    return array.shape[-2:] == (item.fit.bucket[::-1] if name == "alpha_mask" else _latent_size(item))
-
-
-def _told_alike(arrays: Arrays, item: Item) -> bool:
-    size, crop = arrays.get(_key("original_size", item, arrays)), arrays.get(_key("crop_ltrb", item, arrays))
-    if size is None or tuple(int(side) for side in size) != item.size:
-        return False
-    return crop is not None and np.allclose(crop, crop_ltrb(item.fit.bucket, item.size), atol=1)
-
-
-def _other_sizes(path: Path) -> dict[str, NDArray[Any]]:
-    """The entries of a file that have a size in their name; none when the file is not there or broken."""
-    if not path.is_file():
-        return {}
-    try:
-        with np.load(path) as arrays:
-            return {name: arrays[name] for name in arrays.files if re.search(r"_\d+x\d+$", name)}
-    except DAMAGED:
-        return {}

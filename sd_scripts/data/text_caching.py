@@ -6,10 +6,11 @@ from random import Random
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.caches import DAMAGED, TextInMemory, TextOnDisk, TextStore, text_fingerprint
+from sd_scripts.data.caches import DAMAGED, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.latent_caching import Progress
+from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_fingerprint
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
 """Captions -> outputs by the names they have in files, batch first, on any device."""
