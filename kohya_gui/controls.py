@@ -39,7 +39,7 @@ def control(option: Option, tab: str, *classes: str) -> FormComponent:
             return gr.Slider(low, high, step=1 if option.type is int else 0.01, **face)
         case "number":
             # no minimum, maximum or precision: Gradio would answer with a toast, or round in silence
-            return gr.Number(placeholder=option.placeholder or "not set", **face)
+            return gr.Number(**face)
         case "secret":
             return gr.Textbox(type="password", placeholder=option.placeholder, **face)
         case _:
@@ -67,18 +67,20 @@ def kind(option: Option) -> str:
         low, high = option.within
         if (option.type is int and high - low < SLIDER_STEPS) or (option.type is float and (low, high) == (0, 1)):
             return "slider"
-    return "number"
+    # Gradio's Number turns "nothing" into 0 when it comes into view, and writes 1e-6 as 0.000001
+    return "text" if option.nullable or option.type is float else "number"
 
 
 def shown(option: Option, value: Any) -> Any:
     """An option's value as its control holds it."""
     if option.many:
         return ("\n" if option.type is str else " ").join(map(str, value))
-    if kind(option) in ("switch", "number", "slider"):
-        return value
     if value is None:
         return ""
-    return f"{value:g}" if option.steps_or_fraction else value
+    if kind(option) == "text" and isinstance(value, float):
+        short = f"{value:g}"  # 0 and 1e-05 rather than 0.0 and 0.00001
+        return short if float(short) == value else repr(value)
+    return str(value) if kind(option) == "text" else value
 
 
 def given(option: Option, value: Any) -> Any:
@@ -86,6 +88,8 @@ def given(option: Option, value: Any) -> Any:
     if option.many and isinstance(value, str):
         words = value.splitlines() if option.type is str else value.replace(",", " ").split()
         value = [word.strip() for word in words if word.strip()]
+    if value is None and option.type is str:  # a dropdown that was emptied
+        value = ""
     return option.read(value)
 
 

@@ -186,6 +186,8 @@ class TrainingTab:
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
             if config and not self.draft.of_this_launch(draft):
                 return self._opened(str(config), recent)
+            if not draft:  # a new browser: nothing to bring back, and nothing typed by now may be lost
+                return {self.file: gr.update(choices=recent)}
             families = families_of(self.method.name)
             family = draft["family"] if draft.get("family") in families else families[0]
             updates, remarks = self.form.write(self.draft.values(draft), family)

@@ -111,7 +111,7 @@ def test_a_value_that_cannot_be_is_told_and_the_default_stands(form):
     updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3}, "sdxl")
     assert {remark.name for remark in remarks} == {"compile_mode", "compile_cache_size_limit"}
     assert updates[form.controls["compile_mode"]]["value"] == "default"
-    assert updates[form.controls["seed"]]["value"] == 3
+    assert updates[form.controls["seed"]]["value"] == "3"
 
 
 def test_words_in_a_number_field_reach_the_problem_list(form):
@@ -196,10 +196,20 @@ def test_a_draft_brings_back_what_was_typed(tab, form):
     assert not tab.draft.of_this_launch({**draft, "launch": "an earlier one"})
 
 
-def test_numbers_have_no_limits_of_gradio(form):
+def test_numbers_have_no_limits_of_gradio_and_unset_ones_are_texts(form):
     for name, component in form.controls.items():
         if kind(form.options[name]) == "number":
             assert component.minimum is component.maximum is component.precision is None
+        if isinstance(component, gr.Number | gr.Slider):
+            assert not form.options[name].nullable, f"{name}: Gradio would make 0 of an unset number"
+
+
+def test_an_emptied_field_is_unset_or_told(form):
+    assert given(form.options["seed"], "") is None
+    assert given(form.options["optimizer_type"], None) == ""
+    rate = form.options["learning_rate"]
+    assert "not a number" in (rate.problem(given(rate, "")) or "")
+    assert [shown(rate, v) for v in (1e-4, 2e-6, 0.123456789)] == ["0.0001", "2e-06", "0.123456789"]
 
 
 # What is found at a path

@@ -1,0 +1,274 @@
+"""The page in real Chromium, against the real GUI and the real trainer on a miniature: what a person would do."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sd_scripts.options.toml_files import read_toml, write_toml
+
+playwright = pytest.importorskip("playwright.sync_api")
+Page = playwright.Page
+expect = playwright.expect
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+]
+TRAINER = ROOT / "sd_scripts" / "sdxl_train_network.py"
+TRAINING = 240_000
+"""Milliseconds that a training of the miniature may take on two slow cores."""
+SIX = {
+    "compile": True,
+    "compile_backend": "inductor",
+    "compile_mode": "reduce-overhead",
+    "compile_dynamic": "false",
+    "compile_fullgraph": True,
+    "compile_cache_size_limit": 64,
+}
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One GUI for the module, with a home of its own."""
+    state = tmp_path_factory.mktemp("state")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "XDG_STATE_HOME": str(state), "LOCALAPPDATA": str(state), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(port), "--headless"]
+    with (state / "gui.log").open("w") as log:
+        gui = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=state)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(url, gui)
+        yield url
+    finally:
+        gui.terminate()
+        gui.wait(10)
+
+
+def _wait_for(url: str, gui: "subprocess.Popen[bytes]") -> None:
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(url).close()
+            return
+        except OSError:
+            assert gui.poll() is None, "the GUI ended"
+            time.sleep(0.2)
+    raise AssertionError("the GUI does not answer")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[object]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium, server) -> Iterator[Page]:
+    """A browser of its own, which must not call anyone but our server."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+    strangers: list[str] = []
+    context.on("request", lambda request: strangers.append(request.url) if _is_strange(request.url, server) else None)
+    page = context.new_page()
+    page.goto(server)
+    expect(page.locator("#lora-start, #lora-stop").first).to_be_visible(timeout=20_000)
+    yield page
+    context.close()
+    assert strangers == []
+
+
+def _is_strange(url: str, server: str) -> bool:
+    return not url.startswith((server, "data:", "blob:"))
+
+
+def unfold(page: Page, *titles: str) -> None:
+    for title in titles:
+        head = page.locator(f"#lora-panel-{title} > .label-wrap")
+        if "open" not in (head.get_attribute("class") or ""):
+            head.click()
+
+
+def field(page: Page, name: str):
+    return page.locator(f"#lora-{name} input, #lora-{name} textarea").first
+
+
+def choose(page: Page, name: str, value: str) -> None:
+    field(page, name).click()
+    page.get_by_role("option", name=value, exact=True).click()
+
+
+def open_file(page: Page, path: Path) -> None:
+    field(page, "file").fill(str(path))
+    field(page, "file").press("Enter")
+    page.locator("#lora-open").click()
+    expect(page.locator("#lora-message")).to_contain_text(f"{path.name} is open")
+
+
+def set_the_six(page: Page) -> None:
+    unfold(page, "advanced-training", "torch-compile-settings")
+    field(page, "compile").check()
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    choose(page, "compile_backend", "inductor")
+    choose(page, "compile_mode", "reduce-overhead")
+    choose(page, "compile_dynamic", "false")
+    field(page, "compile_fullgraph").check()
+    field(page, "compile_cache_size_limit").fill("64")
+
+
+def expect_the_six(page: Page) -> None:
+    unfold(page, "advanced-training", "torch-compile-settings")
+    for name in ("compile", "compile_fullgraph"):
+        expect(field(page, name)).to_be_checked()
+    for name in ("compile_backend", "compile_mode", "compile_dynamic", "compile_cache_size_limit"):
+        expect(field(page, name)).to_have_value(str(SIX[name]))
+
+
+def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
+    choose(page, "preset", "sdxl_safe_start")
+    expect(page.locator("#lora-message")).to_contain_text("Preset sdxl_safe_start is set")
+    set_the_six(page)
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(tmp_path / "my cat"))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    saved = read_toml(tmp_path / "my cat.toml")
+    preset = read_toml(ROOT / "presets" / "lora" / "sdxl_safe_start.toml")
+    six = {name: value for name, value in SIX.items() if name != "compile_backend"}  # inductor is the default
+    assert saved == {**preset, **six}
+    choose(page, "preset", "sdxl_low_memory_12gb")
+    expect(page.locator("#lora-message")).to_contain_text("sdxl_low_memory_12gb")
+    open_file(page, tmp_path / "my cat.toml")
+    expect_the_six(page)
+
+
+def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
+    unfold(page, "advanced-training", "torch-compile-settings")
+    expect(page.locator("#lora-panel-torch-compile-settings")).to_contain_text("PyTorch 2.1")
+    expect(page.locator("#lora-compile_mode")).to_be_hidden()
+    field(page, "compile").check()
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    field(page, "compile").uncheck()
+    expect(page.locator("#lora-compile_mode")).to_be_hidden()
+
+
+def test_a_reload_brings_back_what_was_typed_but_no_secret(page):
+    field(page, "output_name").fill("kätzchen")
+    set_the_six(page)
+    unfold(page, "logging")
+    field(page, "wandb_api_key").fill("s3cret")
+    page.reload()
+    expect(field(page, "output_name")).to_have_value("kätzchen", timeout=20_000)
+    expect_the_six(page)
+    unfold(page, "logging")
+    expect(field(page, "wandb_api_key")).to_have_value("")
+
+
+def test_bad_input_is_told_in_the_page_and_nothing_starts(page):
+    field(page, "max_train_steps").fill("-3")
+    page.locator("#lora-start").click()
+    expect(page.locator("#lora-message")).to_contain_text("max_train_steps: -3 is outside")
+    field(page, "max_train_steps").fill("10")
+    page.locator("#lora-start").click()
+    expect(page.locator("#lora-message")).to_contain_text("pretrained_model_name_or_path")
+    expect(page.locator("#lora-stop")).to_be_hidden()
+
+
+def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
+    field(page, "file").fill(str(tmp_path / "gone.toml"))
+    field(page, "file").press("Enter")
+    page.locator("#lora-open").click()
+    expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Settings that train the miniature; a path with a space in it."""
+    if not TRAINER.exists():
+        pytest.skip("the training script is not there yet")
+    from sd_scripts.demo import make
+
+    made = make(tmp_path_factory.mktemp("the demo")).config
+    write_toml(made, {**read_toml(made), "compile_backend": "aot_eager", "save_every_n_steps": 20})
+    return made
+
+
+def variant(demo: Path, name: str, **changes: object) -> Path:
+    path = demo.with_name(f"{name}.toml")
+    write_toml(path, {**read_toml(demo), "output_name": name, **changes})
+    return path
+
+
+def test_the_command_is_shown_to_copy_and_reads_a_file_that_is_written(page, demo):
+    settings = variant(demo, "printed")
+    open_file(page, settings)
+    unfold(page, "saving-more", "network-more", "advanced-training", "noise")  # what comes into view stays unset
+    expect(page.locator("#lora-pretrained_model_name_or_path-fact")).to_contain_text("SDXL checkpoint")
+    expect(page.locator("#lora-train_data_dir-fact")).to_contain_text("12 pictures")
+    page.locator("#lora-print").click()
+    command = page.locator("#lora-command")
+    expect(command).to_contain_text("sdxl_train_network.py")
+    expect(command).to_contain_text("--compile_backend aot_eager")
+    expect(command.get_by_role("button", name=re.compile("copy", re.I))).to_be_visible()
+    assert read_toml(demo.parent / "output" / "printed-command.toml") == read_toml(settings)
+
+
+def test_a_training_is_started_watched_and_finished(page, demo, chromium, server):
+    open_file(page, variant(demo, "whole", max_train_steps=30))
+    page.locator("#lora-start").click()
+    expect(page.locator("#lora-stop")).to_be_visible(timeout=10_000)
+    other = chromium.new_page()  # a second browser sees the same run
+    other.goto(server)
+    expect(other.locator("#lora-run .run-name")).to_contain_text("whole", timeout=20_000)
+    other.close()
+    page.reload()
+    run = page.locator("#lora-run")
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    expect(run).to_contain_text("step 30 of 30")
+    expect(run.locator(".chart svg")).to_be_visible()
+    expect(run).to_contain_text("whole.safetensors")
+    expect(run).to_contain_text("torch.compile")
+    expect(page.locator("#lora-start")).to_be_visible()
+    assert (demo.parent / "output" / "whole.safetensors").is_file()
+
+
+def test_a_training_is_stopped_half_way_and_keeps_its_state(page, demo):
+    open_file(page, variant(demo, "half", max_train_steps=5000, compile=False))
+    page.locator("#lora-start").click()
+    run = page.locator("#lora-run")
+    expect(run.locator(".run-name")).to_contain_text("half", timeout=20_000)
+    expect(run.locator(".run-where")).to_have_text(re.compile(r"step [1-9]\d* of 5000"), timeout=TRAINING)
+    page.locator("#lora-stop").click()
+    expect(run.locator(".badge")).to_have_text(re.compile("Stopping|Stopped"))
+    expect(run.locator(".badge")).to_have_text("Stopped", timeout=60_000)
+    expect(page.locator("#lora-start")).to_be_visible(timeout=20_000)
+    assert list((demo.parent / "output").glob("half*-state")), "the state to resume from"
+
+
+def test_a_training_that_fails_says_why_in_the_page(page, demo, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"not a model")
+    open_file(page, variant(demo, "broken", pretrained_model_name_or_path=str(broken)))
+    expect(page.locator("#lora-pretrained_model_name_or_path-fact")).to_contain_text("not a safetensors file")
+    page.locator("#lora-start").click()
+    run = page.locator("#lora-run")
+    expect(run.locator(".badge")).to_have_text(re.compile("Failed|Ended"), timeout=60_000)
+    expect(run.locator("[role=alert]")).to_contain_text("pretrained_model_name_or_path")
