@@ -15,6 +15,7 @@ from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.load import check, load
 from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.families.sdxl.vae import decode_latents, encode_images
+from sd_scripts.library import sdxl_model_util as sgm
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,20 @@ def test_a_diffusers_folder_is_the_same_model(parts: Parts, folder: Path) -> Non
     other = load(sdxl_settings(folder), torch.float32)
     _same(checkpoint_tensors(other), checkpoint_tensors(parts))
     assert [len(tokenizer) for tokenizer in other.tokenizers] == [len(tokenizer) for tokenizer in parts.tokenizers]
+
+
+def test_diffusers_reads_the_miniature_as_a_single_file(miniature: Any, folder: Path, file: dict[str, Tensor]) -> None:
+    pipeline = StableDiffusionXLPipeline.from_single_file(
+        str(miniature.checkpoint), config=str(folder), local_files_only=True
+    )
+    theirs = sgm.checkpoint(
+        pipeline.unet.state_dict(),
+        pipeline.vae.state_dict(),
+        pipeline.text_encoder.state_dict(),
+        pipeline.text_encoder_2.state_dict(),
+        file[sgm.LOGIT_SCALE],
+    )
+    _same(theirs, file)
 
 
 def test_a_ckpt_is_the_same_model_and_no_mmap_is_too(miniature: Any, parts: Parts, file: dict[str, Tensor]) -> None:

@@ -8,10 +8,11 @@ import torch
 from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
-from sd_scripts.families.family import Parts, SamplePrompt
+from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.samplers import SAMPLERS
 from sd_scripts.families.sdxl.sampling import sample
+from sd_scripts.library.prompts import SamplePrompt
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers asks NumPy in an old way
 

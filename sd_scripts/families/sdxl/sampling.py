@@ -9,11 +9,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts, SamplePrompt
+from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
+from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.sampling import SampleOptions
