@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
+from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler, rehearse
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.options.optimizer import SCHEDULERS, LrSchedulerOptions, OptimizerOptions
 
@@ -158,9 +158,25 @@ def test_optimizers_with_a_rate_of_their_own_are_left_alone(kind: str) -> None:
         (LrSchedulerOptions(lr_scheduler="adafactor:1e-4"), "lr_scheduler: adafactor goes only with"),
         (LrSchedulerOptions(lr_scheduler="linear", lr_scheduler_args=["x=1"]), "lr_scheduler_args: linear .*'x'"),
         (LrSchedulerOptions(lr_scheduler="piecewise_constant"), "lr_scheduler_args: .*step_rules"),
+        (
+            LrSchedulerOptions(lr_scheduler_type="torch.optim.lr_scheduler.StepLR"),
+            "lr_scheduler_args: torch.optim.lr_scheduler.StepLR does not take them .*step_size",
+        ),
         (LrSchedulerOptions(lr_scheduler_type="no.Such"), "lr_scheduler_type: there is no 'no.Such'"),
     ],
 )
 def test_what_cannot_be_made_is_told_in_one_sentence(options: LrSchedulerOptions, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_scheduler(options, adamw(), TOTAL)
+
+
+def test_what_is_wrong_is_told_without_a_model() -> None:
+    assert rehearse(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="cosine", lr_warmup_steps=0.1)) == []
+    with pytest.raises(ValueError, match="optimizer_type: there is no"):
+        rehearse(OptimizerOptions(optimizer_type="AdamX"), LrSchedulerOptions())
+    with pytest.raises(ValueError, match="lr_scheduler: 'sine' is not one of"):
+        rehearse(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="sine"))
+    (remark,) = rehearse(
+        OptimizerOptions(optimizer_type="AdamWScheduleFree"), LrSchedulerOptions(lr_scheduler="cosine")
+    )
+    assert "AdamWScheduleFree needs no schedule" in remark

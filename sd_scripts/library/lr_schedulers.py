@@ -1,6 +1,7 @@
 """Learning rate schedules by name, through diffusers' and transformers' own functions, or any class by dotted path."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,8 +9,31 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.optimizers import is_schedule_free
-from sd_scripts.options.optimizer import LrSchedulerOptions
+from sd_scripts.library.optimizers import is_schedule_free, make_optimizer
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+
+Maker = Callable[..., LRScheduler]
+
+WITH_WARMUP = (
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """How long a schedule is and its parts are, in steps of the schedule."""
+
+    total: int
+    warmup: int
+    decay: int
+    processes: int
 
 
 def make_scheduler(
@@ -23,25 +47,35 @@ def make_scheduler(
     """
     if is_schedule_free(optimizer):
         return _constant(optimizer)
-    name, _, start = options.lr_scheduler.partition(":")
-    if _sets_own_rate(optimizer):
-        name = "adafactor"
-    elif name == "adafactor" and not options.lr_scheduler_type:
-        raise ValueError(
-            "lr_scheduler: adafactor goes only with optimizer_type = Adafactor and its relative_step; choose constant"
-        )
-    arguments = key_values("lr_scheduler_args", options.lr_scheduler_args)
-    warmup = _steps(options.lr_warmup_steps, total_steps) * processes
-    decay = _steps(options.lr_decay_steps, total_steps) * processes
+    span = Span(
+        total=total_steps * processes,
+        warmup=_steps(options.lr_warmup_steps, total_steps) * processes,
+        decay=_steps(options.lr_decay_steps, total_steps) * processes,
+        processes=processes,
+    )
+    name, make, own = _choose(options, optimizer, span)
+    if name not in WITH_WARMUP and span.warmup:
+        raise ValueError(f"lr_warmup_steps: {name} has no warm-up; set it to 0, or lr_scheduler = constant_with_warmup")
+    arguments = {**own, **key_values("lr_scheduler_args", options.lr_scheduler_args)}
     try:
-        if options.lr_scheduler_type and name != "adafactor":
-            _refuse_warmup(options.lr_scheduler_type, warmup)
-            return class_by_path("lr_scheduler_type", options.lr_scheduler_type)(optimizer, **arguments)
-        if name in ("constant", "adafactor", "piecewise_constant", "reduce_lr_on_plateau"):
-            _refuse_warmup(name, warmup)
-        return _named(name, start, options, optimizer, warmup, decay, total_steps * processes, processes, arguments)
+        return make(optimizer, **arguments)
     except TypeError as error:
         raise ValueError(f"lr_scheduler_args: {name} does not take them ({error})") from error
+
+
+def rehearse(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[str]:
+    """Make both for a single number, so that what is wrong with them is told before a model is loaded.
+
+    Raises ValueError as make_optimizer and make_scheduler do; gives back what will have no effect, one sentence each.
+    """
+    made = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+    make_scheduler(scheduler, made, total_steps=1000)
+    if is_schedule_free(made) and (scheduler.lr_scheduler != "constant" or scheduler.lr_warmup_steps):
+        return [
+            f"lr_scheduler, lr_warmup_steps: {type(made).__name__} needs no schedule and ignores them; "
+            "its own warm-up is warmup_steps=100 in optimizer_args"
+        ]
+    return []
 
 
 def advance(scheduler: LRScheduler, loss: torch.Tensor) -> None:
@@ -60,26 +94,35 @@ def learning_rates(scheduler: LRScheduler) -> list[float]:
     return [float(rate) for rate in scheduler.get_last_lr()]
 
 
-def _named(
-    name: str,
-    start: str,
-    options: LrSchedulerOptions,
-    optimizer: Optimizer,
-    warmup: int,
-    decay: int,
-    total: int,
-    processes: int,
-    arguments: dict[str, Any],
-) -> LRScheduler:
+def _choose(options: LrSchedulerOptions, optimizer: Optimizer, span: Span) -> tuple[str, Maker, dict[str, Any]]:
+    """The schedule's name, what makes it, and with which arguments beside the optimizer."""
+    name, _, start = options.lr_scheduler.partition(":")
+    if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
+        from transformers.optimization import AdafactorSchedule
+
+        return "adafactor", AdafactorSchedule, {"initial_lr": _shown_at_first(start)}
+    if options.lr_scheduler_type:
+        return options.lr_scheduler_type, class_by_path("lr_scheduler_type", options.lr_scheduler_type), {}
+    if name == "adafactor":
+        raise ValueError(
+            "lr_scheduler: adafactor goes only with optimizer_type = Adafactor and its relative_step; choose constant"
+        )
+    known = _known(options, span)
+    if name not in known:
+        raise ValueError(f"lr_scheduler: {name!r} is not one of {', '.join(known)}")
+    return name, *known[name]
+
+
+def _known(options: LrSchedulerOptions, span: Span) -> dict[str, tuple[Maker, dict[str, Any]]]:
     # Imported here: transformers is slow to import, and a run that stops early should do so quickly.
     from diffusers.optimization import get_piecewise_constant_schedule
     from transformers import optimization as known
 
     cycles, lowest = options.lr_scheduler_num_cycles, options.lr_scheduler_min_lr_ratio or 0.0
-    ramp = {"num_warmup_steps": warmup}
-    course = {**ramp, "num_training_steps": total}
-    timescale = options.lr_scheduler_timescale
-    makers: dict[str, tuple[Callable[..., LRScheduler], dict[str, Any]]] = {
+    timescale = options.lr_scheduler_timescale * span.processes if options.lr_scheduler_timescale else None
+    ramp = {"num_warmup_steps": span.warmup}
+    course = {**ramp, "num_training_steps": span.total}
+    return {
         "constant": (_constant, {}),
         "constant_with_warmup": (known.get_constant_schedule_with_warmup, ramp),
         "linear": (known.get_linear_schedule_with_warmup, course),
@@ -92,10 +135,7 @@ def _named(
             known.get_polynomial_decay_schedule_with_warmup,
             {**course, "power": options.lr_scheduler_power},
         ),
-        "inverse_sqrt": (
-            known.get_inverse_sqrt_schedule,
-            {**ramp, "timescale": timescale * processes if timescale else None},
-        ),
+        "inverse_sqrt": (known.get_inverse_sqrt_schedule, {**ramp, "timescale": timescale}),
         # These two count whole waves; one cycle of ours goes down only, half a wave.
         "cosine_with_min_lr": (
             known.get_cosine_with_min_lr_schedule_with_warmup,
@@ -103,16 +143,11 @@ def _named(
         ),
         "warmup_stable_decay": (
             known.get_wsd_schedule,
-            {**course, "num_decay_steps": decay, "num_cycles": cycles / 2, "min_lr_ratio": lowest},
+            {**course, "num_decay_steps": span.decay, "num_cycles": cycles / 2, "min_lr_ratio": lowest},
         ),
         "piecewise_constant": (get_piecewise_constant_schedule, {}),
         "reduce_lr_on_plateau": (ReduceLROnPlateau, {}),
-        "adafactor": (known.AdafactorSchedule, {"initial_lr": float(start or 0)}),
     }
-    if name not in makers:
-        raise ValueError(f"lr_scheduler: {name!r} is not one of {', '.join(makers)}")
-    make, own = makers[name]
-    return make(optimizer, **{**own, **arguments})
 
 
 def _constant(optimizer: Optimizer) -> LRScheduler:
@@ -124,11 +159,9 @@ def _steps(given: float, total: int) -> int:
     return int(given * total) if given < 1 else int(given)
 
 
-def _refuse_warmup(name: str, warmup: int) -> None:
-    if warmup:
-        raise ValueError(f"lr_warmup_steps: {name} has no warm-up; set it to 0, or lr_scheduler = constant_with_warmup")
-
-
-def _sets_own_rate(optimizer: Optimizer) -> bool:
-    """Adafactor with relative_step."""
-    return bool(optimizer.defaults.get("relative_step"))
+def _shown_at_first(start: str) -> float:
+    """The rate that Adafactor reports before its first step: 1e-4 of `adafactor:1e-4`."""
+    try:
+        return float(start or 0)
+    except ValueError:
+        raise ValueError(f"lr_scheduler: {start!r} in adafactor:{start} is not a number") from None
