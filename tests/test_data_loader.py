@@ -13,7 +13,8 @@ from PIL import Image
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import batch_shapes, plan_epoch
-from sd_scripts.data.loader import BatchLoader, BatchReader, Request
+from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.reader import BatchReader, Request
 
 SIZES = [(64, 64), (64, 64), (128, 64), (64, 128), (64, 64), (100, 50), (70, 60)]
 

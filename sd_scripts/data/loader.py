@@ -1,133 +1,80 @@
-"""From planned batches to tensors: order and content are the same with any number of workers."""
+"""The batches of an epoch, read ahead: order and content are the same however many workers read them."""
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from random import Random
-from typing import Any
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data import Dataset as TorchDataset
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.buckets import Size, crop_top_left
 from sd_scripts.data.caches import LatentStore, TextStore
-from sd_scripts.data.captions import process_caption
-from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
-from sd_scripts.data.images import UnreadablePicture, draw_flip, prepare_mask, prepare_picture, stack_pixels
+from sd_scripts.data.reader import BatchReader, Read, Request
+
+THREADS = 4
+"""Threads that read ahead where no worker processes do; each is a batch ahead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a worker is asked for; it holds all that chance depends on, so that workers keep no state."""
+class Source(Protocol):
+    """Who reads."""
 
-    batch: PlannedBatch
-    epoch: int
-    step: int
-
-
-@dataclass(kw_only=True)
-class Sample:
-    """One picture of a batch, before stacking."""
-
-    item: Item
-    caption: str
-    flipped: bool
-    pixels: np.ndarray[Any, Any] | None
-    """(H, W, 3) uint8."""
-    latents: Tensor | None
-    text: dict[str, Tensor]
-    mask: np.ndarray[Any, Any] | None
-    """(H, W) uint8."""
+    def read(self, requests: list[Request]) -> Iterator[Read]:
+        """The answers in the order of the requests."""
+        ...
 
 
-class BatchReader(TorchDataset[tuple[Batch | None, list[str]]]):
-    """Reads a planned batch; lives in the workers."""
+class Threads:
+    """Reads ahead in this process: quickest where latents are cached, as handing tensors over costs more than them."""
 
-    def __init__(
-        self, plan: DataPlan, max_train_steps: int, latents: LatentStore | None = None, text: TextStore | None = None
-    ):
-        self.plan = plan
-        self.max_train_steps = max_train_steps
-        self.latents = latents
-        self.text = text
-        self.wants_masks = plan.wants_masks
-        self.groups = plan.groups()
+    def __init__(self, reader: BatchReader, pin_memory: bool):
+        self._reader = reader
+        self._pin_memory = pin_memory
+        device = torch.accelerator.current_device_index() if pin_memory else None
+        self._pool = ThreadPoolExecutor(THREADS, initializer=_use_device, initargs=(device,))
 
-    def __getitem__(self, request: Request) -> tuple[Batch | None, list[str]]:
-        """The batch, and a remark for each picture that had to be replaced because it could not be read.
+    def read(self, requests: list[Request]) -> Iterator[Read]:
+        asked = iter(requests)
+        waiting = deque(self._pool.submit(self._one, request) for request in islice(asked, THREADS))
+        try:
+            while waiting:
+                answer = waiting.popleft().result()
+                waiting.extend(self._pool.submit(self._one, request) for request in islice(asked, 1))
+                yield answer
+        finally:
+            for future in waiting:
+                future.cancel()
 
-        No batch when none of its bucket can be: an error raised here would reach the user wrapped in a traceback.
-        """
-        remarks: list[str] = []
-        samples = [self._readable(item, repeat, request, remarks) for item, repeat in request.batch.picks]
-        found = [sample for sample in samples if sample is not None]
-        return self._stack(found, request.batch.bucket) if len(found) == len(samples) else None, remarks
+    def _one(self, request: Request) -> Read:
+        batch, remarks = self._reader[request]
+        return batch.pin_memory() if batch is not None and self._pin_memory else batch, remarks
 
-    def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample | None:
-        """The sample, or that of the next picture of the bucket that can be read: shapes stay as planned."""
-        for candidate in self._candidates(self.plan.items[item], request.batch):
-            try:
-                return self._sample(candidate, repeat, request)
-            except UnreadablePicture as error:
-                remarks.append(f"{error}; another picture of its bucket takes its place")
-        return None
 
-    def _candidates(self, item: Item, batch: PlannedBatch) -> Iterator[Item]:
-        yield item
-        group = self.groups[batch.dataset, batch.bucket]
-        place = group.index(item)
-        yield from group[place + 1 :]
-        yield from group[:place]
+class Processes:
+    """Reads in worker processes, which live as long as this object: decoding pictures needs more than one core."""
 
-    def _sample(self, item: Item, repeat: int, request: Request) -> Sample:
-        key = f"{self.plan.seed}/{request.epoch}/{item.index}/{repeat}"
-        random = Random(f"{key}/picture")
-        caption = process_caption(
-            item.caption,
-            item.subset.captions,
-            Random(f"{key}/caption"),
-            epoch=request.epoch,
-            step=request.step,
-            max_train_steps=self.max_train_steps,
+    def __init__(self, reader: BatchReader, pin_memory: bool, workers: int):
+        # not a reference back to this object: workers of a loader within a reference cycle take 5 s each to end
+        self._asked = _Asked()
+        self._loader = DataLoader(
+            reader,
+            sampler=self._asked,
+            batch_size=None,
+            num_workers=workers,
+            persistent_workers=True,
+            pin_memory=pin_memory,
+            generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
         )
-        look = item.subset.look
-        flipped = draw_flip(look, random)
-        pixels, latents = None, None
-        if self.latents is not None:
-            latents, mask = self.latents.read(item, flipped=flipped)
-            if item.mask is not None or (mask is None and look.alpha_mask):
-                mask = prepare_mask(item.path, item.mask, item.fit, look)
-        else:
-            prepared = prepare_picture(item.path, item.mask, item.fit, look, random)
-            pixels, mask = prepared.pixels, prepared.mask
-        text = self.text.read(item, caption) if self.text is not None else {}
-        return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
 
-    def _stack(self, samples: Sequence[Sample], bucket: Size) -> Batch:
-        width, height = bucket
-        crops = [crop_top_left(bucket, each.item.size, flipped=each.flipped) for each in samples]
-        return Batch(
-            keys=[str(each.item.path) for each in samples],
-            captions=[each.caption for each in samples],
-            pixels=_stack_pixels(samples) if self.latents is None else None,
-            latents=torch.stack([each.latents for each in samples if each.latents is not None])
-            if self.latents is not None
-            else None,
-            text={name: torch.stack([each.text[name] for each in samples]) for name in samples[0].text},
-            original_size=torch.tensor([each.item.size[::-1] for each in samples]),
-            crop_top_left=torch.tensor(crops),
-            target_size=torch.tensor([[height, width]] * len(samples)),
-            loss_weight=torch.tensor([each.item.loss_weight for each in samples], dtype=torch.float32),
-            mask=_stack_masks(samples, bucket) if self.wants_masks else None,
-            custom_attributes=[each.item.subset.custom_attributes or {} for each in samples],
-        )
+    def read(self, requests: list[Request]) -> Iterator[Read]:
+        self._asked.requests = requests
+        return iter(self._loader)
 
 
 class _Asked(Sampler[Request]):
@@ -172,21 +119,10 @@ class BatchLoader:
         self._accumulation = accumulation
         self._length = len(self._batches(1))
         self._tell_what_is_left_out()
-        # not a reference back to this loader: workers of a loader within a reference cycle take 5 s each to end
-        self._asked = _Asked()
         self._told: set[str] = set()
-        in_memory = latents is not None and latents.in_memory and (text is None or text.in_memory)
-        # with everything in memory, a worker's hand-over costs more than the work
-        workers = 0 if in_memory else min(workers, os.cpu_count() or 1, self._length)
-        self._loader = DataLoader(
-            BatchReader(plan, max_train_steps, latents, text),
-            sampler=self._asked,
-            batch_size=None,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=pin_memory,
-            generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
-        )
+        reader = BatchReader(plan, max_train_steps, latents, text)
+        workers = 0 if latents is not None else min(workers, os.cpu_count() or 1, self._length)
+        self._source: Source = Processes(reader, pin_memory, workers) if workers else Threads(reader, pin_memory)
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
@@ -195,19 +131,17 @@ class BatchLoader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, counted from 1, beginning with batch number `start`, counted from 0."""
         steps = math.ceil(self._length / self._accumulation)
-        self._asked.requests = [
+        requests = [
             Request(batch=batch, epoch=epoch, step=(epoch - 1) * steps + position // self._accumulation)
             for position, batch in enumerate(self._batches(epoch))
         ][start:]
-        for batch, remarks in self._loader:
+        for batch, remarks in self._source.read(requests):
             for remark in remarks:
                 if remark not in self._told:
                     self._told.add(remark)
                     self._warn(remark)
             if batch is None:
-                raise ValueError(
-                    f"train_data_dir: no picture of a whole bucket can be read; the last one: {remarks[-1]}"
-                )
+                raise ValueError(f"train_data_dir: no picture of a whole bucket can be read: {remarks[-1]}")
             yield batch
 
     def _tell_what_is_left_out(self) -> None:
@@ -224,15 +158,7 @@ class BatchLoader:
         return share_of_rank(planned, self._rank, self._world)
 
 
-def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
-    return stack_pixels(
-        [each.pixels[:, ::-1] if each.flipped else each.pixels for each in samples if each.pixels is not None]
-    )
-
-
-def _stack_masks(samples: Sequence[Sample], bucket: Size) -> Tensor:
-    """(B, 1, H, W) float32 in 0..1; a picture without a mask counts fully."""
-    full = np.full((bucket[1], bucket[0]), 255, dtype=np.uint8)
-    masks = [full if each.mask is None else each.mask for each in samples]
-    masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]
-    return torch.from_numpy(np.stack(masks)).unsqueeze(1).to(torch.float32).div_(255)
+def _use_device(device: int | None) -> None:
+    """Page-locked memory belongs to the device of the thread that asks, and that is the first one by default."""
+    if device is not None:
+        torch.accelerator.set_device_index(device)

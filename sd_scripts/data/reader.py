@@ -1,0 +1,144 @@
+"""From a planned batch to tensors, wherever it is read: all that chance depends on comes with the request."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.buckets import Size, crop_top_left
+from sd_scripts.data.caches import LatentStore, TextStore
+from sd_scripts.data.captions import process_caption
+from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.epochs import PlannedBatch
+from sd_scripts.data.images import UnreadablePicture, draw_flip, prepare_mask, prepare_picture, stack_pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a worker is asked for; it holds all that chance depends on, so that workers keep no state."""
+
+    batch: PlannedBatch
+    epoch: int
+    step: int
+
+
+Read = tuple[Batch | None, list[str]]
+"""A batch and remarks about it."""
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """One picture of a batch, before stacking."""
+
+    item: Item
+    caption: str
+    flipped: bool
+    pixels: np.ndarray[Any, Any] | None
+    """(H, W, 3) uint8."""
+    latents: Tensor | None
+    text: dict[str, Tensor]
+    mask: np.ndarray[Any, Any] | None
+    """(H, W) uint8."""
+
+
+class BatchReader(TorchDataset[Read]):
+    """Reads a planned batch; has no state, so that any number of threads and processes may share it."""
+
+    def __init__(
+        self, plan: DataPlan, max_train_steps: int, latents: LatentStore | None = None, text: TextStore | None = None
+    ):
+        self.plan = plan
+        self.max_train_steps = max_train_steps
+        self.latents = latents
+        self.text = text
+        self.wants_masks = plan.wants_masks
+        self.groups = plan.groups()
+
+    def __getitem__(self, request: Request) -> Read:
+        """The batch, and a remark for each picture that had to be replaced because it could not be read.
+
+        No batch when none of its bucket can be: an error raised here would reach the user wrapped in a traceback.
+        """
+        remarks: list[str] = []
+        samples = [self._readable(item, repeat, request, remarks) for item, repeat in request.batch.picks]
+        found = [sample for sample in samples if sample is not None]
+        return self._stack(found, request.batch.bucket) if len(found) == len(samples) else None, remarks
+
+    def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample | None:
+        """The sample, or that of the next picture of the bucket that can be read: shapes stay as planned."""
+        for candidate in self._candidates(self.plan.items[item], request.batch):
+            try:
+                return self._sample(candidate, repeat, request)
+            except UnreadablePicture as error:
+                remarks.append(f"{error}; another picture of its bucket takes its place")
+        return None
+
+    def _candidates(self, item: Item, batch: PlannedBatch) -> Iterator[Item]:
+        yield item
+        group = self.groups[batch.dataset, batch.bucket]
+        place = group.index(item)
+        yield from group[place + 1 :]
+        yield from group[:place]
+
+    def _sample(self, item: Item, repeat: int, request: Request) -> Sample:
+        key = f"{self.plan.seed}/{request.epoch}/{item.index}/{repeat}"
+        random = Random(f"{key}/picture")
+        caption = process_caption(
+            item.caption,
+            item.subset.captions,
+            Random(f"{key}/caption"),
+            epoch=request.epoch,
+            step=request.step,
+            max_train_steps=self.max_train_steps,
+        )
+        look = item.subset.look
+        flipped = draw_flip(look, random)
+        pixels, latents = None, None
+        if self.latents is not None:
+            latents, mask = self.latents.read(item, flipped=flipped)
+            if item.mask is not None or (mask is None and look.alpha_mask):
+                mask = prepare_mask(item.path, item.mask, item.fit, look)
+        else:
+            prepared = prepare_picture(item.path, item.mask, item.fit, look, random)
+            pixels, mask = prepared.pixels, prepared.mask
+        text = self.text.read(item, caption) if self.text is not None else {}
+        return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
+
+    def _stack(self, samples: Sequence[Sample], bucket: Size) -> Batch:
+        width, height = bucket
+        crops = [crop_top_left(bucket, each.item.size, flipped=each.flipped) for each in samples]
+        return Batch(
+            keys=[str(each.item.path) for each in samples],
+            captions=[each.caption for each in samples],
+            pixels=_stack_pixels(samples) if self.latents is None else None,
+            latents=torch.stack([each.latents for each in samples if each.latents is not None])
+            if self.latents is not None
+            else None,
+            text={name: torch.stack([each.text[name] for each in samples]) for name in samples[0].text},
+            original_size=torch.tensor([each.item.size[::-1] for each in samples]),
+            crop_top_left=torch.tensor(crops),
+            target_size=torch.tensor([[height, width]] * len(samples)),
+            loss_weight=torch.tensor([each.item.loss_weight for each in samples], dtype=torch.float32),
+            mask=_stack_masks(samples, bucket) if self.wants_masks else None,
+            custom_attributes=[each.item.subset.custom_attributes or {} for each in samples],
+        )
+
+
+def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
+    return stack_pixels(
+        [each.pixels[:, ::-1] if each.flipped else each.pixels for each in samples if each.pixels is not None]
+    )
+
+
+def _stack_masks(samples: Sequence[Sample], bucket: Size) -> Tensor:
+    """(B, 1, H, W) float32 in 0..1; a picture without a mask counts fully."""
+    full = np.full((bucket[1], bucket[0]), 255, dtype=np.uint8)
+    masks = [full if each.mask is None else each.mask for each in samples]
+    masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]
+    return torch.from_numpy(np.stack(masks)).unsqueeze(1).to(torch.float32).div_(255)
