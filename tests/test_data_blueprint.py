@@ -97,6 +97,20 @@ def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
         resolve({"datasets": [{"enable_buckets": True}]}, settings(resolution="512"))
 
 
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [
+        ({"general": {"alpha_mask": True}}, r"\[\[datasets\.subsets\]\]"),
+        ({"datasets": [{"subsets": [{"image_dir": "a", "batch_size": 2}]}]}, r"\[\[datasets\]\] or \[general\]"),
+        ({"datasets": [{"subsets": [{"image_dir": "a", "conditioning_data_dir": "b"}]}]}, "it needs masked_loss"),
+        ({"datasets": [{"subsets": [{"metadata_file": "a", "class_tokens": "b"}]}]}, "brings the captions itself"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_where_it_belongs(config: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        resolve(config, settings(resolution="512"))
+
+
 def test_every_mistake_is_told_at_once() -> None:
     config = {"datasets": [{"resolution": "512", "subsets": [{"num_repeats": 1.5}]}]}
     with pytest.raises(ValueError, match="resolution") as caught:

@@ -1,18 +1,19 @@
 """Caches: what they hold equals what would be made now, and what no longer does is made again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from data_help import make_folder, make_picture, plan_of
+from data_help import make_folder, make_picture, plan_of, settings_of
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb
 from sd_scripts.data.caches import LatentStore, TextStore
-from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
@@ -300,6 +301,22 @@ def test_the_opacity_of_a_cached_picture_flips_with_it(tmp_path: Path, encoders:
             assert one.mask is not None
             assert other.mask is not None
             assert torch.allclose(one.mask, other.mask)
+
+
+@pytest.mark.parametrize("told_size", [True, False])
+def test_a_picture_of_which_only_the_cache_is_left_is_trained_from_it(
+    root: Path, encoders: Encoders, told_size: bool
+) -> None:
+    encoders.cache_latents(plan_of(root))
+    (root / "2_cat/02.png").unlink()
+    entry = {"caption": "wide", **({"image_size": [128, 64]} if told_size else {})}
+    (root / "meta.json").write_text(json.dumps({"02.png": entry, "00.png": {"caption": "here"}}))
+    asked = settings_of(in_json=root / "meta.json", train_data_dir=root / "2_cat")
+    plan = plan_data(asked, seed=7, warn=pytest.fail)
+    pictures = encoders.pictures
+    batches = epoch_of(plan, latents=encoders.cache_latents(plan))
+    assert sorted(batch.captions[0] for batch in batches) == ["here", "wide"]
+    assert encoders.pictures == pictures
 
 
 def test_pictures_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:

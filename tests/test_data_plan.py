@@ -123,9 +123,10 @@ def test_a_metadata_file_gives_captions_and_tags(tmp_path: Path, suffix: str) ->
     assert {item.repeats for item in plan.items} == {3}
 
 
-def test_a_metadata_file_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "meta.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"metadata_file: .*meta\.json is not a metadata file"):
+@pytest.mark.parametrize("content", ["[1]", "{", '{"a": "caption"}', '{"a": {"image_size": 5}}'])
+def test_a_metadata_file_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "meta.json").write_text(content)
+    with pytest.raises(ValueError, match=r"metadata_file: .*meta\.json"):
         planned(in_json=tmp_path / "meta.json", train_data_dir=tmp_path)
 
 

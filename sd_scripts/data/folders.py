@@ -1,6 +1,8 @@
 """What lies in the folders: pictures, caption files, masks, metadata files."""
 
+import glob
 import json
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -149,10 +151,19 @@ def _read_metadata(subset: Subset) -> tuple[dict[Path, str], dict[Path, Size]]:
     for key, entry in _metadata_entries(Path(subset.metadata_file or "")):
         path = _metadata_picture(key, subset.image_dir)
         captions[path] = _metadata_caption(entry, subset)
-        if not path.exists() and entry.get("image_size"):
-            width, height = entry["image_size"]
-            sizes[path] = (int(width), int(height))
+        if not path.exists() and (size := _size_without_picture(path, entry)):
+            sizes[path] = size
     return captions, sizes
+
+
+def _size_without_picture(path: Path, entry: dict[str, Any]) -> Size | None:
+    """As the metadata file or the name of a latent cache tells it: of some pictures only the cache was kept."""
+    if entry.get("image_size"):
+        width, height = entry["image_size"]
+        return int(width), int(height)
+    names = (cache.name[len(path.stem) :] for cache in path.parent.glob(f"{glob.escape(path.stem)}_*.npz"))
+    found = next((match for name in names if (match := re.match(r"_(\d+)x(\d+)_", name))), None)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _metadata_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -164,10 +175,16 @@ def _metadata_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         if path.suffix.lower() == ".jsonl":
             lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-            return [(line["image_path"], line) for line in lines]
-        return list(json.loads(text).items())
+            entries = [(line["image_path"], line) for line in lines]
+        else:
+            entries = list(json.loads(text).items())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"metadata_file: {path} is not a metadata file: {error!r}") from error
+    for key, entry in entries:
+        size = entry.get("image_size") if isinstance(entry, dict) else "?"
+        if size is not None and not (isinstance(size, list) and len(size) == 2):
+            raise ValueError(f"metadata_file: {path}: {key!r} must be a table with caption, tags or image_size [w, h]")
+    return entries
 
 
 def _metadata_picture(key: str, image_dir: str | None) -> Path:

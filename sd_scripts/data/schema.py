@@ -144,10 +144,23 @@ def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[str]:
         return
     for key, value in table.items():
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, n=1)
-            yield f"{path}.{key} is unknown here" + (f": is {near[0]} meant?" if near else "")
+            yield f"{path}.{key} is unknown here{_hint(key, keys)}"
         elif value is not None and not keys[key].accepts(value):  # null, in JSON, means as if it were not there
             yield f"{path}.{key} must be {keys[key].says}, not {value!r}"
+
+
+def _hint(key: str, keys: Keys) -> str:
+    """Where a key belongs that stands in the wrong place, or which one may be meant."""
+    if key == "conditioning_data_dir":
+        return ": it needs masked_loss, and every subset of the data set must have it"
+    if key in DATASET:
+        return ": it belongs to [[datasets]] or [general]"
+    if key in FOLDERS.own | METADATA.own:
+        return ": it belongs to [[datasets.subsets]]"
+    if key in CAPTION_FILES | CLASS_TOKENS:
+        return ": a metadata_file brings the captions itself"
+    near = difflib.get_close_matches(key, keys, n=1)
+    return f": is {near[0]} meant?" if near else ""
 
 
 def _pair(value: Any, kind: Kind) -> bool:
