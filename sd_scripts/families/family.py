@@ -52,19 +52,29 @@ class Family:
     """Of latent cache files: "sdxl" in `name_1024x1024_sdxl.npz`."""
     text_cache_suffix: str
     """Of text cache files: "te_outputs" in `name_te_outputs.npz`."""
-    load: Callable[[Settings, torch.dtype], Parts]
+    check: Callable[[Settings], list[str]]
+    """What is wrong with the model files as far as names and headers tell; nothing is loaded."""
+    load: Callable[[Settings, torch.dtype, torch.device], Parts]
     encode_images: Callable[[Parts, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
     tokenize: Callable[[Parts, Sequence[str], Settings], dict[str, Tensor]]
     """Captions -> token ids and weights, on the CPU."""
     encode_text: Callable[[Parts, dict[str, Tensor]], dict[str, Tensor]]
     """Token tensors -> what the text cache stores, batch first. Differentiable where encoders learn."""
-    step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator], dict[str, Tensor]]
-    """Batch, cached-form latents on the device, settings, generator of this step -> inputs (without text)."""
+    step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
+    """Batch, latents as cached but on the device, settings, generator of this step, timesteps (None: drawn) ->
+    inputs, without text."""
+    validation_timesteps: Callable[[Settings], list[float]]
+    """Where the validation loss is measured."""
     loss: Callable[[Parts, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
     """Parts, inputs, text outputs, settings -> loss of each picture (B,)."""
-    compile_targets: Callable[[nn.Module], list[nn.Module]]
-    """The repeated blocks of the denoiser that share graphs."""
+    compile_targets: Callable[[nn.Module], list[list[nn.Module]]]
+    """The repeated blocks of the denoiser that share graphs, in lists as they lie in the model."""
+    graph_kinds: Callable[[nn.Module], dict[str, int]]
+    """How many graphs each class of block needs at one picture size."""
     lora: LoraTarget
+    lora_text_encoders: tuple[LoraTarget, ...]
     sample: Callable[[Parts, SamplePrompt, Settings], Any]
     """A PIL image, made eagerly."""
+    prediction_type: Callable[[Settings], str | None]
+    """modelspec.prediction_type: epsilon, v, or None."""

@@ -10,8 +10,8 @@ import torch
 import torch._inductor
 from torch import Tensor, nn
 
-from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.command_line import add_arguments
+from sd_scripts.options.compile import CompileOptions
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,14 @@ def compile_model(
     disable_linear: bool = False,
     log_prefix: str = "",
     graphs_expected: int = 0,
+    static: bool = False,
 ) -> nn.Module:
     """Compile each block of `target_blocks` in place and return the model.
 
     In place means nn.Module.compile: no wrapper, so state_dict() keys, isinstance checks and hooks are as before.
     Blocks whose weights move between devices keep their Linear layers out of the graph (`disable_linear`).
-    `graphs_expected` is how many graphs one kind of block will need; it is the limit where the option is 0.
+    `graphs_expected` is how many graphs one kind of block will need; it is the limit where the option is 0. `static`
+    tells that the shapes are few, so that compile_dynamic = auto need not try dynamic ones.
     """
     dynamic = DYNAMIC[options.compile_dynamic]
     settings = f"backend={options.compile_backend}, mode={options.compile_mode}, "
@@ -44,7 +46,7 @@ def compile_model(
     how = {
         "backend": options.compile_backend,
         "options": inductor_options(options.compile_mode) if options.compile_backend == "inductor" else None,
-        "dynamic": dynamic,
+        "dynamic": False if dynamic is None and static else dynamic,
         "fullgraph": options.compile_fullgraph,
         **_graph_limit(options.compile_cache_size_limit or max(graphs_expected, LEAST_LIMIT)),
     }

@@ -27,6 +27,10 @@ class LoraTarget:
     """With conv_dim also every layer inside modules of these classes."""
     name: Callable[[str], str]
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
+    block: Callable[[str], int] | None = None
+    """Name in the file -> number of the block that the layer lies in, for ranks and learning rates by block."""
+    block_counts: tuple[int, ...] = ()
+    """How many blocks go down, lie in the middle and go up, between the first block (embeddings) and the last (out)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +66,8 @@ class LoraLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        like = {"device": base.weight.device, "dtype": base.weight.dtype}
-        self.lora_down = nn.Parameter(torch.empty(rank, base.in_features, **like))
-        self.lora_up = nn.Parameter(torch.empty(base.out_features, rank, **like))
+        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_features, rank))
         self.dropouts = dropouts
         self.train(base.training)
 
@@ -94,9 +97,8 @@ class LoraConv2d(nn.Conv2d):
         self.transposed, self.output_padding, self.padding_mode = False, (0, 0), base.padding_mode
         self._reversed_padding_repeated_twice = base._reversed_padding_repeated_twice
         self.weight, self.bias = base.weight, base.bias
-        like = {"device": base.weight.device, "dtype": base.weight.dtype}
-        self.lora_down = nn.Parameter(torch.empty(rank, base.in_channels, *base.kernel_size, **like))
-        self.lora_up = nn.Parameter(torch.empty(base.out_channels, rank, 1, 1, **like))
+        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_channels, *base.kernel_size))
+        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_channels, rank, 1, 1))
         self.dropouts = dropouts
         self.train(base.training)
 
@@ -231,12 +233,12 @@ class LoraNetwork:
         if self._collected:  # a later micro-step of an accumulation
             target = torch.empty_like(self.gradients)
             views = self._views_of(target)
-        grads = [copy.grad for copy in self.copies]
-        if all(grad is not None for grad in grads):
+        grads = [copy.grad for copy in self.copies if copy.grad is not None]
+        if len(grads) == len(views):
             torch._foreach_copy_(views, grads)
-        else:
-            for view, grad in zip(views, grads, strict=True):
-                view.zero_() if grad is None else view.copy_(grad)
+        else:  # layers that the loss does not reach, such as the last one of a text encoder
+            for view, copy in zip(views, self.copies, strict=True):
+                view.zero_() if copy.grad is None else view.copy_(copy.grad)
         for part in self.segments:
             if part.scale != 1.0:
                 target[part.run].mul_(part.scale)
@@ -274,8 +276,8 @@ class LoraNetwork:
         return square.clamp_min(0).sqrt() * layer.scale
 
     def file_tensors(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """What the file holds: masters on the CPU in `dtype` (None: float32), keys as sd-scripts has them."""
-        dtype = dtype or torch.float32
+        """What the file holds: masters on the CPU in `dtype` (None: as they are), keys as sd-scripts has them."""
+        dtype = dtype or self.masters.dtype
         tensors: dict[str, Tensor] = {}
         for layer in self.layers:
             tensors[f"{layer.name}.alpha"] = torch.tensor(layer.alpha, dtype=dtype)
@@ -305,7 +307,12 @@ class LoraNetwork:
         return absent
 
 
-def attach(plans: Iterable[LayerPlan], dropouts: Dropouts, generator: torch.Generator) -> LoraNetwork:
+def attach(
+    plans: Iterable[LayerPlan],
+    dropouts: Dropouts,
+    generator: torch.Generator,
+    masters_dtype: torch.dtype = torch.float32,
+) -> LoraNetwork:
     """Replace the planned layers by adapted ones: down starts random (Kaiming uniform), up at zero."""
     made: list[tuple[LayerPlan, LoraLayer]] = []
     for plan in plans:
@@ -315,18 +322,21 @@ def attach(plans: Iterable[LayerPlan], dropouts: Dropouts, generator: torch.Gene
         layer = (LoraConv2d if isinstance(base, nn.Conv2d) else LoraLinear)(base, plan.rank, dropouts)
         setattr(parent, leaf, layer)
         made.append((plan, layer))
-    return _with_masters(made, generator)
+    return _with_masters(made, generator, masters_dtype)
 
 
 @torch.no_grad()
-def _with_masters(made: list[tuple[LayerPlan, LoraLayer]], generator: torch.Generator) -> LoraNetwork:
+def _with_masters(
+    made: list[tuple[LayerPlan, LoraLayer]], generator: torch.Generator, masters_dtype: torch.dtype
+) -> LoraNetwork:
     assert made, "a network without layers"
     device, dtype = made[0][1].weight.device, made[0][1].weight.dtype
     by_scale = sorted(made, key=lambda pair: pair[0].alpha / pair[0].rank)  # ups of one scale lie side by side
     order = [(layer.lora_down, (1.0, False)) for _, layer in made]
     order += [(layer.lora_up, (plan.alpha / plan.rank, True)) for plan, layer in by_scale]
     total = sum(copy.numel() for copy, _ in order)
-    masters, compute = torch.zeros(total, device=device), torch.zeros(total, device=device, dtype=dtype)
+    masters = torch.zeros(total, device=device, dtype=masters_dtype)
+    compute = torch.zeros(total, device=device, dtype=dtype)
 
     master_of: dict[nn.Parameter, nn.Parameter] = {}
     segments, start = [], 0

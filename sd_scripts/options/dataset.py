@@ -76,6 +76,11 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
         "A picture that changed is looked at again.",
         label="Remember picture sizes",
     )
+    short_batches: Literal["keep", "fill", "drop"] = option(
+        "keep",
+        "What becomes of the pictures left over in a bucket: keep makes a smaller batch of them, fill adds others of "
+        "the bucket, drop leaves them out. With torch.compile each size of batch costs graphs, so fill is faster there.",
+    )
     max_data_loader_n_workers: int = option(
         8,
         "Processes that prepare pictures, never more than the machine has CPU cores. 0 prepares them in the training "

@@ -8,16 +8,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraNetwork
 
 
 class Learning(Protocol):
+    needs_autocast: bool
+    """Whether its weights are of another dtype than the model's, so that the forward must cast."""
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """For the optimizer: dicts of `params`, `lr` and `name`."""
         ...
 
     def collect_gradients(self) -> None:
         """After each backward."""
+        ...
+
+    def forget_gradients(self) -> None:
+        """What a failed backward left behind."""
         ...
 
     def average_gradients(self, processes: int) -> None:
@@ -32,6 +40,10 @@ class Learning(Protocol):
         """After the optimizer has changed the weights: forget gradients, refresh what the model computes with."""
         ...
 
+    def limit_norms(self, limit: float) -> None:
+        """Keep every update below this length (scale_weight_norms)."""
+        ...
+
     def train(self, mode: bool = True) -> None:
         """Dropouts on or off."""
         ...
@@ -42,13 +54,15 @@ class Learning(Protocol):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
-    def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str] | None) -> None:
+    def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         """Write the file that other programs load."""
         ...
 
 
 class LoraLearning:
     """Our own LoRA: float32 masters in one flat buffer."""
+
+    needs_autocast = False
 
     def __init__(self, network: LoraNetwork, groups: list[dict[str, Any]], modules: list[nn.Module]):
         self.network, self._groups, self._modules = network, groups, modules
@@ -58,6 +72,10 @@ class LoraLearning:
 
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
+
+    def forget_gradients(self) -> None:
+        for copy in self.network.copies:
+            copy.grad = None
 
     def average_gradients(self, processes: int) -> None:
         torch.distributed.all_reduce(self.network.gradients)
@@ -71,3 +89,26 @@ class LoraLearning:
     def updated(self) -> None:
         self.network.zero_grad()
         self.network.refresh()
+
+    def limit_norms(self, limit: float) -> None:
+        self.network.limit_norms(limit)
+        self.network.refresh()
+
+    def train(self, mode: bool = True) -> None:
+        for module in self._modules:
+            module.train(mode)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"masters": self.network.masters}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        masters = state["masters"]
+        if masters.shape != self.network.masters.shape:
+            raise ValueError("resume: the state is of another network; set network_dim and network_args as they were")
+        with torch.no_grad():
+            self.network.masters.copy_(masters)
+        self.network.refresh()
+
+    def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        tensors = self.network.file_tensors(dtype)
+        save_model(path, tensors, with_hashes(tensors, metadata))

@@ -1,0 +1,37 @@
+"""Stable Diffusion XL, as a record for the trainer."""
+
+from sd_scripts.families.family import Family
+from sd_scripts.families.sdxl.load import check, load
+from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
+from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
+from sd_scripts.families.sdxl.sampling import sample
+from sd_scripts.families.sdxl.text import encode_text, tokenize
+from sd_scripts.families.sdxl.unet import compile_targets, graph_kinds
+from sd_scripts.families.sdxl.vae import encode_images
+from sd_scripts.options.model import ModelOptions
+
+SDXL = Family(
+    name="sdxl",
+    title="SDXL UNet",
+    base_model_version="sdxl_base_v1-0",
+    architecture="stable-diffusion-xl-v1-base",
+    implementation="https://github.com/Stability-AI/generative-models",
+    bucket_multiple=32,
+    latent_channels=4,
+    latent_suffix="sdxl",
+    text_cache_suffix="te_outputs",
+    check=check,
+    load=load,
+    encode_images=encode_images,
+    tokenize=tokenize,
+    encode_text=encode_text,
+    step_inputs=step_inputs,
+    validation_timesteps=validation_timesteps,
+    loss=loss,
+    compile_targets=compile_targets,
+    graph_kinds=graph_kinds,
+    lora=UNET,
+    lora_text_encoders=TEXT_ENCODERS,
+    sample=sample,
+    prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
+)

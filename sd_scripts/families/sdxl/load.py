@@ -11,6 +11,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, MODEL, Modules, check_file, load_file, load_vae_file
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
+from sd_scripts.families.sdxl.unet import make_ours
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
@@ -48,6 +49,7 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
         modules = _load_folder(source, dtype, vae_dtype, with_vae=not options.vae)
     else:
         modules = load_file(source, dtype, vae_dtype, with_vae=not options.vae, mmap=mmap)
+    make_ours(modules.unet)
     vae = modules.vae or _load_vae(str(options.vae), vae_dtype, mmap=mmap)
     encoders = [modules.text_encoder1, modules.text_encoder2]
     for module in (modules.unet, vae, *encoders):

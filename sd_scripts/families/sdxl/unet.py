@@ -42,7 +42,9 @@ def make_ours(unet: UNet2DConditionModel) -> None:
             module.output_scale_factor = float(module.output_scale_factor)  # the middle block's is the integer 1
 
 
-def predict(unet: nn.Module, noisy: Tensor, timesteps: Tensor, context: Tensor, pooled: Tensor, sizes: Tensor) -> Tensor:
+def predict(
+    unet: nn.Module, noisy: Tensor, timesteps: Tensor, context: Tensor, pooled: Tensor, sizes: Tensor
+) -> Tensor:
     """Noise or velocity, as the model was trained.
 
     noisy (B, 4, h, w), timesteps (B,), context (B, T, 2048), pooled (B, 1280), sizes (B, 6) -> (B, 4, h, w) float32.

@@ -1,0 +1,33 @@
+"""What LoRA adapts in SDXL, and what the files call it."""
+
+from functools import partial
+
+from sd_scripts.library.sdxl_model_util import lora_text_encoder_name, lora_unet_name
+from sd_scripts.networks.lora import LoraTarget
+
+DOWN, MIDDLE, UP = 9, 3, 9
+FIRST_OF = {"input": 1, "middle": 1 + DOWN, "output": 1 + DOWN + MIDDLE}
+LAST = 1 + DOWN + MIDDLE + UP
+
+
+def block_of(name: str) -> int:
+    """Number of the U-Net block, 0 to 22: embeddings, 9 down, 3 middle, 9 up, out.
+
+    `lora_unet_input_blocks_4_1_proj_in` -> 5
+    """
+    words = name.removeprefix("lora_unet_").split("_")
+    if words[0] in FIRST_OF:
+        return FIRST_OF[words[0]] + int(words[2])
+    return 0 if words[0] in ("time", "label") else LAST
+
+
+UNET = LoraTarget(
+    classes=("Transformer2DModel",),
+    conv_classes=("ResnetBlock2D", "Downsample2D", "Upsample2D"),
+    name=lora_unet_name,
+    block=block_of,
+    block_counts=(DOWN, MIDDLE, UP),
+)
+TEXT_ENCODERS = tuple(
+    LoraTarget(classes=("CLIPAttention", "CLIPMLP"), name=partial(lora_text_encoder_name, index)) for index in (0, 1)
+)

@@ -1,0 +1,75 @@
+"""What SDXL learns: to tell the noise, or the velocity, in noisy latents."""
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl.unet import predict
+from sd_scripts.library.losses import picture_losses
+from sd_scripts.library.noise import draw_noise, draw_timesteps, perturb
+from sd_scripts.library.schedules import TIMESTEPS, noise_schedule
+from sd_scripts.library.sdxl_model_util import VAE_SCALE
+from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.settings import Settings
+
+
+def step_inputs(
+    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+) -> dict[str, Tensor]:
+    """All that a step reads, on the latents' device: noisy, target (B, 4, h, w), timesteps (B,), sizes (B, 6), weights.
+
+    `latents` (B, 4, h, w) float32 as the VAE gave them. sizes: height and width of the original, top and left of the
+    crop, height and width of the bucket.
+    """
+    noise_options, device = settings[NoiseOptions], latents.device
+    schedule = noise_schedule(device, noise_options.zero_terminal_snr)
+    latents = latents * VAE_SCALE
+    noise = draw_noise(latents, noise_options, generator)
+    t = draw_timesteps(len(latents), noise_options, generator) if timesteps is None else timesteps
+    noisy = schedule.add_noise(latents, perturb(noise, noise_options, generator), t)
+    target = schedule.velocity(latents, noise, t) if settings[ModelOptions].v_parameterization else noise
+    sizes = torch.cat([batch.original_size, batch.crop_top_left, batch.target_size], dim=1)
+    inputs = {
+        "noisy": noisy,
+        "target": target,
+        "timesteps": t,
+        "sizes": sizes.to(device, torch.float32, non_blocking=True),
+        "loss_weight": batch.loss_weight.to(device, non_blocking=True),
+    }
+    if batch.mask is not None:
+        inputs["mask"] = batch.mask.to(device, non_blocking=True)
+    return inputs
+
+
+def loss(parts: Parts, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
+    """(B,) float32. `text` as encode_text gives it."""
+    model = settings[ModelOptions]
+    dtype = next(parts.denoiser.parameters()).dtype
+    context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)  # (B, T, 2048)
+    prediction = predict(
+        parts.denoiser,
+        inputs["noisy"].to(dtype),
+        inputs["timesteps"],
+        context,
+        text["pool2"].to(dtype),
+        inputs["sizes"],
+    )
+    return picture_losses(
+        prediction,
+        inputs["target"],
+        inputs["timesteps"],
+        noise_schedule(inputs["noisy"].device, settings[NoiseOptions].zero_terminal_snr),
+        settings[LossOptions],
+        loss_weight=inputs["loss_weight"],
+        mask=inputs.get("mask"),
+        v_parameterization=model.v_parameterization,
+    )
+
+
+def validation_timesteps(settings: Settings) -> list[float]:
+    """Four, spread over the range that is trained: 200, 400, 600 and 800 for the whole."""
+    options = settings[NoiseOptions]
+    low, high = options.min_timestep or 0, TIMESTEPS if options.max_timestep is None else options.max_timestep
+    return [low + (high - low) * part // 5 for part in (1, 2, 3, 4)]

@@ -1,0 +1,148 @@
+"""torch.compile in a run: checked before loading, set up for the shapes of the data, watched, and left if it fails."""
+
+import importlib.util
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.family import Family
+from sd_scripts.library.compile_utils import compile_model
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.training.context import Context, Failed
+
+STATIC_SHAPES = 4
+"""Up to so many shapes compile_dynamic = auto makes one set of graphs for each: they run faster than dynamic ones."""
+
+
+def problems(options: CompileOptions, device: torch.device) -> list[str]:
+    """Why this machine cannot compile with these options, with the remedy; nothing is compiled to find out."""
+    if not options.compile:
+        return []
+    found = []
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    if version < (2, 1):
+        found.append(f"compile: PyTorch {torch.__version__} is too old; install 2.1 or newer, or turn compile off")
+    needs_triton = options.compile_backend == "inductor" and device.type == "cuda"
+    if needs_triton and importlib.util.find_spec("triton") is None:
+        package = "triton-windows" if sys.platform == "win32" else "triton"
+        found.append(f"compile: Triton is not installed; run `pip install {package}`, or turn compile off")
+    if options.compile_dynamic == "true" and sys.platform == "win32" and not _has_msvc():
+        found.append(
+            "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "
+            "start from the x64 Native Tools prompt, or set compile_dynamic = auto"
+        )
+    return found
+
+
+def uses_cuda_graphs(options: CompileOptions) -> bool:
+    by_mode = options.compile_backend == "inductor" and options.compile_mode in ("reduce-overhead", "max-autotune")
+    return options.compile and (by_mode or options.compile_backend == "cudagraphs")
+
+
+def warm_up(options: CompileOptions) -> None:
+    """Start inductor's workers while the model is still loading: they take seconds to come up."""
+    if options.compile and options.compile_backend == "inductor":
+        threading.Thread(target=_import_inductor, daemon=True).start()
+
+
+def _import_inductor() -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.warm_pool()
+
+
+class Compilation:
+    """The compiled blocks of a run, and what the compiler does with them."""
+
+    def __init__(self, context: Context, family: Family, denoiser: nn.Module, shapes: Iterable[BatchShape]):
+        self._context, self._options = context, context.settings[CompileOptions]
+        self._shapes = len(list(shapes))
+        self._seen, self._began = _Counts(), time.perf_counter()
+        self._failed = False
+        if not self._options.compile:
+            return
+        compile_model(
+            self._options,
+            denoiser,
+            family.compile_targets(denoiser),
+            log_prefix=family.title,
+            graphs_expected=2 * self._shapes * max(family.graph_kinds(denoiser).values()),
+            static=self._shapes <= STATIC_SHAPES,
+        )
+        context.phase("compiling")
+
+    @property
+    def active(self) -> bool:
+        return self._options.compile and not self._failed
+
+    def watch(self, step: int) -> bool:
+        """Tell what was compiled in this step; whether it was anything."""
+        if not self.active:
+            return False
+        now = _Counts()
+        if now.graphs == self._seen.graphs:
+            return False
+        self._context.tell(
+            "compile",
+            step=step,
+            graphs=now.graphs,
+            breaks=now.breaks,
+            recompiles=now.recompiles,
+            seconds=round(now.seconds, 1),
+            text=f"step {step}: {now.graphs - self._seen.graphs} graphs compiled, {now.graphs} in all",
+        )
+        self._seen = now
+        return True
+
+    def survives(self, error: Exception) -> bool:
+        """After a failed step: whether the run can go on eagerly. Raises Failed for compile_fullgraph."""
+        if not self.active or not _is_compiler_error(error):
+            return False
+        first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        what = f"torch.compile failed in the first compiled step: {type(error).__name__}: {first_line.strip()[:300]}"
+        remedy = self._remedy()
+        if self._options.compile_fullgraph:
+            raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error
+        torch.compiler.set_stance("force_eager")
+        self._failed = True
+        self._context.warn(f"{what}. The run goes on without compiling. To compile, {remedy}.")
+        return True
+
+    def _remedy(self) -> str:
+        options = self._options
+        if options.compile_backend != "inductor":
+            return "set compile_backend = inductor"
+        if options.compile_mode != "default":
+            return "set compile_mode = default"
+        if options.compile_dynamic != "false":
+            return "set compile_dynamic = false"
+        return "set compile_backend = aot_eager to see whether capturing or code generation fails"
+
+
+class _Counts:
+    """What Dynamo has counted in this process so far."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.utils import counters, get_compilation_metrics
+
+        self.graphs = counters["stats"]["unique_graphs"]
+        self.breaks = sum(counters["graph_break"].values())
+        metrics = get_compilation_metrics()
+        self.recompiles = sum(1 for metric in metrics if getattr(metric, "recompile_reason", None))
+        self.seconds = sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics)
+
+
+def _is_compiler_error(error: Exception) -> bool:
+    compiler = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+    return any(kind.__module__.startswith(compiler) for kind in type(error).__mro__)
+
+
+def _has_msvc() -> bool:
+    return shutil.which("cl") is not None or bool(os.environ.get("VCINSTALLDIR"))

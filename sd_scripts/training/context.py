@@ -1,0 +1,136 @@
+"""What every part of a run shares: the settings, the processes, the seed, and where to tell things."""
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, set_seed
+
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.run import CudaOptions
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import DistributedOptions, TrainingOptions
+from sd_scripts.runs.events import EventLog
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Failed(Exception):
+    """The run cannot go on; one sentence for the user. `remedy` says what to change."""
+
+    def __init__(self, sentence: str, remedy: str = ""):
+        super().__init__(sentence)
+        self.remedy = remedy
+
+
+@dataclass(kw_only=True)
+class Context:
+    settings: Settings
+    accelerator: Accelerator
+    log: EventLog | None
+    """Only the main process tells."""
+    run_dir: Path
+    seed: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return DTYPES[self.settings[TrainingOptions].mixed_precision]
+
+    @property
+    def rank(self) -> int:
+        return self.accelerator.process_index
+
+    @property
+    def world(self) -> int:
+        return self.accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.settings[SavingOptions].output_dir or ".").expanduser()
+
+    def tell(self, kind: Any, **facts: Any) -> None:
+        """An event, from the main process."""
+        if self.log:
+            self.log(kind, **facts)
+
+    def warn(self, text: str) -> None:
+        """To the console and into the events."""
+        if self.is_main:
+            logger.warning(text)
+        self.tell("warning", text=text)
+
+    def phase(self, name: str) -> Callable[[int, int], None]:
+        """Tell that a phase begins; returns what to call with (done, total) as it goes on."""
+        if self.is_main:
+            logger.info("%s", name)
+        self.tell("phase", name=name)
+        return lambda done, total: self.tell("phase", name=name, done=done, total=total)
+
+    def generator(self, *key: object) -> torch.Generator:
+        """A generator on the device for (seed, rank, key): the same draws each time, resumed or not."""
+        return torch.Generator(self.device).manual_seed(self.number(self.rank, *key))
+
+    def number(self, *key: object) -> int:
+        """63 bits that depend on the seed and the key alone."""
+        digest = hashlib.sha256("/".join(map(str, (self.seed, *key))).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
+
+
+def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog]) -> Context:
+    """Start the processes that accelerate launched and choose a seed, the same in all."""
+    training, cuda = settings[TrainingOptions], settings[CudaOptions]
+    timeout = settings[DistributedOptions].ddp_timeout
+    handlers = [InitProcessGroupKwargs(timeout=timedelta(minutes=timeout))] if timeout else []
+    logging_options = settings[LoggingOptions]
+    trackers = _trackers(logging_options)
+    accelerator = (
+        Accelerator(  # mixed precision is ours: the whole model is in its dtype, so nothing is cast on the way
+            mixed_precision="no",
+            log_with=trackers or None,
+            project_dir=logging_options.logging_dir,
+            kwargs_handlers=handlers,
+        )
+    )
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cuda.cuda_allow_tf32
+    torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark
+    seed = training.seed if training.seed is not None else _agreed(accelerator, secrets.randbelow(2**32))
+    set_seed(seed)
+    folder = Path(_agreed(accelerator, str(run_dir()) if accelerator.is_main_process else ""))
+    log = make_log(folder) if accelerator.is_main_process else None
+    return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed)
+
+
+def _trackers(options: LoggingOptions) -> list[str]:
+    if options.log_with == "all":
+        return ["tensorboard", "wandb"]
+    if options.log_with:
+        return [options.log_with]
+    return ["tensorboard"] if options.logging_dir else []
+
+
+def _agreed(accelerator: Accelerator, value: Any) -> Any:
+    """The main process's value, in every process."""
+    if accelerator.num_processes == 1:
+        return value
+    holder = [value]
+    torch.distributed.broadcast_object_list(holder)
+    return holder[0]

@@ -1,0 +1,76 @@
+"""What the files of a run will say of it."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from torch.optim import Optimizer
+
+from sd_scripts.data.facts import data_facts
+from sd_scripts.families.family import Family
+from sd_scripts.library import optimizers
+from sd_scripts.library.metadata import TrainingFacts, base_file_metadata, modelspec, training_metadata
+from sd_scripts.networks.plan import DEFAULT_DIM
+from sd_scripts.options.loss import NoiseOptions
+from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.training.checkpoints import Metadata
+from sd_scripts.training.context import Context
+from sd_scripts.training.material import Material
+from sd_scripts.training.progress import Course
+
+
+def training_facts(
+    context: Context, family: Family, material: Material, course: Course, optimizer: Optimizer
+) -> TrainingFacts:
+    data = data_facts(material.plan, short_batches=material.short_batches)
+    batch_size = max(dataset.batch_size for dataset in material.plan.blueprint.datasets)
+    return TrainingFacts(
+        session_id=context.number("session", time.time()) >> 31,
+        started_at=time.time(),
+        seed=context.seed,
+        base_model_version=family.base_model_version,
+        optimizer=optimizers.description(optimizer, context.settings[OptimizerOptions]),
+        network_dim=context.settings[NetworkOptions].network_dim or DEFAULT_DIM,
+        max_train_steps=course.max_steps,
+        num_epochs=course.epochs,
+        num_batches_per_epoch=data.num_batches_per_epoch,
+        total_batch_size=batch_size * context.world,
+        num_train_images=data.num_train_images,
+        num_reg_images=data.num_reg_images,
+        num_validation_images=data.num_validation_images,
+        resolution=data.resolution,
+        datasets=data.datasets,
+        tag_frequency=data.tag_frequency,
+        dataset_dirs=data.dataset_dirs,
+        reg_dataset_dirs=data.reg_dataset_dirs,
+        bucket_info=data.bucket_info,
+    )
+
+
+def file_metadata(context: Context, family: Family, facts: TrainingFacts) -> Metadata:
+    """Makes the metadata of a file at the moment it is saved. The base model is hashed meanwhile."""
+    settings = context.settings
+    hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings[ModelOptions])
+
+    def metadata(epochs: int, steps: int) -> dict[str, str]:
+        now = time.time()
+        told = replace(facts, base_files=hashing.result())
+        noise = settings[NoiseOptions]
+        bounded = noise.min_timestep is not None or noise.max_timestep is not None
+        spec = modelspec(
+            settings[MetadataOptions],
+            architecture=family.architecture,
+            implementation=family.implementation,
+            title=settings[SavingOptions].output_name,
+            resolution=facts.resolution,
+            now=now,
+            prediction_type=family.prediction_type(settings),
+            timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
+        )
+        return {**training_metadata(settings, told, epoch=epochs, steps=steps, now=now), **spec}
+
+    return metadata

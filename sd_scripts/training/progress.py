@@ -1,0 +1,68 @@
+"""Where a run is: the one place that counts steps and epochs."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sd_scripts.options.training import ResumeOptions, TrainingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How long the run is, in batches of one process."""
+
+    batches_per_epoch: int
+    accumulation: int
+    max_steps: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last step of an epoch may have fewer batches."""
+        return math.ceil(self.batches_per_epoch / self.accumulation)
+
+    @property
+    def epochs(self) -> int:
+        return math.ceil(self.max_steps / self.steps_per_epoch)
+
+
+def plan_course(options: TrainingOptions, batches_per_epoch: int) -> Course:
+    course = Course(
+        batches_per_epoch=batches_per_epoch,
+        accumulation=options.gradient_accumulation_steps,
+        max_steps=options.max_train_steps,
+    )
+    if not options.max_train_epochs:
+        return course
+    return Course(
+        batches_per_epoch=batches_per_epoch,
+        accumulation=course.accumulation,
+        max_steps=options.max_train_epochs * course.steps_per_epoch,
+    )
+
+
+@dataclass
+class Progress:
+    """Steps done, the epoch under way (from 1), and batches done in it."""
+
+    step: int = 0
+    epoch: int = 1
+    batch: int = 0
+
+    def next_epoch(self) -> None:
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def starting_point(options: ResumeOptions, course: Course) -> Progress:
+    """Where initial_step or initial_epoch says; without skip_until_initial_step the epoch begins with its first batch.
+
+    Raises ValueError when nothing is left to do.
+    """
+    step = options.initial_step or ((options.initial_epoch or 1) - 1) * course.steps_per_epoch
+    if step >= course.max_steps:
+        raise ValueError(f"initial_step: step {step} is not before the end of the run, step {course.max_steps}")
+    epochs, steps = divmod(step, course.steps_per_epoch)
+    done = steps * course.accumulation if options.skip_until_initial_step else 0
+    return Progress(step=step, epoch=epochs + 1, batch=done)

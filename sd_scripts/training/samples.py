@@ -1,0 +1,62 @@
+"""Pictures while training: when they are due, where they go."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from sd_scripts.families.family import Family, Parts
+from sd_scripts.library import optimizers
+from sd_scripts.library.prompts import SamplePrompt, read_prompts
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.training.checkpoints import Trained
+from sd_scripts.training.context import Context
+
+
+class Sampler:
+    """Raises ValueError where sample_prompts cannot be read: before the first step, not at the first picture."""
+
+    def __init__(self, context: Context, family: Family, parts: Parts, trained: Trained):
+        self._context, self._family, self._parts, self._trained = context, family, parts, trained
+        self._options = context.settings[SampleOptions]
+        file = self._options.sample_prompts
+        self.prompts = read_prompts(Path(file).expanduser(), SamplePrompt()) if file else []
+
+    def at_first(self, step: int) -> None:
+        if self._options.sample_at_first:
+            self.run(step, f"{step:06d}")
+
+    def due_at_step(self, step: int) -> bool:
+        every = 0 if self._options.sample_every_n_epochs else self._options.sample_every_n_steps
+        return bool(self.prompts and every and step % every == 0)
+
+    def due_at_epoch(self, epoch: int) -> bool:
+        every = self._options.sample_every_n_epochs
+        return bool(self.prompts and every and epoch % every == 0)
+
+    def at_step(self, step: int) -> None:
+        self.run(step, f"{step:06d}")
+
+    def at_epoch(self, epoch: int, step: int) -> None:
+        self.run(step, f"e{epoch:06d}")
+
+    def run(self, step: int, when: str) -> None:
+        """All prompts, spread over the processes; names as sd-scripts gives them."""
+        progress = self._context.phase("sampling")
+        name = self._context.settings[SavingOptions].output_name
+        folder = self._context.output_dir / "sample"
+        folder.mkdir(parents=True, exist_ok=True)
+        optimizers.eval_mode(self._trained.optimizer)
+        mine = list(enumerate(self.prompts))[self._context.rank :: self._context.world]
+        for done, (number, prompt) in enumerate(mine):
+            with torch.random.fork_rng():
+                picture = self._family.sample(self._parts, prompt, self._context.settings)
+            seed = "" if prompt.seed is None else f"_{prompt.seed}"
+            stamp = time.strftime("%Y%m%d%H%M%S")
+            path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
+            picture.save(path)
+            self._context.tell("sample", step=step, path=str(path), prompt=prompt.prompt, seed=prompt.seed)
+            progress(done + 1, len(mine))
+        optimizers.train_mode(self._trained.optimizer)
+        self._context.accelerator.wait_for_everyone()

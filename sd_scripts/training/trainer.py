@@ -1,0 +1,237 @@
+"""The one training loop: any family, any method."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.family import Family
+from sd_scripts.library import optimizers
+from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.training import ResumeOptions, TrainingOptions
+from sd_scripts.training.checkpoints import Saver, Trained, load_state, read_progress
+from sd_scripts.training.compiling import Compilation, uses_cuda_graphs
+from sd_scripts.training.context import Context
+from sd_scripts.training.facts import file_metadata, training_facts
+from sd_scripts.training.material import Material, encode_ahead, move_in, read_data
+from sd_scripts.training.methods import Method
+from sd_scripts.training.progress import plan_course, starting_point
+from sd_scripts.training.reporting import Reporter, StepFacts
+from sd_scripts.training.samples import Sampler
+from sd_scripts.training.step import TrainStep
+from sd_scripts.training.validation import Validator
+from sd_scripts.training.wishes import Wishes
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Everything is made ready in the constructor; ValueError there is a mistake in the settings."""
+
+    def __init__(self, context: Context, family: Family, method: Method):
+        self.context, self.family, self.method = context, family, method
+        settings = context.settings
+        self.options = settings[TrainingOptions]
+
+        # what is trained on
+        resume = settings[ResumeOptions].resume
+        resumed = read_progress(resume) if resume else None
+        if resumed:
+            context.seed = resumed[1]
+        plan = read_data(context, family)
+        context.phase("loading")
+        lowram = settings[ModelOptions].lowram
+        parts = family.load(settings, context.dtype, context.device if lowram else torch.device("cpu"))
+        self.material = Material(context=context, family=family, parts=parts, plan=plan)
+        encode_ahead(self.material)
+        move_in(self.material)
+
+        # what learns
+        self.learns_text = self.material.text is None and method.trains_text_encoders(context)
+        self.learning = method.prepare(family, parts, context)
+        self.learning.train()
+        if self.options.gradient_checkpointing:
+            self._checkpoint_gradients()
+        shapes = self.material.shapes()
+        self.compilation = Compilation(context, family, parts.denoiser, shapes)
+
+        # how it learns
+        accumulation = self.options.gradient_accumulation_steps
+        batches = len(self.material.loader(plan))
+        self.course = plan_course(self.options, batches)
+        self.loader = self.material.loader(plan, accumulation=accumulation, max_train_steps=self.course.max_steps)
+        optimizer = optimizers.make_optimizer(settings[OptimizerOptions], self.learning.parameter_groups())
+        for remark in optimizers.remarks(settings[OptimizerOptions]):
+            context.warn(remark)
+        fp16 = self.options.mixed_precision == "fp16" and context.device.type == "cuda"
+        self.trained = Trained(
+            learning=self.learning,
+            optimizer=optimizer,
+            scheduler=make_scheduler(settings[LrSchedulerOptions], optimizer, self.course.max_steps),
+            scaler=torch.amp.GradScaler("cuda") if fp16 else None,
+            progress=resumed[0] if resumed else starting_point(settings[ResumeOptions], self.course),
+        )
+        if resumed:
+            load_state(str(resume), self.trained, resumed[0], context.device)
+        optimizers.train_mode(optimizer)
+        self.step = TrainStep(
+            self.loss,
+            self.learning,
+            optimizer,
+            max_grad_norm=settings[OptimizerOptions].max_grad_norm,
+            accumulation=accumulation,
+            scaler=self.trained.scaler,
+            processes=context.world,
+            cuda_graphs=uses_cuda_graphs(settings[CompileOptions]),
+        )
+
+        # what happens beside the steps
+        facts = training_facts(context, family, self.material, self.course, optimizer)
+        self.saver = Saver(context, self.trained, self.course, file_metadata(context, family, facts))
+        self.validator = Validator(context, family, self.material, self.loss, learns_text=self.learns_text)
+        self.sampler = Sampler(context, family, parts, self.trained)
+        self.wishes = Wishes(context)
+        self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
+
+    def train(self) -> Path | None:
+        """Returns the final file; None if the run was stopped."""
+        progress, course = self.trained.progress, self.course
+        self.context.tell(
+            "started",
+            max_steps=course.max_steps,
+            epochs=course.epochs,
+            step=progress.step,
+            pictures=len(self.material.plan.items),
+            batches_per_epoch=course.batches_per_epoch,
+            shapes=[f"{s.width}x{s.height}x{s.pictures}" for s in self.material.shapes()],
+            device=str(self.context.device),
+            seed=self.context.seed,
+        )
+        self.began = time.monotonic()
+        self.reporter = Reporter(self.context, course.max_steps, progress.step)
+        self.sampler.at_first(progress.step)
+        self.reporter.resume()
+        stopped = False
+        while progress.step < course.max_steps and not stopped:
+            stopped = self._epoch()
+        self.reporter.flush()
+        self.reporter.close()
+        return None if stopped else self._finish()
+
+    def loss(self, inputs: dict[str, Tensor]) -> Tensor:
+        """(B,) losses of one micro-batch: encode captions where the encoders learn, predict, compare."""
+        text = {name[5:]: tensor for name, tensor in inputs.items() if name.startswith("text.")}
+        with self._casting():
+            if self.learns_text:
+                text = self.family.encode_text(self.material.parts, text)
+            return self.family.loss(self.material.parts, inputs, text, self.context.settings)
+
+    def _casting(self) -> AbstractContextManager[object]:
+        if not self.learning.needs_autocast or self.context.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.context.device.type, self.context.dtype)
+
+    def _epoch(self) -> bool:
+        """The rest of the epoch under way; whether somebody asked to stop."""
+        progress = self.trained.progress
+        epoch = progress.epoch
+        waiting: list[Batch] = []
+        for batch in self.loader.epoch(epoch, progress.batch):
+            progress.batch += 1
+            waiting.append(batch)
+            if len(waiting) < self.step.accumulation and progress.batch < self.course.batches_per_epoch:
+                continue
+            self._step(waiting)
+            waiting = []
+            if self._after_step():
+                return True
+            if progress.step >= self.course.max_steps:
+                break
+        if progress.batch >= self.course.batches_per_epoch:
+            progress.next_epoch()
+        self._after_epoch(epoch)
+        return False
+
+    def _step(self, batches: Iterable[Batch]) -> None:
+        progress = self.trained.progress
+        losses = [self._micro(batch, number) for number, batch in enumerate(batches)]
+        self.step.update()
+        progress.step += 1
+        limit = self.context.settings[NetworkOptions].scale_weight_norms
+        if limit:
+            self.learning.limit_norms(limit)
+        rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
+        advance(self.trained.scheduler, losses[-1])
+        facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
+        self.reporter.step(facts, losses)
+        self.compilation.watch(progress.step)
+
+    def _micro(self, batch: Batch, number: int) -> Tensor:
+        key = (self.trained.progress.step, number)
+        inputs = self.material.inputs(batch, *key, encode=not self.learns_text)
+        torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
+        try:
+            return self.step.micro(inputs)
+        except Exception as error:
+            if not self.compilation.survives(error):
+                raise
+        self.learning.forget_gradients()
+        torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
+        return self.step.micro(inputs)
+
+    def _after_step(self) -> bool:
+        """Saving, samples, validation and wishes that are due; whether to stop."""
+        step = self.trained.progress.step
+        wish = self.wishes.heard()
+        last = step >= self.course.max_steps
+        self._aside(self.saver.at_step, due=self.saver.due_at_step() and not last)
+        self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
+        self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
+        if "save" in wish:
+            self._aside(lambda: self.saver.save_at_step(with_state=True), due=True)
+        if "stop" not in wish or last:
+            return False
+        self._aside(lambda: self.saver.save_at_step(with_state=True), due=True)
+        self.context.tell("stopped", step=step)
+        logger.info("Stopped at step %d; the state is saved, and resume goes on from it", step)
+        return True
+
+    def _after_epoch(self, epoch: int) -> None:
+        step, last = self.trained.progress.step, self.trained.progress.step >= self.course.max_steps
+        self.context.tell("epoch", epoch=epoch)
+        self._aside(lambda: self.saver.at_epoch(epoch), due=self.saver.due_at_epoch(epoch) and not last)
+        self._aside(lambda: self.validator.run(step), due=self.validator.due_at_epoch(epoch))
+        self._aside(lambda: self.sampler.at_epoch(epoch, step), due=self.sampler.due_at_epoch(epoch))
+
+    def _aside(self, do: Callable[[], object], *, due: bool) -> None:
+        """Do what is due, outside of the step's time and only after all losses so far proved to be numbers."""
+        if not due:
+            return
+        self.reporter.flush()
+        do()
+        self.learning.train()
+        self.context.phase("training")
+        self.reporter.resume()
+
+    def _finish(self) -> Path:
+        self.context.phase("saving")
+        path = self.saver.save_last()
+        self.context.accelerator.end_training()
+        seconds = round(time.monotonic() - self.began, 1)
+        self.context.tell("finished", step=self.trained.progress.step, path=str(path), seconds=seconds)
+        return path
+
+    def _checkpoint_gradients(self) -> None:
+        self.material.parts.denoiser.enable_gradient_checkpointing()  # type: ignore[operator]
+        if self.learns_text:
+            for encoder in self.material.parts.text_encoders:
+                encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

@@ -1,0 +1,59 @@
+"""Loss on pictures that were kept out of training: the same pictures, timesteps and noise each time."""
+
+from collections.abc import Callable
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.family import Family
+from sd_scripts.options.dataset import ValidationOptions
+from sd_scripts.training.context import Context
+from sd_scripts.training.material import Material
+
+
+class Validator:
+    def __init__(
+        self,
+        context: Context,
+        family: Family,
+        material: Material,
+        loss: Callable[[dict[str, Tensor]], Tensor],
+        *,
+        learns_text: bool,
+    ):
+        self._context, self._material, self._loss, self._learns_text = context, material, loss, learns_text
+        self._options = context.settings[ValidationOptions]
+        self._timesteps = family.validation_timesteps(context.settings)
+        plan = material.plan.validation
+        self._loader = material.loader(plan) if plan else None
+
+    def due_at_step(self, step: int) -> bool:
+        every = self._options.validate_every_n_steps
+        return bool(self._loader and every and step % every == 0)
+
+    def due_at_epoch(self, epoch: int) -> bool:
+        """Every epoch, unless a number of steps or of epochs is set."""
+        every = self._options.validate_every_n_epochs or (0 if self._options.validate_every_n_steps else 1)
+        return bool(self._loader and every and epoch % every == 0)
+
+    @torch.no_grad()
+    def run(self, step: int) -> None:
+        """Mean loss over pictures and timesteps. Eager and without dropouts, so that no graph is added."""
+        assert self._loader, "asked to validate without pictures"
+        progress = self._context.phase("validating")
+        total = min(len(self._loader), self._options.max_validation_steps or len(self._loader))
+        for module in (self._material.parts.denoiser, *self._material.parts.text_encoders):
+            module.eval()
+        losses: list[Tensor] = []
+        with torch.compiler.set_stance("force_eager"):
+            for number, batch in enumerate(islice(self._loader.epoch(1), total)):
+                for timestep in self._timesteps:
+                    key = ("validation", self._options.validation_seed, number, timestep)
+                    inputs = self._material.inputs(batch, *key, timestep=timestep, encode=not self._learns_text)
+                    losses.append(self._loss(inputs))
+                progress(number + 1, total)
+        mean = torch.cat(losses).mean()
+        loss = float(self._context.accelerator.reduce(mean, "mean"))
+        self._context.tell("validation", step=step, loss=loss)
+        self._context.accelerator.log({"loss/validation": loss}, step=step)

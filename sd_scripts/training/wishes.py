@@ -1,0 +1,41 @@
+"""What people ask of a running run: stop, save, sample; from the page, or from the terminal by Ctrl-C."""
+
+import signal
+import threading
+from types import FrameType
+
+import torch
+
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.context import Context
+
+
+class Wishes:
+    """Heard once, at the end of a step; every process hears the same."""
+
+    def __init__(self, context: Context):
+        self._context = context
+        self._commands = RunFolder(context.run_dir).commands()
+        self._asked_to_stop = False
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(name, self._stop)
+
+    def heard(self) -> set[str]:
+        wishes: set[str] = set()
+        if self._context.is_main:
+            wishes = {str(command["kind"]) for command in self._commands}
+            if self._asked_to_stop:
+                wishes.add("stop")
+        if self._context.world > 1:
+            holder = [wishes]
+            torch.distributed.broadcast_object_list(holder)
+            wishes = holder[0]
+        return wishes
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._asked_to_stop:  # asked twice: at once
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._asked_to_stop = True
+        print("\nStopping after this step; the state will be saved. Press Ctrl-C again to end at once.", flush=True)
