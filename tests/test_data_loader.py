@@ -72,9 +72,10 @@ def test_an_epoch_continues_from_the_middle_as_if_it_had_not_stopped(root: Path)
     assert_equal(whole[4:], list(loader_of(plan, workers=1).epoch(3, start=4)))
 
 
-def test_an_abandoned_epoch_does_not_disturb_the_next(root: Path) -> None:
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_an_abandoned_epoch_does_not_disturb_the_next(root: Path, workers: int, persistent: bool) -> None:
     plan = plan_of(root, **LIVELY)
-    loader = loader_of(plan, workers=2)
+    loader = loader_of(plan, workers, persistent=persistent)
     next(loader.epoch(1))
     assert_equal(list(loader.epoch(2)), list(loader_of(plan).epoch(2)))
 

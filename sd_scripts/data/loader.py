@@ -57,9 +57,9 @@ class Threads:
 
 
 class Processes:
-    """Reads in worker processes, which live as long as this object: decoding pictures needs more than one core."""
+    """Reads in worker processes: decoding pictures needs more than one core."""
 
-    def __init__(self, reader: BatchReader, pin_memory: bool, workers: int):
+    def __init__(self, reader: BatchReader, pin_memory: bool, workers: int, persistent: bool):
         # not a reference back to this object: workers of a loader within a reference cycle take 5 s each to end
         self._asked = _Asked()
         self._loader = DataLoader(
@@ -67,7 +67,7 @@ class Processes:
             sampler=self._asked,
             batch_size=None,
             num_workers=workers,
-            persistent_workers=True,
+            persistent_workers=persistent,
             pin_memory=pin_memory,
             generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
         )
@@ -94,7 +94,8 @@ class BatchLoader:
     """The batches of one rank, epoch by epoch, from any batch on.
 
     `accumulation` micro-batches make one step (the last step of an epoch may have fewer), which token_warmup_step
-    counts in. A picture that cannot be read is told once through `warn` and replaced by another of its bucket.
+    counts in. `workers` processes decode pictures, `persistent` ones live on between epochs; with cached latents, or
+    without workers, threads of this process read ahead. A picture that cannot be read is told once through `warn` and replaced by another of its bucket.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class BatchLoader:
         *,
         warn: Warn,
         workers: int = 0,
+        persistent: bool = True,
         rank: int = 0,
         world: int = 1,
         latents: LatentStore | None = None,
@@ -122,7 +124,9 @@ class BatchLoader:
         self._told: set[str] = set()
         reader = BatchReader(plan, max_train_steps, latents, text)
         workers = 0 if latents is not None else min(workers, os.cpu_count() or 1, self._length)
-        self._source: Source = Processes(reader, pin_memory, workers) if workers else Threads(reader, pin_memory)
+        self._source: Source = (
+            Processes(reader, pin_memory, workers, persistent) if workers else Threads(reader, pin_memory)
+        )
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
