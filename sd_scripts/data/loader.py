@@ -95,7 +95,8 @@ class BatchLoader:
 
     `accumulation` micro-batches make one step (the last step of an epoch may have fewer), which token_warmup_step
     counts in. `workers` processes decode pictures, `persistent` ones live on between epochs; with cached latents, or
-    without workers, threads of this process read ahead. A picture that cannot be read is told once through `warn` and replaced by another of its bucket.
+    without workers, threads of this process read ahead. A picture that cannot be read is told once through `warn` and
+    replaced by another of its bucket.
     """
 
     def __init__(
