@@ -63,6 +63,12 @@ def share_of_rank(batches: list[PlannedBatch], rank: int, world: int) -> list[Pl
 def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dict[BatchShape, int]:
     """How many batches of each shape an epoch has: the same in every epoch, known before the first."""
     shapes: Counter[BatchShape] = Counter()
-    for batch in plan_epoch(plan, 1, short_batches=short_batches):
-        shapes[BatchShape(width=batch.bucket[0], height=batch.bucket[1], pictures=len(batch.picks))] += 1
+    for (dataset, (width, height)), items in plan.groups().items():
+        size = plan.blueprint.datasets[dataset].batch_size
+        full, rest = divmod(sum(item.repeats for item in items), size)
+        if rest and short_batches == "keep":
+            shapes[BatchShape(width=width, height=height, pictures=rest)] += 1
+        full += bool(rest) and short_batches == "fill"
+        if full:
+            shapes[BatchShape(width=width, height=height, pictures=size)] += full
     return dict(sorted(shapes.items()))

@@ -120,8 +120,7 @@ class BatchLoader:
         self._rank, self._world = rank, world
         self._short_batches: ShortBatches = short_batches
         self._accumulation = accumulation
-        self._length = len(self._batches(1))
-        self._tell_what_is_left_out()
+        self._length = math.ceil(self._count_batches() / world)
         self._told: set[str] = set()
         reader = BatchReader(plan, max_train_steps, latents, text)
         workers = 0 if latents is not None else min(workers, os.cpu_count() or 1, self._length)
@@ -149,14 +148,16 @@ class BatchLoader:
                 raise ValueError(f"train_data_dir: no picture of a whole bucket can be read: {remarks[-1]}")
             yield batch
 
-    def _tell_what_is_left_out(self) -> None:
+    def _count_batches(self) -> int:
+        """Batches of all ranks in an epoch; tells what fills none."""
         shapes = batch_shapes(self.plan, short_batches=self._short_batches)
-        seen = sum(shape.pictures * count for shape, count in shapes.items())
-        planned = sum(self.plan.buckets().values())
         if not shapes:
             raise ValueError("train_batch_size: no bucket has enough pictures for one batch; make it smaller")
+        seen = sum(shape.pictures * count for shape, count in shapes.items())
+        planned = sum(self.plan.buckets().values())
         if seen < planned:
             self._warn(f"train_batch_size: {planned - seen} of {planned} pictures of an epoch fill no batch")
+        return sum(shapes.values())
 
     def _batches(self, epoch: int) -> list[PlannedBatch]:
         planned = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
