@@ -12,7 +12,7 @@ from sd_scripts.options.reading import from_file, from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.toml_files import write_toml
-from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,24 @@ def open_file(path: Path, method: str) -> Opened:
     if path.suffix.lower() == ".json":
         legacy = legacy_config.read(path)
         family = legacy.family if legacy.family in families_of(method) else families_of(method)[0]
-        return _opened(from_values(script_for(family, method), legacy.values), family, legacy.remarks)
+        prompts, told = _prompt_file(path, legacy.prompts)
+        settings = from_values(script_for(family, method), legacy.values, prompts)
+        return _opened(settings, family, (*(r for r in legacy.remarks if r.name not in prompts), *told))
     family = families_of(method)[0]
     return _opened(from_file(script_for(family, method), path), family)
+
+
+def _prompt_file(path: Path, prompts: str) -> tuple[dict[str, Any], tuple[Remark, ...]]:
+    """kohya_ss keeps the sample prompts in the JSON; they move into a text file beside it, as the option wants them."""
+    if not prompts:
+        return {}, ()
+    beside = path.with_name(f"{path.stem}-prompts.txt").absolute()
+    try:
+        if not beside.exists():
+            write_whole(beside, prompts + "\n")
+    except OSError as error:
+        return {}, (Remark("sample_prompts", f"{beside} cannot be written: {error.strerror}"),)
+    return {"sample_prompts": str(beside)}, (Remark("sample_prompts", f"the prompts are in {beside} now"),)
 
 
 def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = ()) -> Opened:

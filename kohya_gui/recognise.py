@@ -135,7 +135,8 @@ def data_folder(path: str, caption_extension: str) -> Recognised:
     shown = ", ".join(f"{sub.name} ({len(pictures)})" for sub, pictures in counted[:4])
     more = f" and {len(counted) - 4} more" if len(counted) > 4 else ""
     steps = sum((repeats(sub.name) or 0) * len(pictures) for sub, pictures in counted)
-    words = "all captioned" if captioned == total else f"{captioned} with a {caption_extension} file"
+    some = f"{captioned or 'none'} with a {caption_extension} file"
+    words = "all captioned" if captioned == total else some
     return Recognised(f"{total} pictures, {words}, {steps} an epoch: {shown}{more}", good=True)
 
 

@@ -35,6 +35,7 @@ class RunPanel:
             wrap_lines=True,
             visible=False,
             elem_id=f"{tab}-command",
+            elem_classes="command",
         )
         self.view = gr.HTML(empty_view(), elem_id=f"{tab}-run")
         self.samples = gr.Gallery(

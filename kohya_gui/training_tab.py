@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,7 +103,7 @@ class TrainingTab:
 
     def _configuration_row(self) -> None:
         tab = self.method.name
-        presets = sorted(path.stem for path in (PRESETS / tab).glob("*.toml"))
+        presets = [(preset_title(path), path.stem) for path in sorted((PRESETS / tab).glob("*.toml"))]
         small: dict[str, Any] = {"size": "sm", "min_width": 80, "scale": 0}
         with gr.Row(elem_classes="configuration"):
             self.file = gr.Dropdown(
@@ -209,12 +210,13 @@ class TrainingTab:
         return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
 
     def _open_preset(self, data: Updates) -> Updates:
+        path = PRESETS / self.method.name / f"{data[self.preset]}.toml"
         try:
-            opened = self.method.open_configuration(PRESETS / self.method.name / f"{data[self.preset]}.toml")
+            opened = self.method.open_configuration(path)
         except ValueError as error:
             return {self.run.message: refused(error)}
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
-        title = f"Preset {data[self.preset]} is set; your model, folders and names stay"
+        title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
         return self._filled(values, opened.family, data[self.file] or "", opened.remarks, title)
 
@@ -286,6 +288,18 @@ class TrainingTab:
     def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, WatchedRun | None]:
         values, family = self.form.read(data), data[self.family]
         return self.method.train_model(self._book, values, family, data[self.unknown], print_only)
+
+
+def preset_title(path: Path) -> str:
+    """ "SDXL safe start" of sdxl_safe_start.toml."""
+    family, _, rest = path.stem.partition("_")
+    return f"{FAMILY_TITLES.get(family, family)} {rest.replace('_', ' ')}"
+
+
+def preset_words(path: Path) -> str:
+    """What a preset says of itself: the comment at its top."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def fact(found: Recognised) -> str:

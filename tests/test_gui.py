@@ -19,7 +19,7 @@ from kohya_gui.draft import Draft
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
-from kohya_gui.training_tab import TrainingTab
+from kohya_gui.training_tab import PRESETS, TrainingTab, preset_title, preset_words
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.spec import each_option
@@ -156,6 +156,22 @@ def test_a_broken_file_is_one_sentence(tmp_path, text):
         path.write_text(text)
     with pytest.raises(ValueError, match=r"^.*a\.toml.*$"):
         open_configuration(path)
+
+
+def test_a_kohya_file_opens_with_its_prompts_in_a_file_beside_it(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"sdxl": True, "network_dim": 16, "sample_prompts": "a cat --w 512", "odd_key": 1}))
+    opened = open_configuration(path)
+    assert opened.values["network_dim"] == 16
+    assert opened.unknown == {"odd_key": 1}
+    assert Path(opened.values["sample_prompts"]).read_text() == "a cat --w 512\n"
+    assert "sample_prompts" in {remark.name for remark in opened.remarks}
+
+
+def test_every_preset_says_what_it_is_for():
+    for path in (PRESETS / "lora").glob("*.toml"):
+        assert preset_title(path).startswith("SDXL ")
+        assert len(preset_words(path)) > 30
 
 
 def test_every_problem_is_told_and_nothing_is_made(tmp_path):

@@ -145,8 +145,8 @@ def expect_the_six(page: Page) -> None:
 
 
 def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
-    choose(page, "preset", "sdxl_safe_start")
-    expect(page.locator("#lora-message")).to_contain_text("Preset sdxl_safe_start is set")
+    choose(page, "preset", "SDXL safe start")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL safe start is set")
     set_the_six(page)
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(tmp_path / "my cat"))
@@ -156,8 +156,8 @@ def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     preset = read_toml(ROOT / "presets" / "lora" / "sdxl_safe_start.toml")
     six = {name: value for name, value in SIX.items() if name != "compile_backend"}  # inductor is the default
     assert saved == {**preset, **six}
-    choose(page, "preset", "sdxl_low_memory_12gb")
-    expect(page.locator("#lora-message")).to_contain_text("sdxl_low_memory_12gb")
+    choose(page, "preset", "SDXL low memory 12gb")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12gb")
     open_file(page, tmp_path / "my cat.toml")
     expect_the_six(page)
 
