@@ -66,6 +66,8 @@ def test_bounds_move_outwards_to_the_grid() -> None:
         resolution=(512, 512), enable_bucket=True, min_bucket_reso=300, max_bucket_reso=1000, bucket_reso_steps=64
     )
     assert rules.bounds == (256, 1024)
+    small = BucketRules(resolution=(256, 256), enable_bucket=True, min_bucket_reso=32, max_bucket_reso=512)
+    assert min(min(size) for size in bucket_resolutions(small)) == 64
 
 
 def test_a_resolution_outside_the_bounds_is_refused_by_name() -> None:

@@ -46,9 +46,9 @@ class BucketRules:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Smallest and largest side, moved outwards to multiples of bucket_reso_steps."""
+        """Smallest and largest side, moved outwards to multiples of bucket_reso_steps, of which one is the least."""
         steps = self.bucket_reso_steps
-        return self.min_bucket_reso // steps * steps, -(-self.max_bucket_reso // steps) * steps
+        return max(steps, self.min_bucket_reso // steps * steps), -(-self.max_bucket_reso // steps) * steps
 
     def check_multiple(self, multiple: int, title: str) -> None:
         """ValueError unless every size these rules can give is a multiple of what the model family needs."""

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,6 @@ Arrays = Mapping[str, NDArray[Any]]
 class LatentStore(Protocol):
     """Where the loader finds latents."""
 
-    in_memory: ClassVar[bool]
-
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         """Latents (C, H/8, W/8) float32, and the opacity of an alpha_mask subset, not flipped; UnreadablePicture."""
         ...
@@ -37,8 +35,6 @@ class LatentStore(Protocol):
 
 class TextStore(Protocol):
     """Where the loader finds encoded captions."""
-
-    in_memory: ClassVar[bool]
 
     def read(self, item: Item, caption: str) -> dict[str, Tensor]:
         """The outputs of the text encoders for one picture, by name; UnreadablePicture where there is none."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +37,6 @@ class LatentEntry:
 class LatentsInMemory:
     """Latents kept as tensors."""
 
-    in_memory: ClassVar[bool] = True
-
     def __init__(self) -> None:
         self.entries: dict[tuple[Path, Size], LatentEntry] = {}
 
@@ -53,8 +51,6 @@ class LatentsInMemory:
 
 class LatentsOnDisk:
     """Latents in one file for each picture, all its sizes together."""
-
-    in_memory: ClassVar[bool] = False
 
     def __init__(self, items: Iterable[Item], suffix: str):
         self.suffix = suffix

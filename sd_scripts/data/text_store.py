@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,8 +15,6 @@ from sd_scripts.data.images import UnreadablePicture
 class TextInMemory:
     """Encoded captions kept as tensors, each caption once."""
 
-    in_memory: ClassVar[bool] = True
-
     def __init__(self) -> None:
         self.entries: dict[str, dict[str, Tensor]] = {}
 
@@ -27,8 +24,6 @@ class TextInMemory:
 
 class TextOnDisk:
     """Encoded captions in one file for each picture, and one more for each further caption it has in the plan."""
-
-    in_memory: ClassVar[bool] = False
 
     def __init__(self, captions: Iterable[tuple[Item, str]], suffix: str):
         by_path: dict[Path, list[str]] = {}
