@@ -79,7 +79,7 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     short_batches: Literal["keep", "fill", "drop"] = option(
         "keep",
         "What becomes of the pictures left over in a bucket: keep makes a smaller batch of them, fill adds others of "
-        "the bucket, drop leaves them out. With torch.compile each size of batch costs graphs, so fill is faster there.",
+        "the bucket, drop leaves them out. With torch.compile every size of batch costs graphs: fill is faster there.",
     )
     max_data_loader_n_workers: int = option(
         8,

@@ -45,6 +45,7 @@ class Material:
             plan,
             warn=self.context.warn,
             workers=data.max_data_loader_n_workers,
+            persistent=data.persistent_data_loader_workers,
             rank=self.context.rank,
             world=self.context.world,
             latents=self.latents,
