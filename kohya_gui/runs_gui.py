@@ -30,7 +30,6 @@ class RunPanel:
         self.message = gr.HTML(elem_id=f"{tab}-message")
         self.command = gr.Code(
             label="Command",
-            language="shell",
             interactive=False,
             wrap_lines=True,
             visible=False,

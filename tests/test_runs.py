@@ -135,6 +135,13 @@ def test_speed_leaves_out_warm_up_and_compiling():
     assert story.fraction == pytest.approx(0.4)
 
 
+def test_a_run_that_goes_on_begins_where_it_was():
+    story = RunStory()
+    story.tell({"kind": "phase", "name": "loading", "time": 1.0})
+    story.tell({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})
+    assert (story.step, story.fraction, story.started) == (40, 0.4, 1.0)
+
+
 def test_a_loss_that_is_no_number_breaks_no_curve():
     story = RunStory()
     story.tell(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))
@@ -154,5 +161,5 @@ def test_a_long_curve_keeps_its_mean_and_stays_small():
 def test_an_event_of_a_later_version_is_no_accident():
     story = RunStory()
     story.tell({"kind": "confetti", "colour": "red"})
-    assert story.state == "starting"
+    assert story.state == "running"
     assert story.told == 1

@@ -119,6 +119,8 @@ class RunStory:
 
     def tell(self, event: dict[str, Any]) -> None:
         self.told += 1
+        if self.state == "starting":  # it speaks, so it runs; `started` comes once the data is known
+            self.state, self.started = "running", event.get("time")
         teller = getattr(self, f"_on_{event.get('kind')}", None)
         if teller:
             teller(event)
@@ -135,7 +137,7 @@ class RunStory:
             self.told += 1
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        self.state, self.facts, self.started = "running", event, event.get("time")
+        self.facts, self.step = event, event.get("step") or 0
         self.max_steps, self.epochs = event.get("max_steps") or 0, event.get("epochs") or 0
 
     def _on_phase(self, event: dict[str, Any]) -> None:
