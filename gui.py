@@ -72,23 +72,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(flags: argparse.Namespace) -> int:
     # imported late: --help and a refusal answer at once
     from kohya_gui.app import build
-    from kohya_gui.theme import SCRIPT, STYLE, theme
+    from kohya_gui.theme import look
     from sd_scripts.runs.store import RunStore
 
-    build(RunStore(), flags.config).launch(
-        server_name=flags.listen,
-        server_port=flags.server_port or None,
-        auth=(flags.username, flags.password) if flags.password else None,
-        share=flags.share,
-        inbrowser=flags.inbrowser and not flags.headless,
-        root_path=flags.root_path or None,
-        theme=theme(),
-        css=STYLE.read_text(encoding="utf-8"),
-        head=f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>",
-        ssr_mode=False,
-        footer_links=[],
-        show_error=True,
-    )
+    try:
+        build(RunStore(), flags.config).launch(
+            server_name=flags.listen,
+            server_port=flags.server_port or None,
+            auth=(flags.username, flags.password) if flags.password else None,
+            share=flags.share,
+            inbrowser=flags.inbrowser and not flags.headless,
+            root_path=flags.root_path or None,
+            ssr_mode=False,
+            footer_links=[],
+            show_error=True,
+            **look(),
+        )
+    except OSError as error:  # the port is taken, or the address is not of this machine
+        print(f"--listen {flags.listen} --server_port {flags.server_port}: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

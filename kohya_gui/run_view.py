@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 from kohya_gui.recognise import size
 from sd_scripts.runs.story import RunStory
@@ -17,6 +18,7 @@ WORDS = {
     "failed": "Failed",
     "lost": "Ended without a word",
 }
+UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so End at once loses nothing"
 Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 640, 220
@@ -31,9 +33,12 @@ def empty_view() -> str:
     )
 
 
-def run_view(story: RunStory, name: str, now: float | None = None) -> str:
-    parts = [head(story, name), progress(story), failure(story), tiles(story, now), chart(story)]
+def run_view(story: RunStory, folder: Path, now: float | None = None) -> str:
+    parts = [head(story, folder.name), progress(story), failure(story)]
+    if story.losses.points or not story.over:
+        parts += [tiles(story, now), chart(story)]
     parts += [compile_facts(story), files(story), warnings(story)]
+    parts.append(f'<p class="where">All of this run is in {escape(str(folder))}</p>')
     return f'<div class="run run-{story.state}">{"".join(parts)}</div>'
 
 
@@ -57,11 +62,11 @@ def progress(story: RunStory) -> str:
         fraction = story.fraction
     unknown = waiting and not story.total
     if story.state == "stopping":
-        doing = "ending the step, saving, leaving"
+        doing = "ending the step, saving, leaving" if story.step else UNTRAINED
     if story.state == "starting":
         doing = "starting Python and PyTorch"
     bar = f'<div class="bar{" bar-unknown" if unknown else ""}"><i style="width:{100 * fraction:.1f}%"></i></div>'
-    return f'{bar}<div class="run-phase">{escape(doing.capitalize())}</div>' if doing else bar
+    return f'{bar}<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}</div>' if doing else bar
 
 
 def failure(story: RunStory) -> str:

@@ -102,7 +102,7 @@ class RunPanel:
         same_run = seen[0] == now[0]
         return [
             now,
-            gr.skip() if same_run and seen[1] == now[1] else run_view(story, folder.path.name),
+            gr.skip() if same_run and seen[1] == now[1] else run_view(story, folder.path),
             gr.skip() if same_run and seen[2] == now[2] else self._gallery(watched),
             gr.skip() if same_run and seen[3] == now[3] else console_view(console),
             gr.update(visible=not on),

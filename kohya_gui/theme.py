@@ -1,11 +1,18 @@
 """How the page looks: calm, compact, light and dark. No font, script or picture comes from elsewhere."""
 
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 
 STYLE = Path(__file__).with_name("style.css")
 SCRIPT = Path(__file__).with_name("page.js")
+
+
+def look() -> dict[str, Any]:
+    """What launch() takes for it: Gradio 6 has style and script there, no longer in Blocks()."""
+    script = f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>"
+    return {"theme": theme(), "css": STYLE.read_text(encoding="utf-8"), "head": script}
 
 
 def theme() -> gr.themes.Base:

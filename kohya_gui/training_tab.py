@@ -269,7 +269,7 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: refused(error)}
         return {
-            self.run.message: told(prepared.remarks, f"Started; all of this run is kept in {prepared.folder.path}"),
+            self.run.message: told(prepared.remarks, "Started; to know:") if prepared.remarks else "",
             self.run.command: gr.update(visible=False),
         }
 

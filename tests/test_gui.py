@@ -286,7 +286,7 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
     story.tell({"kind": "warning", "text": "is odd", "option": "seed"})
     story.tell({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
     story.tell({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
-    html = run_view(story, "a & b")
+    html = run_view(story, Path("/runs/a & b"))
     for words in ("step 30 of 50", "0.50 s/it", "14 graphs · 1 recompile", "seed: is odd", "2.0 MB", "free some space"):
         assert words in html
     assert "<script" not in html

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sd_scripts.runs import process
-from sd_scripts.runs.book import RunBook, WatchedRun
+from sd_scripts.runs.book import FRESH, RunBook, WatchedRun
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.process import RunningRun
 from sd_scripts.runs.store import RunStore
@@ -89,6 +89,18 @@ def test_a_process_that_dies_without_a_word_is_told_as_lost(tmp_path):
     assert watched.story.state == "lost"
     assert "exit code 7" in watched.story.failure["error"]
     assert watched.story.failure["details"] == "last words"
+
+
+def test_a_stop_is_remembered_by_the_folder_not_by_the_gui(tmp_path):
+    folder = RunFolder(tmp_path)
+    run = begin(folder, "import time; time.sleep(60)")
+    folder.command("stop")
+    watched = WatchedRun(folder, process.find(folder))
+    assert watched.refresh().state == "stopping"
+    run.terminate()
+    watched.run = None
+    time.sleep(FRESH)
+    assert "ended before it could save" in watched.refresh().failure["error"]
 
 
 def test_one_run_at_a_time(tmp_path):

@@ -24,11 +24,12 @@ class WatchedRun:
     run: RunningRun | None
     story: RunStory = field(default_factory=RunStory)
     _tail: EventTail = field(init=False, repr=False)
+    _asked: EventTail = field(init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _read: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
-        self._tail = self.folder.events()
+        self._tail, self._asked = self.folder.events(), self.folder.commands()
 
     def refresh(self) -> RunStory:
         """The story with all that was told by now. A process that is gone without a last word is told as lost."""
@@ -39,6 +40,8 @@ class WatchedRun:
             alive = self.alive  # asked before reading: the last words of a process come before its end
             for event in self._tail:
                 self.story.tell(event)
+            if any(command["kind"] == "stop" for command in self._asked):
+                self.story.asked_to_stop()
             if not alive:
                 self.story.lost(self._last_sight(), self.folder.console_tail())
             return self.story

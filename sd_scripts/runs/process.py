@@ -15,8 +15,8 @@ from pathlib import Path
 
 from sd_scripts.runs.folder import RunFolder, read_json, write_whole
 
-GRACE = 180.0
-"""Seconds without a sign of life that a run has between "stop" and being ended; saving a state takes time."""
+GRACE = 300.0
+"""Seconds without a sign of life that a run has between "stop" and being ended; a step that compiles takes minutes."""
 WINDOWS_GROUP = 0x00000200 | 0x08000000 if sys.platform == "win32" else 0
 """CREATE_NEW_PROCESS_GROUP and CREATE_NO_WINDOW."""
 TERM_GRACE = 10.0

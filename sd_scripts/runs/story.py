@@ -120,7 +120,9 @@ class RunStory:
     def tell(self, event: dict[str, Any]) -> None:
         self.told += 1
         if self.state == "starting":  # it speaks, so it runs; `started` comes once the data is known
-            self.state, self.started = "running", event.get("time")
+            self.state = "running"
+        if self.started is None:
+            self.started = event.get("time")
         teller = getattr(self, f"_on_{event.get('kind')}", None)
         if teller:
             teller(event)
