@@ -28,7 +28,7 @@ TEXT_WIDTHS = (64, 128)
 """They must differ: other programs tell the two encoders apart by them."""
 UNET: dict[str, Any] = {
     "sample_size": 32,
-    "block_out_channels": (32, 64, 64),
+    "block_out_channels": (32, 32, 32),  # equal widths share compiled graphs: the demo shall be quick on two cores
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
     "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
     "transformer_layers_per_block": (1, 1, 2),
