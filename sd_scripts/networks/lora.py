@@ -8,7 +8,7 @@ https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -27,6 +27,8 @@ class LoraTarget:
     """With conv_dim also every layer inside modules of these classes."""
     name: Callable[[str], str]
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
+    alias: Callable[[str], str] | None = None
+    """Module path -> what other programs call it: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
     block: Callable[[str], int] | None = None
     """Name in the file -> number of the block that the layer lies in, for ranks and learning rates by block."""
     block_counts: tuple[int, ...] = ()
@@ -103,7 +105,7 @@ class LoraConv2d(nn.Conv2d):
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.conv2d(x, self.lora_down, None, self.stride, self.padding, self.dilation)
+        h = self._conv_forward(x, self.lora_down, None)
         if self.training and self.dropouts.any():
             h = self.dropouts(h.movedim(1, -1)).movedim(-1, 1)
         return super().forward(x) + F.conv2d(h, self.lora_up)
@@ -140,6 +142,28 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
 def is_conv(layer: nn.Module) -> bool:
     """A convolution that looks at neighbours; a 1x1 convolution counts as a Linear."""
     return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One layer's tensors as a file holds them."""
+
+    down: Tensor
+    up: Tensor
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+
+def read_pair(tensors: Mapping[str, Tensor], name: str) -> Pair | None:
+    """The layer `name` of a LoRA file, or None; an alpha that is absent or 0 is the rank."""
+    down, up = (tensors.get(f"{name}.lora_{part}.weight") for part in ("down", "up"))
+    if down is None or up is None:
+        return None
+    alpha = tensors.get(f"{name}.alpha")
+    return Pair(down=down, up=up, alpha=(0.0 if alpha is None else float(alpha)) or float(down.shape[0]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +221,7 @@ class LoraNetwork:
     copies: list[nn.Parameter]
     """The layers' parameters in the order of the buffers."""
     multiplier: float = 1.0
+    """Strength of the whole network; refresh after changing it."""
 
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
@@ -218,11 +243,21 @@ class LoraNetwork:
     def refresh(self) -> None:
         """Write the compute copies from the masters, with each layer's scale in its up matrix."""
         for part in self.segments:
-            factor = part.scale * self.multiplier if part.is_up else 1.0
+            factor = self._factor(part)
             if factor == 1.0:
                 self.compute[part.run].copy_(self.masters[part.run])
             else:
                 torch.mul(self.masters[part.run], factor, out=self.compute[part.run])
+
+    def _factor(self, part: _Segment) -> float:
+        return part.scale * self.multiplier if part.is_up else 1.0
+
+    def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Let these masters be as they are: they get no gradient, so they neither learn nor count in its norm."""
+        frozen = {id(parameter) for parameter in parameters}
+        for layer in self.layers:
+            layer.layer.lora_down.requires_grad_(id(layer.down) not in frozen)
+            layer.layer.lora_up.requires_grad_(id(layer.up) not in frozen)
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
@@ -233,15 +268,15 @@ class LoraNetwork:
         if self._collected:  # a later micro-step of an accumulation
             target = torch.empty_like(self.gradients)
             views = self._views_of(target)
-        grads = [copy.grad for copy in self.copies if copy.grad is not None]
-        if len(grads) == len(views):
-            torch._foreach_copy_(views, grads)
-        else:  # layers that the loss does not reach, such as the last one of a text encoder
-            for view, copy in zip(views, self.copies, strict=True):
-                view.zero_() if copy.grad is None else view.copy_(copy.grad)
+        pairs = [(view, copy.grad) for view, copy in zip(views, self.copies, strict=True)]
+        reached = [(view, grad) for view, grad in pairs if grad is not None]
+        if reached:
+            torch._foreach_copy_([view for view, _ in reached], [grad for _, grad in reached])
+        if len(reached) < len(pairs):  # what the loss does not reach, such as the last layer of a text encoder
+            torch._foreach_zero_([view for view, grad in pairs if grad is None])
         for part in self.segments:
-            if part.scale != 1.0:
-                target[part.run].mul_(part.scale)
+            if (factor := self._factor(part)) != 1.0:
+                target[part.run].mul_(factor)
         if target is not self.gradients:
             self.gradients.add_(target)
         self._collected = True
@@ -286,24 +321,30 @@ class LoraNetwork:
         return tensors
 
     @torch.no_grad()
-    def load_tensors(self, tensors: dict[str, Tensor]) -> list[str]:
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Take weights from a file's tensors; returns the names of layers that the file does not have.
 
-        Raises ValueError where a rank differs.
+        The layers then do what they did in the file: where its alpha is another one, up is scaled to make up for it.
+        Raises ValueError where a rank or a width differs.
         """
         absent = []
         for layer in self.layers:
-            down, up = (tensors.get(f"{layer.name}.lora_{part}.weight") for part in ("down", "up"))
-            if down is None or up is None:
+            pair = read_pair(tensors, layer.name)
+            if pair is None:
                 absent.append(layer.name)
                 continue
-            if down.shape[0] != layer.rank:
+            if pair.rank != layer.rank:
                 raise ValueError(
-                    f"network_weights: {layer.name} has rank {down.shape[0]} in the file and {layer.rank} here; "
+                    f"network_weights: {layer.name} has rank {pair.rank} in the file and {layer.rank} here; "
                     "set network_dim to the file's rank or turn on dim_from_weights"
                 )
-            layer.down.copy_(down.reshape(layer.down.shape))
-            layer.up.copy_(up.reshape(layer.up.shape))
+            if pair.down.numel() != layer.down.numel() or pair.up.numel() != layer.up.numel():
+                raise ValueError(
+                    f"network_weights: {layer.name} is of other sizes in the file than in this model; "
+                    "choose a LoRA of the same kind of model"
+                )
+            layer.down.copy_(pair.down.reshape(layer.down.shape))
+            layer.up.copy_(pair.up.reshape(layer.up.shape)).mul_(pair.alpha / layer.alpha)
         return absent
 
 

@@ -1,63 +1,125 @@
-"""Networks of other people, such as LyCORIS: any importable module with the functions of sd-scripts' networks."""
+"""Networks of other people, such as LyCORIS: any importable module with the functions of sd-scripts' networks.
 
-import contextlib
+They name their layers after the modules of our model, which are diffusers'; files carry the names of the family.
+"""
+
 import importlib
 import importlib.util
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.safetensors_io import save_model, with_hashes
+from sd_scripts.networks.lora_files import read_lora
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.training.context import Context
 
+Names = dict[str, str]
+PACKAGES = {"lycoris": "lycoris-lora"}
+
 
 def find_module(name: str) -> ModuleType:
     """`networks.x` is looked up in sd_scripts first, then as any module. ValueError names network_module."""
-    for full in (f"sd_scripts.{name}", name):
-        with contextlib.suppress(ModuleNotFoundError):
-            if importlib.util.find_spec(full):
-                module = importlib.import_module(full)
-                if not hasattr(module, "create_network"):
-                    raise ValueError(f"network_module: '{name}' has no create_network, so it is not a network")
-                return module
-    package = {"lycoris": "lycoris-lora"}.get(name.partition(".")[0], name.partition(".")[0])
-    raise ValueError(f"network_module: there is no module '{name}'; is its package installed (pip install {package})?")
+    full = next((full for full in (f"sd_scripts.{name}", name) if _exists(full)), None)
+    if full is None:
+        package = PACKAGES.get(name.partition(".")[0])
+        remedy = f"install it with `pip install {package}`" if package else "set it to networks.lora, or install it"
+        raise ValueError(f"network_module: there is no module '{name}'; {remedy}")
+    try:
+        module = importlib.import_module(full)
+    except ImportError as error:
+        raise ValueError(f"network_module: '{name}' cannot be imported: {error}") from error
+    if not hasattr(module, "create_network"):
+        raise ValueError(f"network_module: '{name}' has no create_network, so it is not a network")
+    return module
 
 
-def make_foreign(parts: Parts, context: Context, *, trains_text: bool) -> "ForeignLearning":
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package on the way to it
+        return False
+
+
+def make_foreign(family: Family, parts: Parts, context: Context, *, trains_text: bool) -> "ForeignLearning":
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-    module = find_module(options.network_module or "")
-    kwargs: dict[str, Any] = dict(item.split("=", 1) for item in options.network_args)
-    if options.network_dropout is not None:
-        kwargs["neuron_dropout"] = options.network_dropout
-    if options.dim_from_weights:
-        made = module.create_network_from_weights(
-            1.0, options.network_weights, parts.vae, parts.text_encoders, parts.denoiser, **kwargs
-        )
-        network = made[0] if isinstance(made, tuple) else made
-    else:
-        network = module.create_network(
-            1.0, options.network_dim, options.network_alpha, parts.vae, parts.text_encoders, parts.denoiser, **kwargs
-        )
+    network = _create(parts, options, names := _file_names(family, parts))
     network.apply_to(parts.text_encoders, parts.denoiser, trains_text, not options.network_train_text_encoder_only)
     if options.network_weights and not options.dim_from_weights:
-        network.load_weights(options.network_weights)
+        with _with_its_names(options.network_weights, names) as file:
+            network.load_weights(file)
     network.to(context.device, torch.float32)
+    groups = _groups(network, options, base)
+    network.prepare_grad_etc(parts.text_encoders, parts.denoiser)
+    return ForeignLearning(network, groups, [parts.denoiser, *parts.text_encoders], names)
+
+
+def _create(parts: Parts, options: NetworkOptions, names: Names) -> Any:
+    module = find_module(options.network_module or "")
+    kwargs: dict[str, Any] = dict(item.split("=", 1) for item in options.network_args)
+    model = (parts.vae, parts.text_encoders, parts.denoiser)
+    if options.dim_from_weights:
+        with _with_its_names(str(options.network_weights), names) as file:
+            made = module.create_network_from_weights(1.0, file, *model, **kwargs)
+        return made[0] if isinstance(made, tuple) else made
+    if options.network_dropout is not None:
+        kwargs.setdefault("dropout", options.network_dropout)  # LyCORIS knows it by this name
+    dim, alpha = options.network_dim, options.network_alpha
+    return module.create_network(1.0, dim, alpha, *model, neuron_dropout=options.network_dropout, **kwargs)
+
+
+def _groups(network: Any, options: NetworkOptions, base: float) -> list[dict[str, Any]]:
+    """For the optimizer. Networks give their groups alone, or with a list of names."""
     rates = options.text_encoder_lr or [base]
     if len(rates) > 1 and hasattr(network, "prepare_optimizer_params_with_multiple_te_lrs"):
-        groups = network.prepare_optimizer_params_with_multiple_te_lrs(rates, options.unet_lr, base)
+        made = network.prepare_optimizer_params_with_multiple_te_lrs(rates, options.unet_lr, base)
     else:
-        groups = network.prepare_optimizer_params(rates[0], options.unet_lr, base)
-    groups = groups[0] if isinstance(groups, tuple) else groups
-    network.prepare_grad_etc(parts.text_encoders, parts.denoiser)
-    named = [{"lr": base, **g, "params": list(g["params"]), "name": f"group{i}"} for i, g in enumerate(groups)]
-    return ForeignLearning(network, named, [parts.denoiser, *parts.text_encoders])
+        made = network.prepare_optimizer_params(rates[0], options.unet_lr, base)
+    groups, told = made if isinstance(made, tuple) else (made, [])
+    names = [*told, *(f"group{i}" for i in range(len(told), len(groups)))]
+    if not groups:
+        raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
+    return [
+        {"lr": base, **group, "params": list(group["params"]), "name": name}
+        for group, name in zip(groups, names, strict=False)
+    ]
+
+
+def _file_names(family: Family, parts: Parts) -> Names:
+    """What a network calls a layer -> what files call it."""
+    modules = [("lora_unet_", parts.denoiser, family.lora)]
+    for number, (encoder, target) in enumerate(zip(parts.text_encoders, family.lora_text_encoders, strict=True), 1):
+        modules.append((f"lora_te{number}_", encoder, target))
+    return {
+        prefix + path.replace(".", "_"): target.name(path)
+        for prefix, module, target in modules
+        for path, layer in module.named_modules()
+        if path and not list(layer.children())
+    }
+
+
+def _renamed(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    split = ((key, *key.partition(".")) for key in tensors)
+    return {f"{names.get(layer, layer)}{dot}{rest}": tensors[key] for key, layer, dot, rest in split}
+
+
+@contextmanager
+def _with_its_names(file: str, names: Names) -> Iterator[str]:
+    """A copy of a LoRA file under the names by which the network asks for its layers."""
+    tensors = read_lora("network_weights", Path(file).expanduser())
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "network.safetensors"
+        safetensors.torch.save_file(_renamed(tensors, {ours: its for its, ours in names.items()}), copy)
+        yield str(copy)
 
 
 class ForeignLearning:
@@ -65,8 +127,8 @@ class ForeignLearning:
 
     needs_autocast = True
 
-    def __init__(self, network: Any, groups: list[dict[str, Any]], modules: list[nn.Module]):
-        self.network, self._groups, self._modules = network, groups, modules
+    def __init__(self, network: Any, groups: list[dict[str, Any]], modules: list[nn.Module], names: Names):
+        self.network, self._groups, self._modules, self._names = network, groups, modules, names
         self._parameters = [p for group in groups for p in group["params"]]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -88,8 +150,7 @@ class ForeignLearning:
         return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def updated(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.network.zero_grad(set_to_none=True)  # those of rate 0, too, which are in no group
 
     def limit_norms(self, limit: float) -> None:
         if hasattr(self.network, "apply_max_norm_regularization"):
@@ -106,5 +167,9 @@ class ForeignLearning:
         self.network.load_state_dict(state)
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
-        tensors = {key: value.to(dtype or value.dtype) for key, value in self.network.state_dict().items()}
+        """Let the network write its file aside, since it may save in another form than it learns in."""
+        with tempfile.TemporaryDirectory() as folder:
+            aside = Path(folder) / "network.safetensors"
+            self.network.save_weights(str(aside), dtype, {})
+            tensors = _renamed(safetensors.torch.load_file(aside), self._names)
         save_model(path, tensors, with_hashes(tensors, metadata))

@@ -43,7 +43,7 @@ def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: 
     from sd_scripts.training.compiling import problems as compile_problems
     from sd_scripts.training.compiling import warm_up
 
-    if problems := family.check(settings):
+    if problems := [*family.check(settings), *method().check(family, settings)]:
         return _refuse(problems)
     import torch
 

@@ -1,22 +1,20 @@
 """A training method says what learns and what is saved; it never asks which family it is."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import safetensors.torch
 import torch
-from torch import Tensor
 
 from sd_scripts.families.family import Family, Parts
-from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
-from sd_scripts.networks.lora import adaptable, attach
+from sd_scripts.networks.lora import LoraNetwork, attach
+from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_lora, with_our_names
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_from_weights, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
-from sd_scripts.training.foreign import make_foreign
+from sd_scripts.training.foreign import find_module, make_foreign
 from sd_scripts.training.learning import Learning, LoraLearning
 
 OUR_MODULE = "networks.lora"
@@ -25,7 +23,15 @@ OUR_MODULE = "networks.lora"
 class Method(Protocol):
     name: str
 
+    def check(self, family: Family, settings: Settings) -> list[str]:
+        """What is wrong with the settings as far as names and small files tell; nothing is loaded."""
+        ...
+
     def trains_text_encoders(self, context: Context) -> bool: ...
+
+    def change_base(self, family: Family, parts: Parts, context: Context) -> None:
+        """What shall be another base model, before anything is encoded with it. The parts may lie on the CPU."""
+        ...
 
     def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
         """Make the model ready to learn. The parts lie on the device already."""
@@ -37,17 +43,40 @@ class Lora:
 
     name = "lora"
 
+    def check(self, family: Family, settings: Settings) -> list[str]:
+        options = settings[NetworkOptions]
+        problems = []
+        try:
+            if _is_ours(options):
+                read_args(options, family.lora.block_counts, warn=lambda _: None)
+            else:
+                find_module(options.network_module or "")
+        except ValueError as error:
+            problems.append(str(error))
+        files = [("network_weights", options.network_weights), *(("base_weights", f) for f in options.base_weights)]
+        problems += [f"{option}: there is no file '{file}'" for option, file in files if file and not _is_file(file)]
+        return problems
+
     def trains_text_encoders(self, context: Context) -> bool:
         options = context.settings[NetworkOptions]
         rates = options.text_encoder_lr or [context.settings[OptimizerOptions].learning_rate]
         return not options.network_train_unet_only and any(rate > 0 for rate in rates)
 
+    def change_base(self, family: Family, parts: Parts, context: Context) -> None:
+        """Add the LoRA files of base_weights to it."""
+        options = context.settings[NetworkOptions]
+        modules = _everything(family, parts, context)
+        strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
+        for file, strength in zip(options.base_weights, strengths, strict=True):
+            tensors = with_our_names(read_lora("base_weights", Path(file).expanduser()), modules)
+            if not merge(modules, tensors, strength):
+                raise ValueError(f"base_weights: '{file}' has no layer of this model; is it a LoRA for another one?")
+
     def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
         options = context.settings[NetworkOptions]
-        everything = [*_denoiser(family, parts, context), *_text_encoders(family, parts, context)]
-        merge_base_weights(everything, options)
-        if (options.network_module or OUR_MODULE) != OUR_MODULE:
-            return make_foreign(parts, context, trains_text=self.trains_text_encoders(context))
+        everything = _everything(family, parts, context)
+        if not _is_ours(options):
+            return make_foreign(family, parts, context, trains_text=self.trains_text_encoders(context))
         modules = everything
         if options.network_train_text_encoder_only:
             modules = _text_encoders(family, parts, context)
@@ -55,71 +84,51 @@ class Lora:
             modules = _denoiser(family, parts, context)
 
         args = read_args(options, family.lora.block_counts, context.warn)
-        weights = read_lora(Path(options.network_weights)) if options.network_weights else {}
-        plans = plan_from_weights(modules, weights) if options.dim_from_weights else plan_layers(modules, options, args)
-        full_bf16 = context.settings[TrainingOptions].full_bf16
-        network = attach(
-            plans,
-            args.dropouts,
-            torch.Generator().manual_seed(context.number("network")),
-            masters_dtype=torch.bfloat16 if full_bf16 else torch.float32,
-        )
-        if weights:
-            absent = network.load_tensors(weights)
-            if len(absent) == len(network.layers):
-                raise ValueError(
-                    f"network_weights: '{options.network_weights}' has no layer of this network; "
-                    "is it for another model?"
-                )
-            if absent:
-                context.warn(
-                    f"network_weights: {len(absent)} layers are not in the file and begin anew: {absent[0]}, ..."
-                )
-            network.refresh()
-        return LoraLearning(network, parameter_groups(network, modules, args), [each.module for each in everything])
-
-
-def read_lora(path: Path) -> dict[str, Tensor]:
-    """Tensors of a LoRA file. Raises ValueError naming network_weights."""
-    if not path.is_file():
-        raise ValueError(f"network_weights: there is no file '{path}'")
-    try:
-        if path.suffix == ".safetensors":
-            tensors = safetensors.torch.load_file(path)
+        weights = {}
+        if options.network_weights:
+            file = Path(options.network_weights).expanduser()
+            weights = with_our_names(read_lora("network_weights", file), everything)
+        if options.dim_from_weights:
+            plans = plan_from_weights(modules, weights, args)
         else:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"network_weights: '{path}' cannot be read: {str(error).splitlines()[0]}") from None
-    return maybe_uncompile_state_dict(tensors)
+            plans = plan_layers(modules, options, args)
+        generator = torch.Generator().manual_seed(context.number("network"))
+        network = attach(plans, args.dropouts, generator, _masters_dtype(context.settings[TrainingOptions]))
+        groups = parameter_groups(network, modules, args)
+        if weights:
+            _go_on_from(weights, network, context)
+        return LoraLearning(network, groups, [each.module for each in everything])
 
 
-@torch.no_grad()
-def merge_base_weights(modules: list[Adapted], options: NetworkOptions) -> None:
-    """Add LoRA files to the base weights: W += strength · alpha/rank · up · down."""
-    strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
-    for file, strength in zip(options.base_weights, strengths, strict=True):
-        try:
-            tensors = read_lora(Path(file))
-        except ValueError as error:
-            raise ValueError(str(error).replace("network_weights", "base_weights")) from None
-        merged = sum(_merge(each, tensors, strength) for each in modules)
-        if not merged:
-            raise ValueError(f"base_weights: '{file}' has no layer of this model; is it a LoRA for another one?")
+def _go_on_from(weights: Tensors, network: LoraNetwork, context: Context) -> None:
+    absent = network.load_tensors(weights)
+    if len(absent) == len(network.layers):
+        file = context.settings[NetworkOptions].network_weights
+        raise ValueError(f"network_weights: '{file}' has no layer of this network; is it for another model?")
+    if absent:
+        context.warn(f"network_weights: {len(absent)} layers are not in the file and begin anew: {absent[0]}, ...")
+    if left := sorted(layer_names(weights) - {layer.name for layer in network.layers}):
+        context.warn(
+            f"network_weights: {len(left)} layers of the file are not trained in this run and will not be in its "
+            f"files: {left[0]}, ..."
+        )
+    network.refresh()
 
 
-def _merge(each: Adapted, tensors: Mapping[str, Tensor], strength: float) -> int:
-    merged = 0
-    for path, layer in adaptable(each.module, each.target, conv=True):
-        name = each.target.name(path)
-        down, up = (tensors.get(f"{name}.lora_{part}.weight") for part in ("down", "up"))
-        if down is None or up is None:
-            continue
-        alpha = float(tensors.get(f"{name}.alpha", down.shape[0]))
-        device = layer.weight.device
-        change = up.to(device).float().flatten(1) @ down.to(device).float().flatten(1)
-        layer.weight += (change * (strength * alpha / down.shape[0])).view(layer.weight.shape).to(layer.weight.dtype)
-        merged += 1
-    return merged
+def _is_ours(options: NetworkOptions) -> bool:
+    return (options.network_module or OUR_MODULE).removeprefix("sd_scripts.") == OUR_MODULE
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).expanduser().is_file()
+
+
+def _masters_dtype(options: TrainingOptions) -> torch.dtype:
+    return torch.bfloat16 if options.full_bf16 else torch.float32
+
+
+def _everything(family: Family, parts: Parts, context: Context) -> list[Adapted]:
+    return [*_denoiser(family, parts, context), *_text_encoders(family, parts, context)]
 
 
 def _denoiser(family: Family, parts: Parts, context: Context) -> list[Adapted]:

@@ -51,6 +51,7 @@ class Trainer:
         context.phase("loading")
         lowram = settings[ModelOptions].lowram
         parts = family.load(settings, context.dtype, context.device if lowram else torch.device("cpu"))
+        method.change_base(family, parts, context)
         self.material = Material(context=context, family=family, parts=parts, plan=plan)
         encode_ahead(self.material)
         move_in(self.material)

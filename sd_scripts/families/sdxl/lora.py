@@ -25,6 +25,7 @@ UNET = LoraTarget(
     classes=("Transformer2DModel",),
     conv_classes=("ResnetBlock2D", "Downsample2D", "Upsample2D"),
     name=lora_unet_name,
+    alias=lambda path: "lora_unet_" + path.replace(".", "_"),
     block=block_of,
     block_counts=(DOWN, MIDDLE, UP),
 )

@@ -1,0 +1,70 @@
+"""LoRA files as they come in: read whole, brought to our names, added to base weights."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
+from sd_scripts.networks.lora import adaptable, read_pair
+from sd_scripts.networks.plan import Adapted
+
+Tensors = dict[str, Tensor]
+
+
+def read_lora(option: str, path: Path) -> Tensors:
+    """Tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
+    if not path.is_file():
+        raise ValueError(f"{option}: there is no file '{path}'")
+    try:
+        if path.suffix == ".safetensors":
+            tensors = safetensors.torch.load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{option}: '{path}' cannot be read: {str(error).splitlines()[0]}") from None
+    return maybe_uncompile_state_dict(tensors)
+
+
+def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
+    return {key.removesuffix(".lora_down.weight") for key in tensors if key.endswith(".lora_down.weight")}
+
+
+def with_our_names(tensors: Mapping[str, Tensor], modules: Iterable[Adapted]) -> Tensors:
+    """The same tensors; layers that the file calls by another program's name (LoraTarget.alias) get ours."""
+    ours = {
+        each.target.alias(path): each.target.name(path)
+        for each in modules
+        if each.target.alias
+        for path, _ in adaptable(each.module, each.target, conv=True)
+    }
+    split = ((key, *key.partition(".")) for key in tensors)
+    return {f"{ours.get(layer, layer)}{dot}{rest}": tensors[key] for key, layer, dot, rest in split}
+
+
+@torch.no_grad()
+def merge(modules: Iterable[Adapted], tensors: Mapping[str, Tensor], strength: float) -> int:
+    """W += strength · alpha/rank · up · down, for every layer that the file has; returns how many these are.
+
+    Raises ValueError naming base_weights where the sizes differ.
+    """
+    merged = 0
+    for each in modules:
+        for path, layer in adaptable(each.module, each.target, conv=True):
+            name = each.target.name(path)
+            pair = read_pair(tensors, name)
+            if pair is None:
+                continue
+            weight = layer.weight
+            down, up = (part.to(weight.device).float().flatten(1) for part in (pair.down, pair.up))
+            if (up.shape[0], down.shape[1]) != weight.flatten(1).shape:
+                raise ValueError(
+                    f"base_weights: {name} is of other sizes in the file than in this model; "
+                    "choose a LoRA of the same kind of model"
+                )
+            change = (up @ down).view(weight.shape) * (strength * pair.alpha / pair.rank)
+            weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
+            merged += 1
+    return merged
