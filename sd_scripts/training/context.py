@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, set_seed
+from torch import Tensor
 
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.run import CudaOptions
@@ -19,6 +20,7 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.events import EventLog
+from sd_scripts.training.trackers import tracker_folder, tracker_names
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,13 @@ class Context:
         """A generator on the device for (seed, rank, key): the same draws each time, resumed or not."""
         return torch.Generator(self.device).manual_seed(self.number(self.rank, *key))
 
+    def mean(self, value: Tensor) -> Tensor:
+        """Over the processes, the same in all of them, without waiting for the device."""
+        if self.world > 1:
+            torch.distributed.all_reduce(value)
+            value = value / self.world
+        return value
+
     def number(self, *key: object) -> int:
         """63 bits that depend on the seed and the key alone."""
         digest = hashlib.sha256("/".join(map(str, (self.seed, *key))).encode()).digest()
@@ -101,14 +110,11 @@ def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Call
     timeout = settings[DistributedOptions].ddp_timeout
     handlers = [InitProcessGroupKwargs(timeout=timedelta(minutes=timeout))] if timeout else []
     logging_options = settings[LoggingOptions]
-    trackers = _trackers(logging_options)
-    accelerator = (
-        Accelerator(  # mixed precision is ours: the whole model is in its dtype, so nothing is cast on the way
-            mixed_precision="no",
-            log_with=trackers or None,
-            project_dir=logging_options.logging_dir,
-            kwargs_handlers=handlers,
-        )
+    accelerator = Accelerator(
+        mixed_precision="no",  # that is ours: the whole model is in its dtype, so nothing is cast on the way
+        log_with=tracker_names(logging_options) or None,
+        project_dir=tracker_folder(logging_options),
+        kwargs_handlers=handlers,
     )
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cuda.cuda_allow_tf32
     torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark
@@ -117,14 +123,6 @@ def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Call
     folder = Path(_agreed(accelerator, str(run_dir()) if accelerator.is_main_process else ""))
     log = make_log(folder) if accelerator.is_main_process else None
     return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed)
-
-
-def _trackers(options: LoggingOptions) -> list[str]:
-    if options.log_with == "all":
-        return ["tensorboard", "wandb"]
-    if options.log_with:
-        return [options.log_with]
-    return ["tensorboard"] if options.logging_dir else []
 
 
 def _agreed(accelerator: Accelerator, value: Any) -> Any:

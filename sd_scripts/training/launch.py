@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,11 +16,14 @@ from sd_scripts.options.command_line import from_command_line
 from sd_scripts.options.command_line import parser as parser
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import RunOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.toml_files import write_toml
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.training import trackers
 
 if TYPE_CHECKING:
     from sd_scripts.families.family import Family
@@ -28,46 +32,70 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sd_scripts")
 
-MISTAKE, FAULT = 2, 1
-"""Exit status: something in the settings, before the first step; something that happened in training."""
+MISTAKE, FAULT, INTERRUPTED = 2, 1, 130
+"""Exit status: something in the settings, before the first step; something that happened in training; Ctrl-C before
+there was anything to save."""
 
 
 def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: list[str] | None = None) -> int:
     """Train, and return the exit status. `load` imports family and method: torch is slow, and --help need not wait."""
     settings = from_command_line(script, argv)
-    _set_up_console(settings[LoggingOptions])
-    if problems := _prepare_output(settings[SavingOptions]):
+    try:
+        _set_up_console(settings[LoggingOptions])
+    except OSError as error:
+        return _refuse([f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
+    if problems := [*_prepare_output(settings[SavingOptions]), *trackers.problems(settings[LoggingOptions])]:
         return _refuse(problems)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     family, method = load()
-    from sd_scripts.training.compiling import problems as compile_problems
     from sd_scripts.training.compiling import warm_up
 
-    if problems := [*family.check(settings), *method().check(family, settings)]:
-        return _refuse(problems)
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if problems := compile_problems(settings[CompileOptions], device):
+    if problems := [*family.check(settings), *method().check(family, settings), *_rehearse(settings)]:
         return _refuse(problems)
     warm_up(settings[CompileOptions])
     return _run(settings, family, method())
+
+
+def _rehearse(settings: Settings) -> list[str]:
+    """What this machine and its libraries cannot do, found out before anything is loaded."""
+    import torch
+
+    from sd_scripts.library import lr_schedulers
+    from sd_scripts.training import compiling
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    problems = compiling.problems(settings[CompileOptions], device)
+    if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
+        problems.append("mixed_precision: fp16 is for GPUs; set bf16, or no")
+    try:
+        lr_schedulers.rehearse(settings[OptimizerOptions], settings[LrSchedulerOptions])
+    except ValueError as error:
+        problems.append(str(error))
+    return problems
 
 
 def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training.context import make_context
     from sd_scripts.training.trainer import Trainer
 
-    context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log())
-    if context.is_main:
-        _keep_settings(context)
+    try:
+        context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log())
+        if context.is_main:
+            _keep_settings(context)
+    except OSError as error:
+        return _refuse([f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"])
     training = False
     try:
+        trackers.start(context)
         for remark in settings.remarks:
             context.warn(str(remark))
         trainer = Trainer(context, family, method)
         training = True
         path = trainer.train()
+    except KeyboardInterrupt:  # before the first step; later ones are heard at the end of a step
+        context.tell("stopped", step=0)
+        logger.info("Stopped before the first step; nothing was trained")
+        return INTERRUPTED
     except Exception as error:
         return _tell_failure(context, error, training)
     finally:
@@ -79,28 +107,41 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
 
 def _tell_failure(context: Context, error: Exception, training: bool) -> int:
     """One sentence for what a user can mend; the whole story for what only we can."""
-    import torch
-
-    from sd_scripts.training.context import Failed
-
     details = "".join(traceback.format_exception(error))
-    if isinstance(error, Failed):
-        sentence, remedy, known = str(error), error.remedy, True
-    elif isinstance(error, torch.OutOfMemoryError):
-        sentence, known = "the memory of the GPU is full", True
-        remedy = "lower train_batch_size or resolution, turn on gradient_checkpointing, cache_latents"
-    elif isinstance(error, ValueError) and not training:
-        sentence, remedy, known = str(error), "", True
-    elif isinstance(error, OSError):
-        sentence, remedy, known = str(error), "what was saved before is still there", True
-    else:
-        sentence, remedy, known = f"{type(error).__name__}: {error}", "", False
-    context.tell("failed", error=sentence, remedy=remedy, details=details)
-    if context.is_main:
+    known = _in_a_sentence(error, context.settings, training)
+    sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
+    with contextlib.suppress(OSError):  # a full disk takes no event either
+        context.tell("failed", error=sentence, remedy=remedy, details=details)
+    if context.is_main or training:  # a mistake in the settings is the same in all processes
         print(f"\n{sentence}" + (f"; {remedy}" if remedy else ""), file=sys.stderr, flush=True)
         if not known:
             print(details, file=sys.stderr, flush=True)
     return FAULT if training or not known else MISTAKE
+
+
+def _in_a_sentence(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
+    """What happened, and what to change; None where the user can change nothing."""
+    import torch
+
+    from sd_scripts.training.context import Failed
+
+    if isinstance(error, Failed):
+        return str(error), error.remedy
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            "the memory of the GPU is full",
+            "lower train_batch_size or resolution, turn on gradient_checkpointing, cache_latents",
+        )
+    if isinstance(error, ValueError) and (not training or _names_an_option(str(error), settings)):
+        return str(error), ""
+    if isinstance(error, OSError):
+        why = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror or str(error)
+        return why, "what was saved before is still there" if training else ""
+    return None
+
+
+def _names_an_option(sentence: str, settings: Settings) -> bool:
+    return all(name in settings.options for name in sentence.partition(":")[0].split(", "))
 
 
 def _refuse(problems: list[str]) -> int:

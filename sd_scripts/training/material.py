@@ -91,6 +91,13 @@ def read_data(context: Context, family: Family) -> DataPlan:
     )
 
 
+def batches_per_epoch(context: Context, plan: DataPlan) -> int:
+    """Of one process, known before the model is. ValueError where the pictures fill no batch."""
+    short_batches = context.settings[DatasetOptions].short_batches
+    # what fills no batch is told by the loader that trains
+    return len(BatchLoader(plan, warn=lambda _: None, world=context.world, short_batches=short_batches))
+
+
 def encode_ahead(material: Material) -> None:
     """Fill the caches that the options ask for."""
     context, cache, parts = material.context, material.context.settings[CacheOptions], material.parts

@@ -1,8 +1,7 @@
 """Where a run is: the one place that counts steps and epochs."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 
@@ -50,9 +49,6 @@ class Progress:
 
     def next_epoch(self) -> None:
         self.epoch, self.batch = self.epoch + 1, 0
-
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def starting_point(options: ResumeOptions, course: Course) -> Progress:

@@ -36,13 +36,9 @@ class Reporter:
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
         self._clock = time.perf_counter()
-        self.last_loss = math.nan
-
-    def pause(self) -> None:
-        """What happens between here and the next step is no part of its time."""
-        self._clock = math.nan
 
     def resume(self) -> None:
+        """What happened since the last step is no part of the next one's time."""
         self._clock = time.perf_counter()
 
     def lap(self) -> float:
@@ -51,9 +47,8 @@ class Reporter:
         seconds, self._clock = now - self._clock, now
         return seconds
 
-    def step(self, facts: StepFacts, losses: list[Tensor]) -> None:
-        """`losses`: those of the step's micro-batches, on the device."""
-        loss = torch.stack(losses).mean()
+    def step(self, facts: StepFacts, loss: Tensor) -> None:
+        """`loss`: of all micro-batches of all processes, on the device."""
         ready = None
         if loss.is_cuda:
             loss = loss.to("cpu", non_blocking=True)
@@ -85,7 +80,6 @@ class Reporter:
                 f"the loss is not a number at step {facts.step}",
                 "lower learning_rate, or set mixed_precision = bf16 and no_half_vae; files saved before are whole",
             )
-        self.last_loss = loss
         self._recent.append(loss)
         average = sum(self._recent) / len(self._recent)
         self._bar.set_postfix(loss=f"{average:.4f}", refresh=False)

@@ -6,26 +6,28 @@ from pathlib import Path
 import torch
 
 from sd_scripts.families.family import Family, Parts
-from sd_scripts.library import optimizers
 from sd_scripts.library.prompts import SamplePrompt, read_prompts
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.training.checkpoints import Trained
+from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
+from sd_scripts.training.states import Trained
+
+
+def prompts_of(settings: Settings) -> list[SamplePrompt]:
+    """What sample_prompts holds. Raises ValueError: ask before a model is loaded, not at the first picture."""
+    file = settings[SampleOptions].sample_prompts
+    return read_prompts(Path(file).expanduser(), SamplePrompt()) if file else []
 
 
 class Sampler:
-    """Raises ValueError where sample_prompts cannot be read: before the first step, not at the first picture."""
-
-    def __init__(self, context: Context, family: Family, parts: Parts, trained: Trained):
+    def __init__(self, context: Context, family: Family, parts: Parts, trained: Trained, prompts: list[SamplePrompt]):
         self._context, self._family, self._parts, self._trained = context, family, parts, trained
         self._options = context.settings[SampleOptions]
-        file = self._options.sample_prompts
-        self.prompts = read_prompts(Path(file).expanduser(), SamplePrompt()) if file else []
+        self.prompts = prompts
 
-    def at_first(self, step: int) -> None:
-        if self._options.sample_at_first:
-            self.run(step, f"{step:06d}")
+    def due_at_first(self) -> bool:
+        return bool(self.prompts and self._options.sample_at_first)
 
     def due_at_step(self, step: int) -> bool:
         every = 0 if self._options.sample_every_n_epochs else self._options.sample_every_n_steps
@@ -47,10 +49,9 @@ class Sampler:
         name = self._context.settings[SavingOptions].output_name
         folder = self._context.output_dir / "sample"
         folder.mkdir(parents=True, exist_ok=True)
-        optimizers.eval_mode(self._trained.optimizer)
         mine = list(enumerate(self.prompts))[self._context.rank :: self._context.world]
         for done, (number, prompt) in enumerate(mine):
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(), self._trained.averaged():
                 picture = self._family.sample(self._parts, prompt, self._context.settings)
             seed = "" if prompt.seed is None else f"_{prompt.seed}"
             stamp = time.strftime("%Y%m%d%H%M%S")
@@ -58,5 +59,4 @@ class Sampler:
             picture.save(path)
             self._context.tell("sample", step=step, path=str(path), prompt=prompt.prompt, seed=prompt.seed)
             progress(done + 1, len(mine))
-        optimizers.train_mode(self._trained.optimizer)
         self._context.accelerator.wait_for_everyone()

@@ -18,15 +18,16 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
-from sd_scripts.training.checkpoints import Saver, Trained, load_state, read_progress
+from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.compiling import Compilation, uses_cuda_graphs
 from sd_scripts.training.context import Context
 from sd_scripts.training.facts import file_metadata, training_facts
-from sd_scripts.training.material import Material, encode_ahead, move_in, read_data
+from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
 from sd_scripts.training.progress import plan_course, starting_point
 from sd_scripts.training.reporting import Reporter, StepFacts
-from sd_scripts.training.samples import Sampler
+from sd_scripts.training.samples import Sampler, prompts_of
+from sd_scripts.training.states import Saved, Trained, going_on, load_state, read_saved
 from sd_scripts.training.step import TrainStep
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.wishes import Wishes
@@ -42,12 +43,19 @@ class Trainer:
         settings = context.settings
         self.options = settings[TrainingOptions]
 
-        # what is trained on
+        # what is trained on, and for how long; then the model, which takes time
         resume = settings[ResumeOptions].resume
-        resumed = read_progress(resume) if resume else None
-        if resumed:
-            context.seed = resumed[1]
+        saved = read_saved(resume) if resume else None
+        if saved:
+            self._take_seed(saved)
+        prompts = prompts_of(settings)
         plan = read_data(context, family)
+        self.course = plan_course(self.options, batches_per_epoch(context, plan))
+        start = (
+            going_on(saved, self.course, context.warn)
+            if saved
+            else starting_point(settings[ResumeOptions], self.course)
+        )
         context.phase("loading")
         lowram = settings[ModelOptions].lowram
         parts = family.load(settings, context.dtype, context.device if lowram else torch.device("cpu"))
@@ -67,8 +75,6 @@ class Trainer:
 
         # how it learns
         accumulation = self.options.gradient_accumulation_steps
-        batches = len(self.material.loader(plan))
-        self.course = plan_course(self.options, batches)
         self.loader = self.material.loader(plan, accumulation=accumulation, max_train_steps=self.course.max_steps)
         optimizer = optimizers.make_optimizer(settings[OptimizerOptions], self.learning.parameter_groups())
         for remark in optimizers.remarks(settings[OptimizerOptions]):
@@ -79,10 +85,10 @@ class Trainer:
             optimizer=optimizer,
             scheduler=make_scheduler(settings[LrSchedulerOptions], optimizer, self.course.max_steps),
             scaler=torch.amp.GradScaler("cuda") if fp16 else None,
-            progress=resumed[0] if resumed else starting_point(settings[ResumeOptions], self.course),
+            progress=start,
         )
-        if resumed:
-            load_state(str(resume), self.trained, resumed[0], context.device)
+        if saved:
+            load_state(saved, self.trained, context.device)
         optimizers.train_mode(optimizer)
         self.step = TrainStep(
             self.loss,
@@ -98,8 +104,10 @@ class Trainer:
         # what happens beside the steps
         facts = training_facts(context, family, self.material, self.course, optimizer)
         self.saver = Saver(context, self.trained, self.course, file_metadata(context, family, facts))
-        self.validator = Validator(context, family, self.material, self.loss, learns_text=self.learns_text)
-        self.sampler = Sampler(context, family, parts, self.trained)
+        self.validator = Validator(
+            context, family, self.material, self.trained, self.loss, learns_text=self.learns_text
+        )
+        self.sampler = Sampler(context, family, parts, self.trained, prompts)
         self.wishes = Wishes(context)
         self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
 
@@ -119,13 +127,16 @@ class Trainer:
         )
         self.began = time.monotonic()
         self.reporter = Reporter(self.context, course.max_steps, progress.step)
-        self.sampler.at_first(progress.step)
-        self.reporter.resume()
-        stopped = False
-        while progress.step < course.max_steps and not stopped:
-            stopped = self._epoch()
-        self.reporter.flush()
-        self.reporter.close()
+        try:
+            self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
+            self.reporter.resume()
+            stopped = False
+            while progress.step < course.max_steps and not stopped:
+                stopped = self._epoch()
+            self.reporter.flush()
+        finally:
+            self.reporter.close()
+            self.wishes.close()
         return None if stopped else self._finish()
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -165,15 +176,16 @@ class Trainer:
     def _step(self, batches: Iterable[Batch]) -> None:
         progress = self.trained.progress
         losses = [self._micro(batch, number) for number, batch in enumerate(batches)]
+        loss = self.context.mean(torch.stack(losses).mean())
         self.step.update()
         progress.step += 1
         limit = self.context.settings[NetworkOptions].scale_weight_norms
         if limit:
             self.learning.limit_norms(limit)
         rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
-        advance(self.trained.scheduler, losses[-1])
+        advance(self.trained.scheduler, loss)
         facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
-        self.reporter.step(facts, losses)
+        self.reporter.step(facts, loss)
         self.compilation.watch(progress.step)
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
@@ -194,14 +206,13 @@ class Trainer:
         step = self.trained.progress.step
         wish = self.wishes.heard()
         last = step >= self.course.max_steps
+        stops = "stop" in wish and not last
         self._aside(self.saver.at_step, due=self.saver.due_at_step() and not last)
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
         self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
-        if "save" in wish:
-            self._aside(lambda: self.saver.save_at_step(with_state=True), due=True)
-        if "stop" not in wish or last:
+        self._aside(lambda: self.saver.save_at_step(with_state=True), due=stops or "save" in wish)
+        if not stops:
             return False
-        self._aside(lambda: self.saver.save_at_step(with_state=True), due=True)
         self.context.tell("stopped", step=step)
         logger.info("Stopped at step %d; the state is saved, and resume goes on from it", step)
         return True
@@ -226,10 +237,16 @@ class Trainer:
     def _finish(self) -> Path:
         self.context.phase("saving")
         path = self.saver.save_last()
-        self.context.accelerator.end_training()
         seconds = round(time.monotonic() - self.began, 1)
         self.context.tell("finished", step=self.trained.progress.step, path=str(path), seconds=seconds)
         return path
+
+    def _take_seed(self, saved: Saved) -> None:
+        """A run goes on with the draws that it began with."""
+        wanted = self.options.seed
+        if wanted is not None and wanted != saved.seed:
+            self.context.warn(f"seed: the run goes on with {saved.seed}, the seed of the state, not with {wanted}")
+        self.context.seed = saved.seed
 
     def _checkpoint_gradients(self) -> None:
         self.material.parts.denoiser.enable_gradient_checkpointing()  # type: ignore[operator]

@@ -10,6 +10,7 @@ from sd_scripts.families.family import Family
 from sd_scripts.options.dataset import ValidationOptions
 from sd_scripts.training.context import Context
 from sd_scripts.training.material import Material
+from sd_scripts.training.states import Trained
 
 
 class Validator:
@@ -18,11 +19,13 @@ class Validator:
         context: Context,
         family: Family,
         material: Material,
+        trained: Trained,
         loss: Callable[[dict[str, Tensor]], Tensor],
         *,
         learns_text: bool,
     ):
-        self._context, self._material, self._loss, self._learns_text = context, material, loss, learns_text
+        self._context, self._material, self._trained = context, material, trained
+        self._loss, self._learns_text = loss, learns_text
         self._options = context.settings[ValidationOptions]
         self._timesteps = family.validation_timesteps(context.settings)
         plan = material.plan.validation
@@ -46,7 +49,7 @@ class Validator:
         for module in (self._material.parts.denoiser, *self._material.parts.text_encoders):
             module.eval()
         losses: list[Tensor] = []
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), self._trained.averaged():
             for number, batch in enumerate(islice(self._loader.epoch(1), total)):
                 for timestep in self._timesteps:
                     key = ("validation", self._options.validation_seed, number, timestep)
@@ -54,6 +57,6 @@ class Validator:
                     losses.append(self._loss(inputs))
                 progress(number + 1, total)
         mean = torch.cat(losses).mean()
-        loss = float(self._context.accelerator.reduce(mean, "mean"))
+        loss = float(self._context.mean(mean))
         self._context.tell("validation", step=step, loss=loss)
         self._context.accelerator.log({"loss/validation": loss}, step=step)

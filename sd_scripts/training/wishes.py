@@ -17,9 +17,17 @@ class Wishes:
         self._context = context
         self._commands = RunFolder(context.run_dir).commands()
         self._asked_to_stop = False
+        # over gloo, so that the processes' main memory is asked and not their GPUs, which would have to be waited for
+        self._group = torch.distributed.new_group(backend="gloo") if context.world > 1 else None
+        self._handlers = {}
         if threading.current_thread() is threading.main_thread():
             for name in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(name, self._stop)
+                self._handlers[name] = signal.signal(name, self._stop)
+
+    def close(self) -> None:
+        """From here on Ctrl-C does what it did before."""
+        for name, handler in self._handlers.items():
+            signal.signal(name, handler)
 
     def heard(self) -> set[str]:
         wishes: set[str] = set()
@@ -29,7 +37,7 @@ class Wishes:
                 wishes.add("stop")
         if self._context.world > 1:
             holder = [wishes]
-            torch.distributed.broadcast_object_list(holder)
+            torch.distributed.broadcast_object_list(holder, group=self._group)
             wishes = holder[0]
         return wishes
 

@@ -1,0 +1,183 @@
+"""States: all that a run needs to go on as if it had never stopped, in a folder, and what of it must still fit."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from sd_scripts.library import optimizers
+from sd_scripts.training.learning import Learning
+from sd_scripts.training.progress import Course, Progress
+
+STATE, PROGRESS = "state.pt", "progress.json"
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """All that changes in a run."""
+
+    learning: Learning
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    scaler: torch.amp.GradScaler | None
+    progress: Progress
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "learning": self.learning.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler else {},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.learning.load_state_dict(state["learning"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.scaler and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def makers(self) -> dict[str, str]:
+        """The classes whose state it is, by the option that chooses them."""
+        return {"optimizer_type": _class_name(self.optimizer), "lr_scheduler": _class_name(self.scheduler)}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The weights to look at and to save: those of a schedule-free optimizer's average.
+
+        Afterwards the trained ones are back bit for bit, so that looking changes nothing.
+        """
+        if not optimizers.is_schedule_free(self.optimizer):
+            yield
+            return
+        before = {name: tensor.clone() for name, tensor in self.learning.state_dict().items()}
+        optimizers.eval_mode(self.optimizer)
+        self.learning.updated()
+        try:
+            yield
+        finally:
+            optimizers.train_mode(self.optimizer)
+            self.learning.load_state_dict(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a state folder says of itself, known before a model is loaded."""
+
+    folder: Path
+    progress: Progress
+    seed: int
+    batches_per_epoch: int
+    makers: dict[str, str]
+
+
+def write_state(folder: Path, trained: Trained, course: Course, seed: int) -> None:
+    """The folder appears whole or not at all; OSError where it cannot be written."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    facts = {
+        **asdict(trained.progress),
+        "seed": seed,
+        "batches_per_epoch": course.batches_per_epoch,
+        "makers": trained.makers(),
+        "time": time.time(),
+    }
+    try:
+        part.mkdir(parents=True)
+        _write_whole(part, trained.state(), facts)
+        _put_in_place(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> None:
+    try:
+        torch.save(state, folder / STATE)
+    except RuntimeError as error:  # so torch tells of a full disk
+        raise OSError(28, "the disk is full; free some space") from error
+    (folder / PROGRESS).write_text(json.dumps(facts), encoding="utf-8")
+    for name in (STATE, PROGRESS):
+        with (folder / name).open("r+b") as file:
+            os.fsync(file.fileno())
+
+
+def read_saved(resume: str) -> Saved:
+    """Raises ValueError naming resume where the folder holds no state of ours."""
+    folder = Path(resume).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"resume: there is no folder '{resume}'")
+    try:
+        facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        return Saved(
+            folder=folder,
+            progress=Progress(step=facts["step"], epoch=facts["epoch"], batch=facts["batch"]),
+            seed=facts["seed"],
+            batches_per_epoch=facts["batches_per_epoch"],
+            makers=facts["makers"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"resume: '{resume}' is not a state of this program; states of sd-scripts cannot be continued, "
+            "but network_weights goes on from its LoRA file"
+        ) from None
+
+
+def going_on(saved: Saved, course: Course, warn: Callable[[str], None]) -> Progress:
+    """Where the run goes on. Raises ValueError when nothing is left to do."""
+    progress = saved.progress
+    if progress.step >= course.max_steps:
+        raise ValueError(
+            f"resume: the state is of step {progress.step} and the run ends at step {course.max_steps}; "
+            "raise max_train_steps or max_train_epochs"
+        )
+    if saved.batches_per_epoch != course.batches_per_epoch and progress.batch:
+        warn(
+            f"resume: an epoch now has {course.batches_per_epoch} batches and had {saved.batches_per_epoch}, so "
+            f"epoch {progress.epoch} begins anew"
+        )
+        return Progress(step=progress.step, epoch=progress.epoch)
+    return progress
+
+
+def load_state(saved: Saved, trained: Trained, device: torch.device) -> None:
+    """Raises ValueError naming resume where the state does not fit these settings."""
+    for option, maker in trained.makers().items():
+        if saved.makers.get(option) != maker:
+            raise ValueError(
+                f"resume: the state in '{saved.folder}' was made with another {option} "
+                f"({saved.makers.get(option)}); set it as it was"
+            )
+    try:
+        state = torch.load(saved.folder / STATE, map_location=device, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"resume: the state in '{saved.folder}' cannot be read: {_first_line(error)}") from None
+    try:
+        trained.load(state)
+    except (KeyError, RuntimeError, ValueError) as error:
+        if str(error).startswith("resume:"):
+            raise
+        raise ValueError(f"resume: the state in '{saved.folder}' is of other settings: {_first_line(error)}") from None
+
+
+def _class_name(made: object) -> str:
+    return f"{type(made).__module__}.{type(made).__qualname__}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _put_in_place(part: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(part, folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""Short runs of the whole trainer on the miniature, in this process, and what they left behind."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from data_help import make_folder
+from torch import Tensor
+
+from sd_scripts import sdxl_train_network
+from sd_scripts.options.toml_files import write_toml
+from sd_scripts.runs.folder import RunFolder
+
+SHORT: dict[str, Any] = {
+    "caption_extension": ".txt",
+    "resolution": "64,64",
+    "enable_bucket": True,
+    "min_bucket_reso": 64,
+    "max_bucket_reso": 128,
+    "bucket_reso_steps": 32,
+    "train_batch_size": 1,
+    "max_data_loader_n_workers": 0,
+    "cache_latents": True,
+    "cache_text_encoder_outputs": True,
+    "network_module": "networks.lora",
+    "network_dim": 2,
+    "network_alpha": 1.0,
+    "network_train_unet_only": True,
+    "learning_rate": 1e-2,
+    "max_train_steps": 3,
+    "seed": 1,
+    "output_name": "short",
+    "save_state": False,
+}
+"""Three steps on pictures of 64 pixels; None in what is given beside takes a setting away."""
+
+CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
+TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind."""
+
+    status: int
+    output: Path
+    folder: RunFolder
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return list(self.folder.events())
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def losses(self) -> list[float]:
+        return [event["loss"] for event in self.told("step")]
+
+    @property
+    def steps(self) -> list[int]:
+        return [event["step"] for event in self.told("step")]
+
+    @property
+    def files(self) -> list[str]:
+        """Names in the output folder, the run's own folder left out."""
+        return sorted(path.name for path in self.output.iterdir() if path != self.folder.path)
+
+    def tensors(self, name: str = "short.safetensors") -> dict[str, Tensor]:
+        return safetensors.torch.load_file(self.output / name)
+
+
+def train(miniature: Any, output: Path, **values: Any) -> Run:
+    """Train on two pictures beside the output, or on train_data_dir; settings go through a TOML file."""
+    settings = {**SHORT, "pretrained_model_name_or_path": miniature.checkpoint, "output_dir": output}
+    settings |= {"run_dir": output / "run", **values}
+    if "train_data_dir" not in settings and "dataset_config" not in settings:
+        settings["train_data_dir"] = pictures(output.parent / "pictures")
+    config = output.with_name(f"{output.name}.toml")
+    write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
+    return run(["--config_file", str(config)], output)
+
+
+def run(flags: list[str], output: Path) -> Run:
+    """What these flags of the SDXL LoRA script do; the run's folder is `output`/run."""
+    ours = logging.getLogger("sd_scripts")
+    before = ours.handlers, ours.propagate, ours.level
+    try:
+        status = sdxl_train_network.main(flags)
+    except SystemExit as leaving:  # a mistake in the settings
+        status = int(leaving.code or 0)
+    finally:
+        ours.handlers, ours.propagate = before[:2]
+        ours.setLevel(before[2])
+    return Run(status, output, RunFolder(output / "run"))
+
+
+def pictures(root: Path, count: int = 2, repeats: int = 1) -> Path:
+    """A train_data_dir of pictures of 64x64, once each in an epoch."""
+    folder = root / f"{repeats}_noise"
+    if not folder.exists():
+        make_folder(folder, [(64, 64)] * count)
+    return root
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
