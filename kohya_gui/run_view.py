@@ -123,8 +123,8 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
 
 
 def chart(story: RunStory) -> str:
@@ -209,8 +209,16 @@ def files(story: RunStory) -> str:
     ]
     return (
         f'<div class="section"><h4>Saved files</h4><ul class="files">{"".join(rows)}</ul>'
-        f'<p class="where">in {escape(str(story.saved[-1].path.parent))}</p></div>'
+        f'<p class="where">in {escape(str(story.saved[-1].path.parent))}</p>{resume_hint(story)}</div>'
     )
+
+
+def resume_hint(story: RunStory) -> str:
+    """How to go on from a run that ended early."""
+    states = [str(made.path) for made in story.saved if made.path.name.endswith("-state")]
+    if not states or story.state not in ("stopped", "failed", "lost"):
+        return ""
+    return f"<p>To go on from there, set <b>resume</b> to <code>{escape(states[-1])}</code></p>"
 
 
 def warnings(story: RunStory) -> str:

@@ -1,6 +1,8 @@
 """The run row: the run of this machine as every open browser sees it, and the buttons that end it."""
 
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -8,13 +10,25 @@ from gradio.processing_utils import save_file_to_cache
 
 from kohya_gui.run_view import empty_view, run_view
 from sd_scripts.runs.book import RunBook, WatchedRun
+from sd_scripts.runs.story import RunStory, State
 
 EVERY = 1.0
 """Seconds between two looks at the run."""
 LATEST = "the newest run"
 SHOWN_RUNS = 30
 SHOWN_SAMPLES = 24
-Seen = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a browser was shown last: it gets what differs, and mostly nothing."""
+
+    folder: Path | None = None
+    told: int = -1
+    samples: int = 0
+    console: str = ""
+    busy: State | None = None
+    runs: tuple[str, ...] = ()
 
 
 class RunPanel:
@@ -57,7 +71,7 @@ class RunPanel:
             elem_id=f"{tab}-chosen",
             elem_classes="run-chosen",
         )
-        self._seen = gr.State(())
+        self._seen = gr.State(Sight())
         self._outputs = [
             self._seen, self.view, self.samples, self.console, self.start, self.stop, self.end, self.chosen,
         ]  # fmt: skip
@@ -78,41 +92,45 @@ class RunPanel:
             api_visibility="private",
         )
 
-    def show(self, seen: Seen, chosen: str) -> list[Any]:
+    def show(self, seen: Sight, chosen: str) -> list[Any]:
         """What changed since `seen`; nothing at all when nothing did."""
         watched = self._watched(chosen)
         if watched is None:
             return [gr.skip() for _ in self._outputs]
-        story, folder = watched.refresh(), watched.folder
-        on = self._book.running() is not None
-        shown_runs = [f.path.name for f in self._book.folders()[:SHOWN_RUNS]]
-        console = folder.console_tail()
-        now: Seen = (
-            str(folder.path),
-            story.told,
-            len(story.samples),
-            hash(console),
-            on,
-            story.state,
-            tuple(shown_runs),
+        story, folder, running = watched.refresh(), watched.folder, self._book.running()
+        busy = running.refresh() if running else None
+        now = Sight(
+            folder=folder.path,
+            told=story.told,
+            samples=len(story.samples),
+            console=folder.console_tail(),
+            busy=busy.state if busy else None,
+            runs=tuple(f.path.name for f in self._book.folders()[:SHOWN_RUNS]),
         )
-        seen = tuple(seen) if len(seen) == len(now) else (None,) * len(now)
-        if seen == now:
+        if now == seen:
             return [gr.skip() for _ in self._outputs]
-        same_run = seen[0] == now[0]
+        other = now.folder != seen.folder
         return [
             now,
-            gr.skip() if same_run and seen[1] == now[1] else run_view(story, folder.path),
-            gr.skip() if same_run and seen[2] == now[2] else self._gallery(watched),
-            gr.skip() if same_run and seen[3] == now[3] else console_view(console),
-            gr.update(visible=not on),
+            run_view(story, folder.path) if other or now.told != seen.told else gr.skip(),
+            self._gallery(watched) if other or now.samples != seen.samples else gr.skip(),
+            console_view(now.console) if other or now.console != seen.console else gr.skip(),
+            *self._buttons(busy),
+            gr.update(choices=[LATEST, *now.runs]) if now.runs != seen.runs else gr.skip(),
+        ]
+
+    def _buttons(self, busy: RunStory | None) -> list[Any]:
+        """Start, stop and end: a run that is over may need a moment to leave, and end helps it if it hangs."""
+        leaving = busy is not None and busy.over
+        stopping = busy is not None and busy.state == "stopping"
+        return [
+            gr.update(visible=busy is None or leaving, interactive=busy is None),
             gr.update(
-                visible=on,
-                value="Stopping…" if story.state == "stopping" else "Stop",
-                interactive=story.state != "stopping",
+                visible=busy is not None and not leaving,
+                value="Stopping…" if stopping else "Stop",
+                interactive=not stopping,
             ),
-            gr.update(visible=on and story.state == "stopping"),
-            gr.skip() if seen[6] == now[6] else gr.update(choices=[LATEST, *shown_runs]),
+            gr.update(visible=leaving or stopping),
         ]
 
     def _watched(self, chosen: str) -> WatchedRun | None:

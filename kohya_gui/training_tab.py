@@ -218,7 +218,8 @@ class TrainingTab:
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
         title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
-        return self._filled(values, opened.family, data[self.file] or "", opened.remarks, title)
+        updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title)
+        return updates | {self.unknown: opened.unknown}
 
     def _filled(
         self, values: Mapping[str, Any], family: str, file: str, said: tuple[Remark, ...], title: str
@@ -260,8 +261,12 @@ class TrainingTab:
             **self._remember(path, data[self.recent]),
             self.draft.state: self.draft.of(values, family, str(path)),
             self.save_row: gr.update(visible=False),
-            self.run.message: message("ok", f"Saved to {path}"),
+            self.run.message: told(self._left_out(values), f"Saved to {path}"),
         }
+
+    def _left_out(self, values: Mapping[str, Any]) -> list[Remark]:
+        secrets = [name for name, option in self.form.options.items() if option.secret and values[name]]
+        return [Remark(name, "is a secret and not in the file") for name in secrets]
 
     def _start(self, data: Updates) -> Updates:
         try:

@@ -304,7 +304,7 @@ def test_a_flat_curve_and_one_step_can_be_drawn():
 
 def test_numbers_are_written_for_people():
     assert [speed(s) for s in (None, 0.0791, 1.234, 42)] == ["–", "79 ms/it", "1.23 s/it", "42 s/it"]
-    assert [duration(s) for s in (None, 5, 65, 3725)] == ["–", "5 s", "1 min 05 s", "1 h 02 min"]
+    assert [duration(s) for s in (None, 5, 65, 3725)] == ["–", "5 s", "1:05", "1:02:05"]
     assert nice_ticks(0, 100) == [0, 20, 40, 60, 80, 100]
 
 

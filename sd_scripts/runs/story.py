@@ -19,7 +19,7 @@ SLOW = 4.0
 class Curve:
     """A curve of at most `most` points: when it is full, neighbours are averaged, so a point stands for more steps."""
 
-    def __init__(self, most: int = 1000):
+    def __init__(self, most: int = 600):
         self.points: list[tuple[float, float]] = []
         self._most, self._stride = most, 1
         self._waiting: list[tuple[float, float]] = []
@@ -35,8 +35,8 @@ class Curve:
             self._stride *= 2
 
     def smooth(self) -> list[tuple[float, float]]:
-        """The running mean, over about a twentieth of the curve."""
-        keep = 1 - 2 / (min(max(len(self.points) / 20, 4), 40) + 1)
+        """The running mean, over about a tenth of the curve."""
+        keep = 1 - 2 / (min(max(len(self.points) / 10, 6), 60) + 1)
         total = weight = 0.0
         drawn = []
         for x, y in self.points:

@@ -172,16 +172,23 @@ def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
 
 
-def test_a_reload_brings_back_what_was_typed_but_no_secret(page):
+def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
     field(page, "output_name").fill("kätzchen")
     set_the_six(page)
     unfold(page, "logging")
     field(page, "wandb_api_key").fill("s3cret")
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(tmp_path / "secret.toml"))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("wandb_api_key: is a secret")
+    assert "s3cret" not in (tmp_path / "secret.toml").read_text()
     page.reload()
     expect(field(page, "output_name")).to_have_value("kätzchen", timeout=20_000)
     expect_the_six(page)
     unfold(page, "logging")
     expect(field(page, "wandb_api_key")).to_have_value("")
+    field(page, "file").click()  # what was saved is among the recent files
+    expect(page.get_by_role("option", name=str(tmp_path / "secret.toml"))).to_be_visible()
 
 
 def test_bad_input_is_told_in_the_page_and_nothing_starts(page):
