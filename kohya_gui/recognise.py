@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl"}
+PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
 MOST_FILES = 20_000
 """A folder is counted up to here, so that a glance at a disk's root stays a glance."""
 LONGEST_HEADER = 100_000_000
@@ -56,8 +57,10 @@ def model(path: str, family: str) -> Recognised:
         found = _diffusers_folder(place)
     elif place.suffix == ".safetensors":
         found = safetensors_file(place)
+    elif place.is_file() and place.suffix in PICKLED:
+        return Recognised(f"{size(place.stat().st_size)}, {place.suffix}: looked into when the run starts")
     elif place.is_file():
-        return Recognised(f"{size(place.stat().st_size)}, {place.suffix or 'no suffix'}: read when the run starts")
+        return Recognised("This is no model file: choose a .safetensors or .ckpt file", good=False)
     elif _is_hub_id(path):
         return Recognised("Hugging Face id: looked up in the local cache, else downloaded, when the run starts")
     else:

@@ -261,6 +261,8 @@ def test_half_a_file_and_no_file_are_told(tmp_path):
     (tmp_path / "n.safetensors").write_bytes(b"<html>not found</html>")
     assert "not a safetensors file" in recognise.model(str(tmp_path / "n.safetensors"), "sdxl").text
     assert recognise.model(str(tmp_path / "gone.safetensors"), "sdxl").good is False
+    (tmp_path / "a.toml").touch()
+    assert "no model file" in recognise.model(str(tmp_path / "a.toml"), "sdxl").text
     assert recognise.model("stabilityai/stable-diffusion-xl-base-1.0", "sdxl").good is None
 
 
