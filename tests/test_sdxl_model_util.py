@@ -16,7 +16,7 @@ from sd_scripts.library import sdxl_model_util as sgm
 
 REFERENCE = Path(__file__).parent / "reference"
 SHAPES = {k: tuple(v) for k, v in json.loads((REFERENCE / "sd_keys_sdxl_checkpoint.json").read_text()).items()}
-LORA_NAMES = json.loads((REFERENCE / "sdxl_lora_names.json").read_text())
+LORA_NAMES = json.loads((REFERENCE / "sd_lora_keys.json").read_text())
 
 
 @pytest.fixture(scope="module")
