@@ -1,0 +1,267 @@
+"""Time real training steps of full-size SDXL with random weights, eager beside compiled.
+
+python -m sd_scripts.benchmark [--rows eager compiled ...] [--steps 30] [--markdown FILE]
+
+Every row runs in a process of its own, one after another, with inputs made ahead: what is measured is the step of the
+trainer, forward to optimizer, not the reading of pictures. Each row compiles from an empty cache; those marked warm
+start from the cache of the row that they vary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    name: str
+    title: str
+    mode: str | None = None
+    """compile_mode; None runs eagerly."""
+    batch: int = 1
+    sizes: tuple[tuple[int, int], ...] = ((1024, 1024),)
+    """Width and height; several take turns."""
+    accumulation: int = 1
+    checkpointing: bool = False
+    dynamic: str = "auto"
+    cache_of: str | None = None
+    """Another row whose compiler cache this one starts from, so that its first steps are no cold start."""
+
+
+TWO_SIZES = ((1024, 1024), (832, 1216))
+ROWS = (
+    Row(name="eager", title="eager"),
+    Row(name="compiled", title="compile_mode = default", mode="default"),
+    Row(name="graphs", title="compile_mode = reduce-overhead", mode="reduce-overhead"),
+    Row(name="eager4", title="eager", batch=4),
+    Row(name="compiled4", title="compile_mode = default", mode="default", batch=4),
+    Row(
+        name="compiled_sizes",
+        title="default, two buckets in turn",
+        mode="default",
+        sizes=TWO_SIZES,
+        cache_of="compiled",
+    ),
+    Row(
+        name="graphs_sizes",
+        title="reduce-overhead, two buckets in turn",
+        mode="reduce-overhead",
+        sizes=TWO_SIZES,
+        cache_of="graphs",
+    ),
+    Row(name="compiled_sum", title="default, accumulation 2", mode="default", accumulation=2, cache_of="compiled"),
+    Row(
+        name="graphs_sum",
+        title="reduce-overhead, accumulation 2",
+        mode="reduce-overhead",
+        accumulation=2,
+        cache_of="graphs",
+    ),
+    Row(name="eager_checkpointing", title="eager, gradient checkpointing", checkpointing=True),
+    Row(name="compiled_checkpointing", title="default, gradient checkpointing", mode="default", checkpointing=True),
+)
+RANK = 32
+WARM_UP = 8
+
+
+def measure(row: Row, steps: int) -> dict[str, Any]:
+    """Milliseconds a step, memory in GiB, and what the compiler did."""
+    import torch
+
+    from sd_scripts.families.sdxl import SDXL
+    from sd_scripts.families.sdxl.unet import make_ours, random_full_size
+    from sd_scripts.library.compile_utils import compile_model
+    from sd_scripts.library.optimizers import make_optimizer
+    from sd_scripts.networks.lora import attach
+    from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
+    from sd_scripts.options.catalog import SDXL_LORA
+    from sd_scripts.options.compile import CompileOptions
+    from sd_scripts.options.network import NetworkOptions
+    from sd_scripts.options.optimizer import OptimizerOptions
+    from sd_scripts.options.settings import Settings
+    from sd_scripts.training import compiling
+    from sd_scripts.training.learning import LoraLearning
+    from sd_scripts.training.step import TrainStep
+
+    chosen = {"compile": row.mode is not None, "compile_mode": row.mode or "default", "compile_dynamic": row.dynamic}
+    values = {"network_dim": RANK, "network_alpha": RANK / 2, "learning_rate": 1e-4, **chosen}
+    settings = Settings(SDXL_LORA.groups, values)
+    options = settings[CompileOptions]
+    compiling.warm_up(options)
+    device = torch.device("cuda")
+    unet = random_full_size(device, torch.bfloat16)
+    make_ours(unet)
+    unet.train()
+    if row.checkpointing:
+        unet.enable_gradient_checkpointing()
+    modules = [Adapted(module=unet, target=SDXL.lora, group="unet", lr=1e-4)]
+    args = read_args(settings[NetworkOptions], SDXL.lora.block_counts, print)
+    plans = plan_layers(modules, settings[NetworkOptions], args)
+    network = attach(plans, args.dropouts, torch.Generator().manual_seed(0))
+    learning = LoraLearning(network, parameter_groups(network, modules, args), [unet])
+    if options.compile:
+        kinds = max(SDXL.graph_kinds(unet).values())
+        static = len(row.sizes) <= compiling.STATIC_SHAPES
+        compile_model(
+            options,
+            unet,
+            SDXL.compile_targets(unet),
+            log_prefix=SDXL.title,
+            graphs_expected=2 * kinds * len(row.sizes),
+            static=static,
+        )
+    optimizer = make_optimizer(settings[OptimizerOptions], learning.parameter_groups())
+
+    def loss(inputs: dict[str, Tensor]) -> Tensor:
+        text = {key[5:]: value for key, value in inputs.items() if key.startswith("text.")}
+        return SDXL.loss(_Parts(unet), inputs, text, settings)  # type: ignore[arg-type]
+
+    step = TrainStep(
+        loss, learning, optimizer, accumulation=row.accumulation, cuda_graphs=compiling.uses_cuda_graphs(options)
+    )
+    inputs = [random_inputs(row.batch, size, device) for size in row.sizes]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+    losses: list[Tensor] = []
+
+    def run(number: int) -> None:
+        for _ in range(row.accumulation):
+            losses.append(step.micro(inputs[number % len(inputs)]))
+        step.update()
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for number in range(len(inputs)):
+        run(number)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    for number in range(WARM_UP * len(inputs)):
+        run(number)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for number in range(steps):
+        run(number)
+        marks[number + 1].record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in pairwise(marks))
+    counts = compiling._Counts()
+    return {
+        "median": statistics.median(times),
+        "mean": statistics.fmean(times),
+        "min": times[0],
+        "p90": times[int(len(times) * 0.9)],
+        "allocated": torch.cuda.max_memory_allocated() / 2**30,
+        "reserved": torch.cuda.max_memory_reserved() / 2**30,
+        "first": first,
+        "graphs": counts.graphs,
+        "breaks": counts.breaks,
+        "modules": len(plans),
+        "loss": float(torch.stack(losses[-8:]).mean()),
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+
+
+@dataclass
+class _Parts:
+    denoiser: Any
+
+
+def random_inputs(batch: int, size: tuple[int, int], device: Any) -> dict[str, Any]:
+    """What a step reads, as families/sdxl/objective.py makes it, from noise."""
+    import torch
+
+    generator = torch.Generator(device).manual_seed(size[0])
+
+    def normal(*shape: int, dtype: Any = torch.float32) -> Any:
+        return torch.randn(shape, device=device, generator=generator, dtype=dtype)
+
+    width, height = size
+    sizes = torch.tensor([[height, width, 0, 0, height, width]] * batch, device=device, dtype=torch.float32)
+    return {
+        "noisy": normal(batch, 4, height // 8, width // 8),
+        "target": normal(batch, 4, height // 8, width // 8),
+        "timesteps": torch.randint(0, 1000, (batch,), device=device, generator=generator),
+        "sizes": sizes,
+        "loss_weight": torch.ones(batch, device=device),
+        "text.hidden_state1": normal(batch, 77, 768),
+        "text.hidden_state2": normal(batch, 77, 1280),
+        "text.pool2": normal(batch, 1280),
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    first = next(iter(results.values()))
+    lines = [
+        f"{first['card']}, PyTorch {first['torch']}, LoRA rank {RANK} on {first['modules']} layers, bf16, fused AdamW.",
+        "",
+        "| step | batch | median ms | min to p90 | mean | GiB allocated | reserved | first s | graphs | breaks | loss|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in (row for row in ROWS if row.name in results):
+        r, warm = results[row.name], " (warm)" if row.cache_of else ""
+        lines.append(
+            f"| {row.title} | {row.batch} | {r['median']:.1f} | {r['min']:.1f} to {r['p90']:.1f} | {r['mean']:.1f} | "
+            f"{r['allocated']:.2f} | {r['reserved']:.2f} | {r['first']:.1f}{warm} | {r['graphs']} | {r['breaks']} | "
+            f"{r['loss']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", nargs="*", choices=names, default=names)
+    parser.add_argument("--steps", type=int, default=30, help="timed steps of each row, after the warm-up")
+    parser.add_argument("--markdown", type=Path, help="write the table here too")
+    parser.add_argument("--row", choices=names, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.row:
+        row = next(row for row in ROWS if row.name == arguments.row)
+        print("RESULT " + json.dumps(measure(row, arguments.steps)), flush=True)
+        return 0
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as caches:
+        for row in (row for row in ROWS if row.name in arguments.rows):
+            result = _in_own_process(row, arguments.steps, Path(caches))
+            if result:
+                results[row.name] = result
+                print(f"{row.name}: {result['median']:.1f} ms, first {result['first']:.1f} s", flush=True)
+            if arguments.markdown and results:
+                arguments.markdown.write_text(table(results) + "\n")
+    print("\n" + table(results) if results else "no row could be measured")
+    return 0 if len(results) == len(arguments.rows) else 1
+
+
+def _in_own_process(row: Row, steps: int, caches: Path) -> dict[str, Any] | None:
+    """What `measure` returns; None if it failed, which is told."""
+    own = {
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # as the trainer sets it
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / (row.cache_of or row.name)),
+    }
+    command = [sys.executable, "-m", "sd_scripts.benchmark", "--row", row.name, "--steps", str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own}, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    print(f"{row.name} failed:\n{done.stderr[-3000:]}", file=sys.stderr, flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
