@@ -1,0 +1,85 @@
+"""The LoRA method on the miniature SDXL, without a trainer: prepare, one loss, what was warned of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from conftest import sdxl_settings
+from torch import Tensor
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl import SDXL
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.context import Context
+from sd_scripts.training.learning import Learning, LoraLearning
+from sd_scripts.training.methods import Lora
+
+CAPTIONS = ["a red circle on a white background", "a blue square"]
+WITH_CONV = ["conv_dim=2", "conv_alpha=2"]
+
+
+@dataclass
+class Prepared:
+    """A base model that learns."""
+
+    context: Context
+    parts: Parts
+    learning: Learning
+
+    @property
+    def network(self) -> Any:
+        assert isinstance(self.learning, LoraLearning)
+        return self.learning.network
+
+    @property
+    def warnings(self) -> list[str]:
+        return [e["text"] for e in RunFolder(self.context.run_dir).events() if e["kind"] == "warning"]
+
+
+def context(model: Path, folder: Path, **values: Any) -> Context:
+    values = {"network_dim": 4, "network_alpha": 2.0, "learning_rate": 1e-3, **values}
+    settings = sdxl_settings(model, **values)
+    log = RunFolder(folder).log()
+    return Context(settings=settings, accelerator=Accelerator(cpu=True), log=log, run_dir=folder, seed=1)
+
+
+def base(model: Path) -> Parts:
+    return SDXL.load(sdxl_settings(model), torch.float32, torch.device("cpu"))
+
+
+def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
+    """As the trainer does it, up to the first step."""
+    given, parts, method = context(model, folder, **values), base(model), Lora()
+    assert method.check(SDXL, given.settings) == []
+    method.change_base(SDXL, parts, given)
+    return Prepared(given, parts, method.prepare(SDXL, parts, given))
+
+
+def say_something(prepared: Prepared) -> None:
+    """Give every up random numbers, as if training had been."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for layer in prepared.network.layers:
+            layer.up.copy_(torch.randn(layer.up.shape, generator=generator) * 0.1)
+    prepared.network.refresh()
+
+
+def losses(parts: Parts) -> Tensor:
+    """(2,) of two captions and fixed noise, differentiable in all that learns."""
+    settings, generator = sdxl_settings("model"), torch.Generator().manual_seed(3)
+    inputs = {
+        "noisy": torch.randn(2, 4, 8, 8, generator=generator),
+        "target": torch.randn(2, 4, 8, 8, generator=generator),
+        "timesteps": torch.tensor([200, 700]),
+        "sizes": torch.full((2, 6), 64.0),
+        "loss_weight": torch.ones(2),
+    }
+    text = SDXL.encode_text(parts, SDXL.tokenize(parts, CAPTIONS, settings))
+    return SDXL.loss(parts, inputs, text, settings)
+
+
+def save(prepared: Prepared, path: Path) -> Path:
+    prepared.learning.save(path, None, {})
+    return path

@@ -1,0 +1,263 @@
+"""LoRA files as they go out and come in: diffusers reads ours, we read theirs, base weights take them up."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from lora_sdxl import WITH_CONV, Prepared, base, context, losses, prepare, save, say_something
+from safetensors import safe_open
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl import SDXL
+from sd_scripts.networks.lora import adaptable
+from sd_scripts.training.methods import Lora
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(miniature: Any) -> Path:
+    return miniature.checkpoint
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, Path]:
+    """A LoRA of U-Net, convolutions and both encoders, and its file."""
+    folder = tmp_path_factory.mktemp("lora")
+    prepared = prepare(model, folder, network_args=WITH_CONV)
+    say_something(prepared)
+    return prepared, save(prepared, folder / "trained.safetensors")
+
+
+def pipeline(parts: Parts) -> StableDiffusionXLPipeline:
+    return StableDiffusionXLPipeline(
+        vae=parts.vae,
+        text_encoder=parts.text_encoders[0],
+        text_encoder_2=parts.text_encoders[1],
+        tokenizer=parts.tokenizers[0],
+        tokenizer_2=parts.tokenizers[1],
+        unet=parts.denoiser,
+        scheduler=EulerDiscreteScheduler(),
+    )
+
+
+def picture(parts: Parts) -> np.ndarray:
+    pipe = pipeline(parts)
+    pipe.set_progress_bar_config(disable=True)
+    noise = torch.Generator().manual_seed(1)
+    made = pipe("a red circle", num_inference_steps=2, height=64, width=64, generator=noise, output_type="np")
+    return made.images[0]
+
+
+def with_diffusers_names(file: Path, parts: Parts) -> dict[str, torch.Tensor]:
+    paths = {SDXL.lora.name(path): path for path, _ in adaptable(parts.denoiser, SDXL.lora, conv=True)}
+    renamed = {}
+    for key, tensor in safetensors.torch.load_file(file).items():
+        layer, _, rest = key.partition(".")
+        name = "lora_unet_" + paths[layer].replace(".", "_") if layer in paths else layer
+        renamed[f"{name}.{rest}"] = tensor
+    return renamed
+
+
+def test_diffusers_loads_our_file_and_computes_what_training_did(model: Path, trained: tuple[Prepared, Path]) -> None:
+    prepared, file = trained
+    theirs = base(model)
+    pipe, before = pipeline(theirs), losses(theirs)
+    pipe.load_lora_weights(file)
+    with torch.no_grad():
+        torch.testing.assert_close(losses(theirs), losses(prepared.parts), rtol=1e-4, atol=1e-5)
+    assert (losses(theirs) - before).abs().min() > 1e-3
+
+
+def test_our_file_changes_the_picture_that_diffusers_makes(model: Path, trained: tuple[Prepared, Path]) -> None:
+    plain, adapted = base(model), base(model)
+    pipeline(adapted).load_lora_weights(trained[1])
+    assert np.abs(picture(plain) - picture(adapted)).max() > 0.01
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(None, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 1e-2)])
+def test_a_run_that_goes_on_from_the_file_begins_where_it_ended(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path, dtype: torch.dtype | None, close: float
+) -> None:
+    prepared, _ = trained
+    prepared.learning.save(tmp_path / "file.safetensors", dtype, {})
+    weights = {"network_weights": str(tmp_path / "file.safetensors"), "network_args": WITH_CONV}
+    again = prepare(model, tmp_path, **weights)
+    assert again.warnings == []
+    with torch.no_grad():
+        torch.testing.assert_close(losses(again.parts), losses(prepared.parts), rtol=close, atol=close)
+
+
+def test_another_alpha_changes_nothing_in_what_the_file_does(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path
+) -> None:
+    prepared, file = trained
+    again = prepare(model, tmp_path, network_weights=str(file), network_alpha=1.0, network_args=WITH_CONV)
+    assert {layer.alpha for layer in again.network.layers} == {1.0, 2.0}
+    with torch.no_grad():
+        torch.testing.assert_close(losses(again.parts), losses(prepared.parts))
+
+
+def test_a_file_with_diffusers_names_for_the_unet_is_the_same_file(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path
+) -> None:
+    prepared, file = trained
+    theirs = with_diffusers_names(file, base(model))
+    assert "lora_unet_down_blocks_1_attentions_0_proj_in.alpha" in theirs
+    safetensors.torch.save_file(theirs, tmp_path / "theirs.safetensors")
+    again = prepare(model, tmp_path, network_weights=str(tmp_path / "theirs.safetensors"), network_args=WITH_CONV)
+    assert again.warnings == []
+    ours = again.network.file_tensors(None)
+    assert all(torch.equal(tensor, ours[key]) for key, tensor in prepared.network.file_tensors(None).items())
+
+
+def test_dim_from_weights_takes_ranks_and_alphas_of_the_file(model: Path, tmp_path: Path) -> None:
+    ranks = ",".join(str(number % 5) for number in range(23))
+    (tmp_path / "first").mkdir()
+    first = prepare(model, tmp_path / "first", network_args=[f"block_dims={ranks}", "conv_dim=3", "conv_alpha=6"])
+    say_something(first)
+    file = save(first, tmp_path / "first.safetensors")
+    again = prepare(model, tmp_path, network_weights=str(file), dim_from_weights=True, network_dim=64)
+    assert again.warnings == []
+    shape = {layer.name: (layer.rank, layer.alpha) for layer in again.network.layers}
+    assert shape == {layer.name: (layer.rank, layer.alpha) for layer in first.network.layers}
+    with torch.no_grad():
+        torch.testing.assert_close(losses(again.parts), losses(first.parts))
+
+
+def test_dim_from_weights_still_heeds_block_rates_and_dropouts(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path
+) -> None:
+    args = ["down_lr_weight=zeros", "up_lr_weight=linear+0.5", "rank_dropout=0.25"]
+    again = prepare(model, tmp_path, network_weights=str(trained[1]), dim_from_weights=True, network_args=args)
+    rates = {group["name"]: group["lr"] for group in again.learning.parameter_groups()}
+    assert rates["unet_block13"] == pytest.approx(0.5e-3)
+    assert not any(name.startswith("unet_block5") for name in rates)
+    assert {layer.layer.dropouts.rank for layer in again.network.layers} == {0.25}
+    assert "layers of the file are not trained in this run" in again.warnings[0]
+
+
+def test_what_the_file_lacks_and_what_it_has_too_much_is_told(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path
+) -> None:
+    tensors = {k: v for k, v in safetensors.torch.load_file(trained[1]).items() if "middle_block" not in k}
+    safetensors.torch.save_file(tensors, tmp_path / "part.safetensors")
+    again = prepare(
+        model,
+        tmp_path,
+        network_weights=str(tmp_path / "part.safetensors"),
+        network_train_unet_only=True,
+        network_args=WITH_CONV,
+    )
+    lacking, left = again.warnings
+    assert "layers are not in the file and begin anew: lora_unet_middle_block_" in lacking
+    assert "layers of the file are not trained in this run and will not be in its files: lora_te1_text" in left
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("names", ["ours", "diffusers"])
+def test_base_weights_are_the_lora_merged(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path, strength: float, names: str
+) -> None:
+    prepared, file = trained
+    if names == "diffusers":
+        safetensors.torch.save_file(with_diffusers_names(file, base(model)), tmp_path / "theirs.safetensors")
+        file = tmp_path / "theirs.safetensors"
+    merged = prepare(model, tmp_path, base_weights=[str(file)], base_weights_multiplier=[strength])
+    try:
+        prepared.network.multiplier = strength
+        prepared.network.refresh()
+        with torch.no_grad():
+            torch.testing.assert_close(losses(merged.parts), losses(prepared.parts), rtol=1e-4, atol=1e-5)
+    finally:
+        prepared.network.multiplier = 1.0
+        prepared.network.refresh()
+
+
+def test_several_base_weights_add_up_with_strength_1_where_none_is_given(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path
+) -> None:
+    file = str(trained[1])
+    (tmp_path / "twice").mkdir()
+    twice = prepare(model, tmp_path / "twice", base_weights=[file, file])
+    once = prepare(model, tmp_path, base_weights=[file], base_weights_multiplier=[2.0])
+    with torch.no_grad():
+        torch.testing.assert_close(losses(twice.parts), losses(once.parts), rtol=1e-4, atol=1e-5)
+
+
+def write_text(path: Path) -> None:
+    path.write_text("not a model")
+
+
+def write_another(path: Path) -> None:
+    safetensors.torch.save_file({"lora_unet_strange.lora_down.weight": torch.zeros(4, 4)}, path)
+
+
+def write_wide(path: Path) -> None:
+    name = "lora_unet_middle_block_1_proj_in"
+    shapes = {"lora_down": (4, 9), "lora_up": (9, 4)}
+    safetensors.torch.save_file({f"{name}.{part}.weight": torch.zeros(s) for part, s in shapes.items()}, path)
+
+
+@pytest.mark.parametrize("option", ["network_weights", "base_weights"])
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (write_text, r"'.*lora\.safetensors' cannot be read: "),
+        (write_another, "has no layer of this (network|model); is it "),
+        (write_wide, "lora_unet_middle_block_1_proj_in is of other sizes in the file than in this model"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told_in_one_sentence(
+    model: Path, tmp_path: Path, option: str, write: Callable[[Path], None], problem: str
+) -> None:
+    file = tmp_path / "lora.safetensors"
+    write(file)
+    with pytest.raises(ValueError, match=f"^{option}: .*{problem}") as error:
+        prepare(model, tmp_path, **{option: [str(file)] if option == "base_weights" else str(file)})
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path: Path) -> None:
+    settings = context(model, tmp_path, network_weights="no.safetensors", base_weights=["nor.safetensors"]).settings
+    assert Lora().check(SDXL, settings) == [
+        "network_weights: there is no file 'no.safetensors'",
+        "base_weights: there is no file 'nor.safetensors'",
+    ]
+
+
+def test_a_file_of_another_rank_is_refused(model: Path, trained: tuple[Prepared, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has rank 4 in the file and 8 here; set network_dim to the file's rank or"):
+        prepare(model, tmp_path, network_weights=str(trained[1]), network_dim=8)
+
+
+def test_keys_of_a_compiled_model_are_read(model: Path, trained: tuple[Prepared, Path], tmp_path: Path) -> None:
+    tensors = {f"_orig_mod.{key}": tensor for key, tensor in safetensors.torch.load_file(trained[1]).items()}
+    safetensors.torch.save_file(tensors, tmp_path / "compiled.safetensors")
+    weights = str(tmp_path / "compiled.safetensors")
+    again = prepare(model, tmp_path, network_weights=weights, network_args=WITH_CONV)
+    assert again.warnings == []
+
+
+def test_the_file_carries_the_metadata_and_the_hashes_of_its_tensors(
+    trained: tuple[Prepared, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "told.safetensors"
+    trained[0].learning.save(path, torch.float16, {"ss_network_dim": "4", "modelspec.title": "told"})
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    data = path.read_bytes()
+    payload = data[8 + int.from_bytes(data[:8], "little") :]
+    assert metadata["ss_network_dim"] == "4"
+    assert metadata["modelspec.title"] == "told"
+    assert metadata["sshs_model_hash"] == hashlib.sha256(payload).hexdigest()
+    assert len(metadata["sshs_legacy_hash"]) == 8
