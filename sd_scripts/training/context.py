@@ -43,6 +43,8 @@ class Context:
     """Only the main process tells."""
     run_dir: Path
     seed: int
+    began: float
+    """When the process began, in seconds since 1970: what commands.jsonl held before was said to another run."""
 
     @property
     def device(self) -> torch.device:
@@ -104,7 +106,9 @@ class Context:
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog]) -> Context:
+def make_context(
+    settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog], began: float
+) -> Context:
     """Start the processes that accelerate launched and choose a seed, the same in all."""
     training, cuda = settings[TrainingOptions], settings[CudaOptions]
     timeout = settings[DistributedOptions].ddp_timeout
@@ -122,7 +126,7 @@ def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Call
     set_seed(seed)
     folder = Path(_agreed(accelerator, str(run_dir()) if accelerator.is_main_process else ""))
     log = make_log(folder) if accelerator.is_main_process else None
-    return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed)
+    return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed, began=began)
 
 
 def _agreed(accelerator: Accelerator, value: Any) -> Any:

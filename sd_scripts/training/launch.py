@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ there was anything to save."""
 
 def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: list[str] | None = None) -> int:
     """Train, and return the exit status. `load` imports family and method: torch is slow, and --help need not wait."""
+    began = time.time()
     settings = from_command_line(script, argv)
     try:
         _set_up_console(settings[LoggingOptions])
@@ -52,8 +54,8 @@ def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: 
 
     if problems := [*family.check(settings), *method().check(family, settings), *_rehearse(settings)]:
         return _refuse(problems)
-    warm_up(settings[CompileOptions])
-    return _run(settings, family, method())
+    warm_up(settings[CompileOptions], device)
+    return _run(settings, family, method(), began)
 
 
 def _rehearse(settings: Settings) -> list[str]:
@@ -74,12 +76,12 @@ def _rehearse(settings: Settings) -> list[str]:
     return problems
 
 
-def _run(settings: Settings, family: Family, method: Method) -> int:
+def _run(settings: Settings, family: Family, method: Method, began: float) -> int:
     from sd_scripts.training.context import make_context
     from sd_scripts.training.trainer import Trainer
 
     try:
-        context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log())
+        context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log(), began)
         if context.is_main:
             _keep_settings(context)
     except OSError as error:

@@ -45,6 +45,9 @@ class Sampler:
 
     def run(self, step: int, when: str) -> None:
         """All prompts, spread over the processes; names as sd-scripts gives them."""
+        if not self.prompts:
+            self._context.warn("sample_prompts: there is no prompt to make samples of; name a file with some")
+            return
         progress = self._context.phase("sampling")
         name = self._context.settings[SavingOptions].output_name
         folder = self._context.output_dir / "sample"

@@ -32,7 +32,7 @@ class Wishes:
     def heard(self) -> set[str]:
         wishes: set[str] = set()
         if self._context.is_main:
-            wishes = {str(command["kind"]) for command in self._commands}
+            wishes = {str(c["kind"]) for c in self._commands if c.get("time", 0) >= self._context.began}
             if self._asked_to_stop:
                 wishes.add("stop")
         if self._context.world > 1:

@@ -1,0 +1,85 @@
+"""Pictures while training: named as people expect them, made with the LoRA, and without a trace in the training."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from training_help import TEXT_ENCODERS_TOO, equal, pictures, train
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a red circle --w 64 --h 64 --s 2 --d 7\na blue square --w 64 --h 128 --s 1 --l 1\n")
+    return path
+
+
+def picture(path: str) -> Any:
+    return np.asarray(Image.open(path)).astype(int)
+
+
+def test_samples_carry_step_number_and_seed_in_their_names(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+    made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=2, sample_at_first=True)
+    names = [Path(event["path"]).name for event in made.told("sample")]
+    assert [re.sub(r"_\d{14}", "", name) for name in names] == [
+        "short_000000_00_7.png", "short_000000_01.png", "short_000002_00_7.png", "short_000002_01.png",
+    ]  # fmt: skip
+    assert [event["step"] for event in made.told("sample")] == [0, 0, 2, 2]
+    assert made.told("sample")[0]["prompt"] == "a red circle"
+    assert Image.open(made.told("sample")[1]["path"]).size == (64, 128)
+
+
+def test_samples_show_what_was_learned(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+    made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=3, sample_at_first=True)
+    first, last = (event["path"] for event in made.told("sample") if event["seed"] == 7)
+    assert np.abs(picture(first) - picture(last)).max() > 0
+
+
+def test_sampling_changes_no_loss_of_training(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+    options = {**TEXT_ENCODERS_TOO, "sample_prompts": prompts, "network_dropout": 0.2, "max_train_steps": 3}
+    often = train(miniature, tmp_path / "often", sample_every_n_steps=1, **options)
+    never = train(miniature, tmp_path / "never", **options)
+    assert len(often.told("sample")) == 6
+    assert often.losses == never.losses
+    assert equal(often.tensors(), never.tensors())
+
+
+def test_epochs_win_over_steps(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+    made = train(
+        miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1, sample_every_n_epochs=1,
+        max_train_epochs=2,
+    )  # fmt: skip
+    names = [Path(event["path"]).name for event in made.told("sample")]
+    assert [name[:13] for name in names] == ["short_e000001", "short_e000001", "short_e000002", "short_e000002"]
+
+
+def test_a_schedule_free_optimizer_shows_its_average(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+    """At the last step that is what the file holds, so the file's own samples must be the same."""
+    options = {"optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2, "sample_prompts": prompts}
+    root = pictures(tmp_path / "pictures")
+    made = train(miniature, tmp_path / "out", train_data_dir=root, sample_every_n_steps=3, **options)
+    weights = {"network_weights": made.output / "short.safetensors", "network_dim": 2}
+    loaded = train(
+        miniature,
+        tmp_path / "loaded",
+        train_data_dir=root,
+        sample_at_first=True,
+        max_train_steps=1,
+        **weights,
+        **options,
+    )
+    (trained,) = (event["path"] for event in made.told("sample") if event["seed"] == 7)
+    (of_the_file,) = (event["path"] for event in loaded.told("sample") if event["seed"] == 7)
+    assert np.array_equal(picture(trained), picture(of_the_file))
+
+
+def test_prompts_that_are_not_there_are_told_before_the_model_is_loaded(
+    miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = train(miniature, tmp_path / "out", sample_prompts=tmp_path / "nowhere.txt", sample_every_n_steps=1)
+    assert made.status == 2
+    assert "sample_prompts" in capsys.readouterr().err
+    assert "loading" not in [event["name"] for event in made.told("phase")]

@@ -1,0 +1,121 @@
+"""Stop, save and sample, asked of a running run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_help import SHORT, equal, pictures, train
+
+from sd_scripts import sdxl_train_network
+from sd_scripts.options.toml_files import write_toml
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.reporting import Reporter
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ask for something while a step is under way, as the page does: `ask(step, *wishes)`."""
+
+    def ask(step: int, *wishes: Any) -> None:
+        tell = Reporter.step
+
+        def told(reporter: Reporter, facts: Any, loss: Any) -> None:
+            if facts.step == step:
+                for wish in wishes:
+                    RunFolder(reporter._context.run_dir).command(wish)
+            tell(reporter, facts, loss)
+
+        monkeypatch.setattr(Reporter, "step", told)
+
+    return ask
+
+
+def test_a_stopped_run_ends_its_step_and_goes_on_later_as_if_nothing_had_been(
+    ask: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = pictures(tmp_path / "pictures", count=3)
+    whole = train(miniature, tmp_path / "whole", train_data_dir=root, max_train_steps=5)
+    ask(2, "stop")
+    stopped = train(miniature, tmp_path / "stopped", train_data_dir=root, max_train_steps=5)
+    monkeypatch.undo()
+    assert stopped.status == 0
+    assert stopped.steps == [1, 2]
+    assert stopped.events[-1]["kind"] == "stopped"
+    assert stopped.files == ["short-step00000002-state", "short-step00000002.safetensors"]
+    state = stopped.output / "short-step00000002-state"
+    rest = train(miniature, tmp_path / "rest", train_data_dir=root, max_train_steps=5, resume=state)
+    assert stopped.losses + rest.losses == whole.losses
+    assert equal(rest.tensors(), whole.tensors())
+
+
+def test_a_wish_to_save_writes_file_and_state_and_the_run_goes_on(ask: Any, miniature: Any, tmp_path: Path) -> None:
+    ask(2, "save")
+    made = train(miniature, tmp_path / "out")
+    assert made.steps == [1, 2, 3]
+    assert made.files == ["short-step00000002-state", "short-step00000002.safetensors", "short.safetensors"]
+
+
+def test_a_wish_for_samples_makes_them(ask: Any, miniature: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle --w 64 --h 64 --s 1")
+    ask(2, "sample")
+    made = train(miniature, tmp_path / "out", sample_prompts=prompts)
+    assert [event["step"] for event in made.told("sample")] == [2]
+
+
+def test_a_wish_for_samples_without_prompts_is_answered(ask: Any, miniature: Any, tmp_path: Path) -> None:
+    ask(2, "sample")
+    made = train(miniature, tmp_path / "out")
+    assert made.steps == [1, 2, 3]
+    assert "sample_prompts" in made.told("warning")[-1]["text"]
+
+
+def test_a_stop_at_the_last_step_is_the_end(ask: Any, miniature: Any, tmp_path: Path) -> None:
+    ask(3, "stop")
+    made = train(miniature, tmp_path / "out")
+    assert made.events[-1]["kind"] == "finished"
+
+
+def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(miniature: Any, tmp_path: Path) -> None:
+    RunFolder(tmp_path / "out" / "run").command("stop")
+    (tmp_path / "out" / "run" / "commands.jsonl").write_text('{"time": 1.0, "kind": "stop"}\n')
+    assert train(miniature, tmp_path / "out").steps == [1, 2, 3]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
+def test_ctrl_c_ends_the_step_saves_and_leaves_with_0(miniature: Any, tmp_path: Path) -> None:
+    output, config = tmp_path / "out", tmp_path / "run.toml"
+    paths = {
+        "pretrained_model_name_or_path": str(miniature.checkpoint),
+        "train_data_dir": str(pictures(tmp_path / "pictures")),
+        "output_dir": str(output),
+        "run_dir": str(output / "run"),
+    }
+    write_toml(config, {**SHORT, **paths, "max_train_steps": 100_000})
+    script = Path(sdxl_train_network.__file__)
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--config_file", str(config)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+    )
+    tail = RunFolder(output / "run").events()
+    end = time.monotonic() + 60
+    while not any(event["kind"] == "step" for event in tail):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert "Traceback" not in told
+    events = list(RunFolder(output / "run").events())
+    assert events[-1]["kind"] == "stopped"
+    step = events[-1]["step"]
+    assert (output / f"short-step{step:08d}.safetensors").is_file()
+    assert (output / f"short-step{step:08d}-state" / "state.pt").is_file()

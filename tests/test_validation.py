@@ -1,0 +1,86 @@
+"""Validation loss: on pictures that training never sees, the same when measured again, and without a trace."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_help import CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO, Run, equal, pictures, train
+
+SPLIT = {"validation_split": 0.4, "max_train_steps": 4, "validation_seed": 3}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("data") / "pictures", count=5)
+
+
+def test_validating_changes_no_loss_of_training(data: Path, miniature: Any, tmp_path: Path) -> None:
+    options = {**SPLIT, "train_data_dir": data, "network_dropout": 0.2}
+    often = train(miniature, tmp_path / "often", validate_every_n_steps=1, **options)
+    never = train(miniature, tmp_path / "never", validate_every_n_steps=100, **options)
+    assert [event["step"] for event in often.told("validation")] == [1, 2, 3, 4]
+    assert never.told("validation") == []
+    assert often.losses == never.losses
+    assert equal(often.tensors(), never.tensors())
+
+
+@pytest.mark.parametrize("where", [{}, CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO], ids=["cached", "encoded", "learning"])
+def test_the_same_weights_measure_the_same(where: dict[str, Any], data: Path, miniature: Any, tmp_path: Path) -> None:
+    """At a rate that moves nothing, and with dropouts and shuffling that must not reach validation."""
+    options = {**SPLIT, **where, "train_data_dir": data, "learning_rate": 1e-12, "network_dropout": 0.5}
+    if where:
+        options["shuffle_caption"] = True
+    told = train(miniature, tmp_path / "out", validate_every_n_steps=1, **options).told("validation")
+    assert len(told) == 4
+    assert {round(event["loss"], 6) for event in told} == {round(told[0]["loss"], 6)}
+
+
+def test_no_picture_is_in_both(data: Path, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sd_scripts.training.trainer import Trainer
+    from sd_scripts.training.validation import Validator
+
+    seen: dict[str, set[str]] = {"training": set(), "validation": set()}
+
+    def note(kind: str, loader: Any) -> None:
+        epoch = loader.epoch
+
+        def noted(*arguments: Any) -> Any:
+            for batch in epoch(*arguments):
+                seen[kind].update(batch.keys)
+                yield batch
+
+        loader.epoch = noted
+
+    init = Trainer.__init__
+
+    def with_notes(trainer: Trainer, *arguments: Any) -> None:
+        init(trainer, *arguments)
+        note("training", trainer.loader)
+        assert isinstance(trainer.validator, Validator)
+        note("validation", trainer.validator._loader)
+
+    monkeypatch.setattr(Trainer, "__init__", with_notes)
+    train(miniature, tmp_path / "out", train_data_dir=data, **SPLIT)
+    assert len(seen["training"]) == 3
+    assert len(seen["validation"]) == 2
+    assert not seen["training"] & seen["validation"]
+
+
+def test_every_epoch_is_validated_where_nothing_else_is_said(data: Path, miniature: Any, tmp_path: Path) -> None:
+    made = train(miniature, tmp_path / "out", train_data_dir=data, **{**SPLIT, "max_train_steps": 6})
+    assert [event["step"] for event in made.told("validation")] == [3, 6]
+
+
+def test_max_validation_steps_measures_less(data: Path, miniature: Any, tmp_path: Path) -> None:
+    options = {**SPLIT, "train_data_dir": data, "validate_every_n_steps": 4}
+    everything = train(miniature, tmp_path / "all", **options).told("validation")
+    first = train(miniature, tmp_path / "first", max_validation_steps=1, **options).told("validation")
+    assert first[0]["loss"] != everything[0]["loss"]
+
+
+def test_a_schedule_free_optimizer_is_looked_at_without_a_trace(data: Path, miniature: Any, tmp_path: Path) -> None:
+    options = {**SPLIT, "train_data_dir": data, "optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2}
+    looked: Run = train(miniature, tmp_path / "looked", validate_every_n_steps=1, **options)
+    left: Run = train(miniature, tmp_path / "left", validate_every_n_steps=100, **options)
+    assert looked.losses == left.losses
+    assert equal(looked.tensors(), left.tensors())
