@@ -101,8 +101,8 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
     values = {"network_dim": RANK, "network_alpha": RANK / 2, "learning_rate": 1e-4, **chosen}
     settings = Settings(SDXL_LORA.groups, values)
     options = settings[CompileOptions]
-    compiling.warm_up(options)
     device = torch.device("cuda")
+    compiling.warm_up(options, device)
     unet = random_full_size(device, torch.bfloat16)
     make_ours(unet)
     unet.train()
@@ -124,6 +124,8 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
             graphs_expected=2 * kinds * len(row.sizes),
             static=static,
         )
+    compiling.wait_until_warm()
+    before = compiling.Counts()
     optimizer = make_optimizer(settings[OptimizerOptions], learning.parameter_groups())
 
     def loss(inputs: dict[str, Tensor]) -> Tensor:
@@ -159,7 +161,7 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
         marks[number + 1].record()
     torch.cuda.synchronize()
     times = sorted(a.elapsed_time(b) for a, b in pairwise(marks))
-    counts = compiling._Counts()
+    counts = compiling.Counts()
     return {
         "median": statistics.median(times),
         "mean": statistics.fmean(times),
@@ -168,8 +170,8 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
         "allocated": torch.cuda.max_memory_allocated() / 2**30,
         "reserved": torch.cuda.max_memory_reserved() / 2**30,
         "first": first,
-        "graphs": counts.graphs,
-        "breaks": counts.breaks,
+        "graphs": counts.graphs - before.graphs,
+        "breaks": counts.breaks - before.breaks,
         "modules": len(plans),
         "loss": float(torch.stack(losses[-8:]).mean()),
         "card": torch.cuda.get_device_name(),

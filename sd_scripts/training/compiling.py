@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Iterable
 
 import torch
@@ -46,16 +45,28 @@ def uses_cuda_graphs(options: CompileOptions) -> bool:
     return options.compile and (by_mode or options.compile_backend == "cudagraphs")
 
 
-def warm_up(options: CompileOptions) -> None:
-    """Start inductor's workers while the model is still loading: they take seconds to come up."""
+_warming: list[threading.Thread] = []
+
+
+def warm_up(options: CompileOptions, device: torch.device) -> None:
+    """Bring the compiler up in the background while the model is still loading: that takes it seconds."""
     if options.compile and options.compile_backend == "inductor":
-        threading.Thread(target=_import_inductor, daemon=True).start()
+        _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
+        _warming[-1].start()
 
 
-def _import_inductor() -> None:
+def _start_inductor(device: torch.device) -> None:
     from torch._inductor.async_compile import AsyncCompile
 
     AsyncCompile.warm_pool()
+    if device.type == "cuda":  # its first graph reads pattern tables and wakes Triton; a CPU has better things to do
+        x = torch.ones(64, 64, device=device, requires_grad=True)
+        torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
+
+
+def wait_until_warm() -> None:
+    while _warming:
+        _warming.pop().join()
 
 
 class Compilation:
@@ -64,7 +75,8 @@ class Compilation:
     def __init__(self, context: Context, family: Family, denoiser: nn.Module, shapes: Iterable[BatchShape]):
         self._context, self._options = context, context.settings[CompileOptions]
         self._shapes = len(list(shapes))
-        self._seen, self._began = _Counts(), time.perf_counter()
+        wait_until_warm()
+        self._before = self._seen = Counts()
         self._failed = False
         if not self._options.compile:
             return
@@ -86,17 +98,17 @@ class Compilation:
         """Tell what was compiled in this step; whether it was anything."""
         if not self.active:
             return False
-        now = _Counts()
+        now = Counts()
         if now.graphs == self._seen.graphs:
             return False
         self._context.tell(
             "compile",
             step=step,
-            graphs=now.graphs,
-            breaks=now.breaks,
-            recompiles=now.recompiles,
-            seconds=round(now.seconds, 1),
-            text=f"step {step}: {now.graphs - self._seen.graphs} graphs compiled, {now.graphs} in all",
+            graphs=now.graphs - self._before.graphs,
+            breaks=now.breaks - self._before.breaks,
+            recompiles=now.recompiles - self._before.recompiles,
+            seconds=round(now.seconds - self._before.seconds, 1),
+            text=f"step {step}: {now.graphs - self._seen.graphs} graphs compiled",
         )
         self._seen = now
         return True
@@ -126,7 +138,7 @@ class Compilation:
         return "set compile_backend = aot_eager to see whether capturing or code generation fails"
 
 
-class _Counts:
+class Counts:
     """What Dynamo has counted in this process so far."""
 
     def __init__(self) -> None:

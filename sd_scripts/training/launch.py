@@ -50,11 +50,8 @@ def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: 
         return _refuse(problems)
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     family, method = load()
-    from sd_scripts.training.compiling import warm_up
-
     if problems := [*family.check(settings), *method().check(family, settings), *_rehearse(settings)]:
         return _refuse(problems)
-    warm_up(settings[CompileOptions], device)
     return _run(settings, family, method(), began)
 
 
@@ -77,6 +74,7 @@ def _rehearse(settings: Settings) -> list[str]:
 
 
 def _run(settings: Settings, family: Family, method: Method, began: float) -> int:
+    from sd_scripts.training import compiling
     from sd_scripts.training.context import make_context
     from sd_scripts.training.trainer import Trainer
 
@@ -88,6 +86,7 @@ def _run(settings: Settings, family: Family, method: Method, began: float) -> in
         return _refuse([f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"])
     training = False
     try:
+        compiling.warm_up(settings[CompileOptions], context.device)
         trackers.start(context)
         for remark in settings.remarks:
             context.warn(str(remark))
