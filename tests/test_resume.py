@@ -57,8 +57,6 @@ def test_every_optimizer_resumes_exactly(optimizer: str, miniature: Any, tmp_pat
         "save_state": True,
         "max_train_steps": 4,
     }
-    if optimizer == "Adafactor":
-        options["optimizer_args"] = ["relative_step=False"]
     whole = train(miniature, tmp_path / "whole", save_every_n_steps=2, **options)
     rest = train(miniature, tmp_path / "rest", save_every_n_steps=2, resume=state_of(whole, 2), **options)
     assert rest.status == 0

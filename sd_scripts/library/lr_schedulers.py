@@ -36,6 +36,25 @@ class Span:
     processes: int
 
 
+class RateOfAdafactor(LRScheduler):
+    """Shows the rate that Adafactor sets itself, of the first parameter of each group.
+
+    transformers' own class takes a parameter with a gradient for one that was stepped, and ours have theirs from the
+    beginning.
+    """
+
+    def __init__(self, optimizer: Optimizer, shown_at_first: float):
+        self.shown_at_first = shown_at_first
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [self._rate(group) for group in self.optimizer.param_groups]
+
+    def _rate(self, group: dict[str, Any]) -> float:
+        state = self.optimizer.state.get(group["params"][0])
+        return float(self.optimizer._get_lr(group, state)) if state else self.shown_at_first  # type: ignore[attr-defined]
+
+
 def make_scheduler(
     options: LrSchedulerOptions, optimizer: Optimizer, total_steps: int, processes: int = 1
 ) -> LRScheduler:
@@ -98,9 +117,7 @@ def _choose(options: LrSchedulerOptions, optimizer: Optimizer, span: Span) -> tu
     """The schedule's name, what makes it, and with which arguments beside the optimizer."""
     name, _, start = options.lr_scheduler.partition(":")
     if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
-        from transformers.optimization import AdafactorSchedule
-
-        return "adafactor", AdafactorSchedule, {"initial_lr": _shown_at_first(start)}
+        return "adafactor", RateOfAdafactor, {"shown_at_first": _shown_at_first(start)}
     if options.lr_scheduler_type:
         return options.lr_scheduler_type, class_by_path("lr_scheduler_type", options.lr_scheduler_type), {}
     if name == "adafactor":

@@ -1,0 +1,224 @@
+"""What the options of training, optimizer, loss and data do to a run as a whole."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_help import make_folder, make_picture
+from safetensors import safe_open
+from training_help import TEXT_ENCODERS_TOO, Run, equal, pictures, train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def plain(data: Path, miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(miniature, tmp_path_factory.mktemp("plain") / "out", train_data_dir=data)
+
+
+def learns(run: Run) -> bool:
+    ups = [tensor for name, tensor in run.tensors().items() if "lora_up" in name]
+    finite = all(math.isfinite(loss) for loss in run.losses) and all(bool(up.isfinite().all()) for up in ups)
+    return run.status == 0 and finite and any(bool(up.any()) for up in ups)
+
+
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"optimizer_type": "AdamW"},
+    {"optimizer_type": "AdamW8bit"},
+    {"optimizer_type": "Prodigy", "learning_rate": 1.0},
+    {"optimizer_type": "Lion", "learning_rate": 1e-4},
+    {"optimizer_type": "Adafactor"},
+    {"optimizer_type": "Adafactor", "optimizer_args": ["relative_step=False"], "max_grad_norm": 0.0},
+    {"optimizer_type": "AdamWScheduleFree"},
+    {"optimizer_type": "DAdaptAdam", "learning_rate": 1.0},
+    {"optimizer_type": "torch.optim.RAdam"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda options: options["optimizer_type"])
+def test_every_optimizer_trains(options: dict[str, Any], data: Path, miniature: Any, tmp_path: Path) -> None:
+    assert learns(train(miniature, tmp_path / "out", train_data_dir=data, **options))
+
+
+def test_the_schedule_is_seen_in_the_events(data: Path, miniature: Any, tmp_path: Path) -> None:
+    def course(name: str, **options: Any) -> list[float]:
+        steps = {"max_train_steps": 4, "lr_scheduler": name, "learning_rate": 1e-2, "train_data_dir": data}
+        run = train(miniature, tmp_path / name, **steps, **options)
+        return [event["lr"]["unet"] for event in run.told("step")]
+
+    assert course("linear") == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
+    assert course("constant_with_warmup", lr_warmup_steps=2) == pytest.approx([0, 5e-3, 1e-2, 1e-2])
+    assert course("cosine") == pytest.approx([1e-2 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)])
+
+
+def test_unet_and_text_encoders_learn_at_their_own_rates(data: Path, miniature: Any, tmp_path: Path) -> None:
+    own = {"unet_lr": 1e-3, "text_encoder_lr": [2e-4, 3e-4]}
+    run = train(miniature, tmp_path / "out", train_data_dir=data, **TEXT_ENCODERS_TOO, **own)
+    assert run.told("step")[0]["lr"] == {
+        "unet": pytest.approx(1e-3),
+        "textencoder 1": pytest.approx(2e-4),
+        "textencoder 2": pytest.approx(3e-4),
+    }
+
+
+def test_text_encoders_learn_and_stand_in_the_file(data: Path, miniature: Any, tmp_path: Path) -> None:
+    run = train(miniature, tmp_path / "out", train_data_dir=data, **TEXT_ENCODERS_TOO)
+    moved = {
+        name.split("_text_model")[0] for name, tensor in run.tensors().items() if "lora_up" in name and tensor.any()
+    }
+    assert {"lora_te1", "lora_te2"} <= moved
+
+
+def test_text_encoders_alone_lower_the_loss(data: Path, miniature: Any, tmp_path: Path) -> None:
+    options = {
+        "cache_text_encoder_outputs": None,
+        "network_train_unet_only": None,
+        "network_train_text_encoder_only": True,
+        "max_train_steps": 20,
+        "network_dim": 8,
+        "network_alpha": 8.0,
+        "train_data_dir": data,
+    }
+    learning = train(miniature, tmp_path / "learning", **{**options, "learning_rate": 3e-3})
+    standing = train(miniature, tmp_path / "standing", **{**options, "learning_rate": 1e-12})
+    assert all(name.startswith("lora_te") for name in learning.tensors())
+    assert sum(learning.losses[5:]) < sum(standing.losses[5:])
+
+
+def test_gradient_checkpointing_changes_no_loss(plain: Run, data: Path, miniature: Any, tmp_path: Path) -> None:
+    saving = train(miniature, tmp_path / "out", train_data_dir=data, gradient_checkpointing=True)
+    assert saving.losses == pytest.approx(plain.losses, rel=1e-5)
+    with_text = {**TEXT_ENCODERS_TOO, "network_dropout": 0.1, "train_data_dir": data}
+    whole = train(miniature, tmp_path / "whole", **with_text)
+    parts = train(miniature, tmp_path / "parts", gradient_checkpointing=True, **with_text)
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+def test_bf16_computes_in_halves_and_keeps_float32_masters(
+    plain: Run, data: Path, miniature: Any, tmp_path: Path
+) -> None:
+    run = train(miniature, tmp_path / "out", train_data_dir=data, mixed_precision="bf16")
+    assert learns(run)
+    assert run.losses == pytest.approx(plain.losses, rel=0.05)
+    assert {tensor.dtype for tensor in run.tensors().values()} == {torch.float32}
+
+
+def test_full_bf16_keeps_bf16_masters(data: Path, miniature: Any, tmp_path: Path) -> None:
+    run = train(miniature, tmp_path / "out", train_data_dir=data, mixed_precision="bf16", full_bf16=True)
+    assert learns(run)
+    assert {tensor.dtype for tensor in run.tensors().values()} == {torch.bfloat16}
+
+
+def test_two_batches_of_one_are_a_step_like_one_of_two(data: Path, miniature: Any, tmp_path: Path) -> None:
+    """A step sees both pictures either way; noise is drawn by batch, so the loss is only of the same size."""
+    two = train(miniature, tmp_path / "two", train_data_dir=data, gradient_accumulation_steps=2)
+    assert two.steps == [1, 2, 3]
+    assert [event["epoch"] for event in two.told("step")] == [1, 2, 3]
+    assert learns(two)
+
+
+def test_the_last_step_of_an_epoch_may_be_short(miniature: Any, tmp_path: Path) -> None:
+    root = pictures(tmp_path / "three", count=3)
+    run = train(
+        miniature, tmp_path / "out", train_data_dir=root, gradient_accumulation_steps=2, max_train_epochs=2,
+        max_train_steps=1,
+    )  # fmt: skip
+    assert [event["epoch"] for event in run.told("step")] == [1, 1, 2, 2]
+    assert run.told("started")[0]["max_steps"] == 4
+
+
+LOSSES: list[dict[str, Any]] = [
+    {"min_snr_gamma": 5.0},
+    {"noise_offset": 0.1, "noise_offset_random_strength": True, "adaptive_noise_scale": 0.01},
+    {"multires_noise_iterations": 4},
+    {"ip_noise_gamma": 0.1},
+    {"loss_type": "huber", "huber_schedule": "snr"},
+    {"loss_type": "smooth_l1", "huber_schedule": "exponential"},
+    {"loss_type": "l1"},
+    {"debiased_estimation_loss": True},
+    {"v_parameterization": True, "zero_terminal_snr": True, "scale_v_pred_loss_like_noise_pred": True},
+    {"v_pred_like_loss": 0.5},
+    {"scale_weight_norms": 0.01},
+    {"network_dropout": 0.2, "network_args": ["rank_dropout=0.2", "module_dropout=0.2"]},
+    {"network_args": ["conv_dim=2", "conv_alpha=1"]},
+    {"network_args": ["loraplus_lr_ratio=4"]},
+    {"lowram": True},
+]
+
+
+@pytest.mark.parametrize("options", LOSSES, ids=lambda options: next(iter(options)))
+def test_it_changes_the_run(options: dict[str, Any], plain: Run, data: Path, miniature: Any, tmp_path: Path) -> None:
+    run = train(miniature, tmp_path / "out", train_data_dir=data, **options)
+    assert learns(run)
+    assert (equal(run.tensors(), plain.tensors())) == ("lowram" in options)
+
+
+def test_the_file_of_a_velocity_model_says_so(data: Path, miniature: Any, tmp_path: Path) -> None:
+    run = train(miniature, tmp_path / "out", train_data_dir=data, max_train_steps=1, v_parameterization=True)
+    with safe_open(run.output / "short.safetensors", "pt") as file:
+        assert file.metadata()["modelspec.prediction_type"] == "v"
+
+
+def test_norms_are_kept_below_scale_weight_norms(data: Path, miniature: Any, tmp_path: Path) -> None:
+    tensors = train(miniature, tmp_path / "out", train_data_dir=data, scale_weight_norms=0.01).tensors()
+    for name in (name for name in tensors if name.endswith("lora_up.weight")):
+        up, down = tensors[name], tensors[name.replace("lora_up", "lora_down")]
+        assert torch.linalg.norm(up.flatten(1) @ down.flatten(1)) * 0.5 <= 0.01 * 1.001  # alpha 1 of rank 2
+
+
+def test_what_a_mask_hides_does_not_count(miniature: Any, tmp_path: Path) -> None:
+    root = pictures(tmp_path / "pictures", count=1)
+    (picture,) = root.rglob("*.png")
+    masks = {"masked_loss": True, "train_data_dir": root, "max_train_steps": 1}
+
+    def loss(name: str, grey: int) -> float:
+        from PIL import Image
+
+        folder = tmp_path / name
+        folder.mkdir()
+        Image.new("L", (64, 64), grey).save(folder / picture.name)
+        run = train(miniature, tmp_path / f"{name}-out", conditioning_data_dir=folder, **masks)
+        return run.losses[0]
+
+    assert loss("black", 0) == 0
+    assert loss("white", 255) == pytest.approx(
+        train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=1).losses[0], rel=1e-5
+    )
+
+
+def test_regularisation_pictures_count_by_prior_loss_weight(data: Path, miniature: Any, tmp_path: Path) -> None:
+    reg = tmp_path / "reg"
+    make_folder(reg / "1_noise", [(64, 64)] * 2, caption="something")
+    options = {"train_data_dir": data, "reg_data_dir": reg, "max_train_epochs": 1}
+    full = train(miniature, tmp_path / "full", learning_rate=1e-12, **options)
+    none = train(miniature, tmp_path / "none", learning_rate=1e-12, prior_loss_weight=0.0, **options)
+    assert len(full.losses) == len(none.losses) == 4
+    assert sorted(loss == 0 for loss in none.losses) == [False, False, True, True]
+    assert [b for a, b in zip(full.losses, none.losses, strict=True) if b] == pytest.approx(
+        [a for a, b in zip(full.losses, none.losses, strict=True) if b], rel=1e-4
+    )
+
+
+def test_a_data_set_file_describes_the_data(miniature: Any, tmp_path: Path) -> None:
+    make_picture(tmp_path / "here" / "a.png")
+    config = tmp_path / "data.toml"
+    config.write_text(
+        "[[datasets]]\nresolution = 64\nbatch_size = 1\n"
+        f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'here'}'\nclass_tokens = 'a cat'\nnum_repeats = 3\n"
+    )
+    run = train(miniature, tmp_path / "out", dataset_config=config, max_train_epochs=1)
+    assert run.steps == [1, 2, 3]
+
+
+def test_a_picture_that_cannot_be_read_is_named_and_replaced(miniature: Any, tmp_path: Path) -> None:
+    root = pictures(tmp_path / "pictures", count=3)
+    broken = sorted(root.rglob("*.png"))[1]
+    broken.write_bytes(broken.read_bytes()[:200])
+    run = train(miniature, tmp_path / "out", train_data_dir=root, cache_latents=None)
+    assert learns(run)
+    assert any(broken.name in warning["text"] for warning in run.told("warning"))
