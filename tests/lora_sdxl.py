@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from conftest import sdxl_settings
 from torch import Tensor
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.context import Context
+from sd_scripts.training.context import Context, make_context
 from sd_scripts.training.learning import Learning, LoraLearning
 from sd_scripts.training.methods import Lora
 
@@ -40,9 +39,8 @@ class Prepared:
 
 def context(model: Path, folder: Path, **values: Any) -> Context:
     values = {"network_dim": 4, "network_alpha": 2.0, "learning_rate": 1e-3, **values}
-    settings = sdxl_settings(model, **values)
-    log = RunFolder(folder).log()
-    return Context(settings=settings, accelerator=Accelerator(cpu=True), log=log, run_dir=folder, seed=1)
+    settings = sdxl_settings(model, seed=1, **values)
+    return make_context(settings, lambda: folder, lambda path: RunFolder(path).log(), began=0.0)
 
 
 def base(model: Path) -> Parts:

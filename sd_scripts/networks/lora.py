@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
@@ -29,6 +29,8 @@ class LoraTarget:
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
     alias: Callable[[str], str] | None = None
     """Module path -> what other programs call it: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
+    class_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Class of a module -> how networks of other people, which choose by class names, know it."""
     block: Callable[[str], int] | None = None
     """Name in the file -> number of the block that the layer lies in, for ranks and learning rates by block."""
     block_counts: tuple[int, ...] = ()

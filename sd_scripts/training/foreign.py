@@ -52,7 +52,15 @@ def _exists(module: str) -> bool:
 
 def make_foreign(family: Family, parts: Parts, context: Context, *, trains_text: bool) -> "ForeignLearning":
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-    network = _create(parts, options, names := _file_names(family, parts))
+    names = _file_names(family, parts)
+    try:
+        with _known_classes(parts.denoiser, family.lora.class_aliases):
+            network = _create(parts, options, names)
+    except Exception as error:
+        what = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"network_module: '{options.network_module}' cannot make a network with these network_args: {what[0]}"
+        ) from error
     network.apply_to(parts.text_encoders, parts.denoiser, trains_text, not options.network_train_text_encoder_only)
     if options.network_weights and not options.dim_from_weights:
         with _with_its_names(options.network_weights, names) as file:
@@ -110,6 +118,19 @@ def _file_names(family: Family, parts: Parts) -> Names:
 def _renamed(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
     split = ((key, *key.partition(".")) for key in tensors)
     return {f"{names.get(layer, layer)}{dot}{rest}": tensors[key] for key, layer, dot, rest in split}
+
+
+@contextmanager
+def _known_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[None]:
+    """Meanwhile classes have the names by which networks of other people choose what they adapt."""
+    classes = {type(part): type(part).__name__ for part in module.modules() if type(part).__name__ in aliases}
+    try:
+        for each, name in classes.items():
+            each.__name__ = aliases[name]
+        yield
+    finally:
+        for each, name in classes.items():
+            each.__name__ = name
 
 
 @contextmanager

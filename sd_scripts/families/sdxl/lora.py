@@ -26,6 +26,7 @@ UNET = LoraTarget(
     conv_classes=("ResnetBlock2D", "Downsample2D", "Upsample2D"),
     name=lora_unet_name,
     alias=lambda path: "lora_unet_" + path.replace(".", "_"),
+    class_aliases={"Attention": "CrossAttention", "TimestepEmbedding": "Sequential"},
     block=block_of,
     block_counts=(DOWN, MIDDLE, UP),
 )
