@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, set_seed
+from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 from torch import Tensor
 
 from sd_scripts.options.logging import LoggingOptions
@@ -99,6 +99,10 @@ class Context:
             torch.distributed.all_reduce(value)
             value = value / self.world
         return value
+
+    def gathered(self, mine: list[Any]) -> list[Any]:
+        """The lists of all processes, one after the other."""
+        return gather_object(mine) if self.world > 1 else mine
 
     def number(self, *key: object) -> int:
         """63 bits that depend on the seed and the key alone."""

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,14 +53,21 @@ class Sampler:
         name = self._context.settings[SavingOptions].output_name
         folder = self._context.output_dir / "sample"
         folder.mkdir(parents=True, exist_ok=True)
-        mine = list(enumerate(self.prompts))[self._context.rank :: self._context.world]
-        for done, (number, prompt) in enumerate(mine):
-            with torch.random.fork_rng(), self._trained.averaged():
-                picture = self._family.sample(self._parts, prompt, self._context.settings)
-            seed = "" if prompt.seed is None else f"_{prompt.seed}"
-            stamp = time.strftime("%Y%m%d%H%M%S")
-            path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
-            picture.save(path)
-            self._context.tell("sample", step=step, path=str(path), prompt=prompt.prompt, seed=prompt.seed)
-            progress(done + 1, len(mine))
-        self._context.accelerator.wait_for_everyone()
+        world, total = self._context.world, len(self.prompts)
+        for first in range(0, total, world):
+            number = first + self._context.rank
+            mine = [self._make(number, folder, name, when)] if number < total else []
+            for facts in self._context.gathered(mine):
+                self._context.tell("sample", step=step, **facts)
+            progress(min(first + world, total), total)
+
+    def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
+        """One picture; returns what is told of it."""
+        prompt = self.prompts[number]
+        with torch.random.fork_rng(), self._trained.averaged():
+            picture = self._family.sample(self._parts, prompt, self._context.settings)
+        seed = "" if prompt.seed is None else f"_{prompt.seed}"
+        stamp = time.strftime("%Y%m%d%H%M%S")
+        path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
+        picture.save(path)
+        return {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed}

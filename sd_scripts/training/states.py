@@ -147,7 +147,7 @@ def going_on(saved: Saved, course: Course, warn: Callable[[str], None]) -> Progr
     return progress
 
 
-def load_state(saved: Saved, trained: Trained, device: torch.device) -> None:
+def load_state(saved: Saved, trained: Trained) -> None:
     """Raises ValueError naming resume where the state does not fit these settings."""
     for option, maker in trained.makers().items():
         if saved.makers.get(option) != maker:
@@ -156,7 +156,7 @@ def load_state(saved: Saved, trained: Trained, device: torch.device) -> None:
                 f"({saved.makers.get(option)}); set it as it was"
             )
     try:
-        state = torch.load(saved.folder / STATE, map_location=device, weights_only=True)
+        state = torch.load(saved.folder / STATE, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"resume: the state in '{saved.folder}' cannot be read: {_first_line(error)}") from None
     try:

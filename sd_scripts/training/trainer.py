@@ -88,7 +88,7 @@ class Trainer:
             progress=start,
         )
         if saved:
-            load_state(saved, self.trained, context.device)
+            load_state(saved, self.trained)
         optimizers.train_mode(optimizer)
         self.step = TrainStep(
             self.loss,

@@ -1,0 +1,138 @@
+"""Two processes over gloo: they learn as one, tell once, and end together."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_help import SHORT, Run, pictures, run
+
+from sd_scripts.options.toml_files import write_toml
+from sd_scripts.runs.folder import RunFolder
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
+
+DRIVER = """
+import sys, torch
+from sd_scripts import sdxl_train_network
+from sd_scripts.training.trainer import Trainer
+
+losses, micro, finish = [], Trainer._micro, Trainer._finish
+
+def noted(trainer, *arguments):
+    losses.append(micro(trainer, *arguments))
+    return losses[-1]
+
+def with_copy(trainer):
+    held = {**trainer.learning.state_dict(), "losses": torch.stack(losses)}
+    torch.save(held, f"{sys.argv[1]}/held{trainer.context.rank}.pt")
+    return finish(trainer)
+
+Trainer._micro, Trainer._finish = noted, with_copy
+sys.exit(sdxl_train_network.main(sys.argv[2:]))
+"""
+"""The training script, which in the end also writes what each process holds and which losses it saw."""
+
+
+def configure(folder: Path, miniature: Any, **values: Any) -> Path:
+    """A settings file; the output is `folder`/out and the run's folder is run in it."""
+    paths = {
+        "pretrained_model_name_or_path": str(miniature.checkpoint),
+        "train_data_dir": str(pictures(folder / "pictures", count=6)),
+        "output_dir": str(folder / "out"),
+        "run_dir": str(folder / "out" / "run"),
+    }
+    write_toml(folder / "run.toml", {**SHORT, **paths, **values})
+    return folder / "run.toml"
+
+
+def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"a {colour} circle --w 64 --h 64 --s 1 --d 1" for colour in ("red", "blue", "green")))
+    config = configure(
+        tmp_path, miniature, save_state=True, validation_split=0.34, validate_every_n_steps=3,
+        sample_prompts=str(prompts), sample_every_n_steps=3,
+    )  # fmt: skip
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
+    one, other = (torch.load(tmp_path / f"held{rank}.pt", weights_only=True) for rank in (0, 1))
+
+    assert one["masters"].any()
+    assert torch.equal(one["masters"], other["masters"])
+    assert made.losses == pytest.approx(((one["losses"] + other["losses"]) / 2).tolist())
+    assert not torch.equal(one["losses"], other["losses"])
+    assert made.steps == [1, 2, 3]
+    assert made.told("started")[0]["batches_per_epoch"] == 2  # of four pictures; two are kept for validation
+    assert len(made.told("started")) == len(made.told("finished")) == len(made.told("validation")) == 1
+    assert [event["prompt"].split()[1] for event in made.told("sample")] == ["red", "blue", "green"]
+    assert made.files == ["sample", "short-state", "short.safetensors"]
+
+
+def _rank(rank: int, port: int, config: Path, statuses: Any) -> None:
+    """One of two processes, without the launcher."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()  # what earlier tests left in the process that this one was forked from
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+    }  # fmt: skip
+    output = config.parent / "out"
+    sys.stderr = (config.parent / f"stderr{rank}").open("w")
+    statuses[rank] = run(["--config_file", str(config)], output).status
+
+
+def fork(config: Path) -> tuple[list[int], str]:
+    """Exit statuses of two processes, and what both told on stderr."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    statuses = context.Array("i", [-1, -1])
+    ranks = [context.Process(target=_rank, args=(rank, port, config, statuses)) for rank in (0, 1)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(90)
+        each.kill()
+    return list(statuses), "".join((config.parent / f"stderr{rank}").read_text() for rank in (0, 1))
+
+
+def test_a_mistake_ends_both_processes_with_one_sentence(miniature: Any, tmp_path: Path) -> None:
+    statuses, told = fork(configure(tmp_path, miniature, resume=str(tmp_path / "nowhere")))
+    assert statuses == [2, 2]
+    assert told.count("resume: there is no folder") == 1
+
+
+def test_a_loss_that_is_no_number_ends_both_processes(miniature: Any, tmp_path: Path) -> None:
+    statuses, _ = fork(configure(tmp_path, miniature, learning_rate=1e3, max_train_steps=20, max_grad_norm=0.0))
+    assert statuses == [1, 1]
+
+
+def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: Path) -> None:
+    kept = {"save_state": True, "max_train_steps": 4, "save_every_n_steps": 2}
+    statuses, told = fork(configure(tmp_path, miniature, **kept))
+    assert statuses == [0, 0], told
+    output = tmp_path / "out"
+    whole = Run(0, output, RunFolder(output / "run"))
+    losses, tensors = whole.losses, whole.tensors()
+    output.rename(tmp_path / "whole")
+    state = tmp_path / "whole" / "short-step00000002-state"
+    statuses, told = fork(configure(tmp_path, miniature, resume=str(state), **kept))
+    assert statuses == [0, 0], told
+    assert whole.losses == losses[2:]
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.tensors().items())
