@@ -7,6 +7,7 @@ from sd_scripts.options.spec import OptionGroup, option
 
 ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose"
 NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
+NO_FULL_FP16 = "what is trained is held in float32, since fp16 loses small updates; full_bf16 halves its memory"
 NO_FP8 = "frozen weights are held in the precision of mixed_precision, not in fp8; gradient_checkpointing saves more"
 
 
@@ -49,8 +50,9 @@ class TrainingOptions(OptionGroup, title="Training"):
     )
     full_fp16: bool = option(
         False,
-        "Hold weights and gradients of what is trained in fp16 too. Saves little for a LoRA and learns worse.",
+        "Hold weights and gradients of what is trained in fp16 too.",
         label="Full fp16",
+        not_yet=NO_FULL_FP16,
     )
     full_bf16: bool = option(
         False,
