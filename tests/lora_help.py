@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.networks.lora import AdaptedLayer, Dropouts, LayerPlan, LoraNetwork, attach
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.lora import AdaptedLayer, LayerPlan, LoraNetwork, attach
 
 
 def adapt(

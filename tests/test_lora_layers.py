@@ -8,7 +8,7 @@ from lora_help import adapt, plain, plain_gradients
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from sd_scripts.networks.lora import Dropouts, project_together
+from sd_scripts.networks.layers import Dropouts, project_together
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear (B, C)": (lambda: nn.Linear(6, 8), (3, 6)),

@@ -107,6 +107,19 @@ def test_the_layers_compute_with_copies_of_the_masters_in_the_models_dtype() -> 
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for a in network.layers for p in (a.down, a.up))
 
 
+def test_gradients_through_bf16_copies_are_those_of_float32_but_for_rounding() -> None:
+    base, x = nn.Sequential(nn.Linear(64, 32)), torch.randn(128, 64)
+    network = adapt(base.to(torch.bfloat16), 4, 2.0)
+    backward(network, base, x.to(torch.bfloat16))
+    layer = network.layers[0]
+    exact = nn.Sequential(nn.Linear(64, 32))
+    exact.load_state_dict({key: value.float() for key, value in base.state_dict().items() if "lora" not in key})
+    twin = adapt(exact, 4, 2.0).layers[0]
+    for parameter, expected in zip((layer.down, layer.up), plain_gradients(twin, x), strict=False):
+        assert parameter.grad is not None
+        assert (parameter.grad - expected).norm() < 0.02 * expected.norm()
+
+
 def test_an_optimizer_moves_masters_by_less_than_bf16_can_tell() -> None:
     base = model().to(torch.bfloat16)
     network = adapt(base)

@@ -14,7 +14,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.unet import SDXL_CONFIG
 from sd_scripts.library import sdxl_model_util as sgm
-from sd_scripts.networks.lora import Dropouts, LayerPlan, attach, is_conv
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.lora import LayerPlan, attach, is_conv
 from sd_scripts.networks.plan import Adapted, NetworkArgs, parameter_groups, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
 

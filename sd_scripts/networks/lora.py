@@ -1,20 +1,21 @@
-"""LoRA as a layer that also learns: a drop-in for the layer it adapts, so that hooks and compile see a plain module.
+"""LoRA: which layers it adapts, and the float32 masters that the optimizer sees.
 
-The layer computes in the model's dtype; the optimizer sees float32 masters. `LoraNetwork` keeps both in flat buffers,
-so that refreshing the compute copies is one cast a step and the gradient norm is one reduction. Paper: Hu et al. 2021,
+The layers (see layers.py) compute in the model's dtype. `LoraNetwork` keeps masters and compute copies in flat buffers,
+so that refreshing the copies is one cast a step and the gradient norm is one reduction. Paper: Hu et al. 2021,
 https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from sd_scripts.networks.layers import Dropouts, LoraConv2d, LoraLayer, LoraLinear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,95 +36,6 @@ class LoraTarget:
     """Name in the file -> number of the block that the layer lies in, for ranks and learning rates by block."""
     block_counts: tuple[int, ...] = ()
     """How many blocks go down, lie in the middle and go up, between the first block (embeddings) and the last (out)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dropouts:
-    """Chances of being silenced in training: single values of the low rank, whole ranks, whole layers."""
-
-    neuron: float = 0.0
-    rank: float = 0.0
-    module: float = 0.0
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """(B, ..., r) -> same; gates are tensors, so that one graph serves every outcome."""
-        if self.neuron:
-            h = F.dropout(h, self.neuron)
-        if self.rank:
-            shape = (h.shape[0], *[1] * (h.ndim - 2), h.shape[-1])
-            h = h * (torch.rand(shape, device=h.device) >= self.rank).to(h.dtype) / (1 - self.rank)
-        if self.module:
-            h = h * (torch.rand((), device=h.device) >= self.module).to(h.dtype)
-        return h
-
-    def any(self) -> bool:
-        return bool(self.neuron or self.rank or self.module)
-
-
-class LoraLinear(nn.Linear):
-    """y = x W + b + (x A) B, with alpha / rank already in B (see LoraNetwork.refresh)."""
-
-    lora_down: nn.Parameter  # (r, in)
-    lora_up: nn.Parameter  # (out, r)
-
-    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
-        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_features, rank))
-        self.dropouts = dropouts
-        self.train(base.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.update(F.linear(x, self.weight, self.bias), F.linear(x, self.lora_down))
-
-    def update(self, y: Tensor, h: Tensor) -> Tensor:
-        """Add to the base's output `y` (..., out) what the low rank `h` (..., r) says."""
-        if self.training and self.dropouts.any():
-            h = self.dropouts(h)
-        if torch.compiler.is_compiling():
-            return y + F.linear(h, self.lora_up)  # the compiler fuses the sum with what follows
-        flat = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.lora_up.t())
-        return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would cost compiled blocks behind it another graph
-
-
-class LoraConv2d(nn.Conv2d):
-    """y = conv(x) + up(down(x)): down has the base's kernel, stride and padding, up is 1x1."""
-
-    lora_down: nn.Parameter  # (r, in, kh, kw)
-    lora_up: nn.Parameter  # (out, r, 1, 1)
-
-    def __init__(self, base: nn.Conv2d, rank: int, dropouts: Dropouts):
-        nn.Module.__init__(self)
-        for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
-            setattr(self, name, getattr(base, name))
-        self.transposed, self.output_padding, self.padding_mode = False, (0, 0), base.padding_mode
-        self._reversed_padding_repeated_twice = base._reversed_padding_repeated_twice
-        self.weight, self.bias = base.weight, base.bias
-        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_channels, *base.kernel_size))
-        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_channels, rank, 1, 1))
-        self.dropouts = dropouts
-        self.train(base.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self._conv_forward(x, self.lora_down, None)
-        if self.training and self.dropouts.any():
-            h = self.dropouts(h.movedim(1, -1)).movedim(-1, 1)
-        return super().forward(x) + F.conv2d(h, self.lora_up)
-
-
-LoraLayer = LoraLinear | LoraConv2d
-
-
-def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """Several Linears of one input, such as q, k and v: their down projections are one matrix product."""
-    if not all(isinstance(layer, LoraLinear) for layer in layers):
-        return [layer(x) for layer in layers]
-    lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]
-    low = F.linear(x, torch.cat([layer.lora_down for layer in lora]))
-    parts = low.split([layer.lora_down.shape[0] for layer in lora], dim=-1)
-    return [layer.update(F.linear(x, layer.weight, layer.bias), h) for layer, h in zip(lora, parts, strict=True)]
 
 
 def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sd_scripts.networks.lora import Dropouts, LayerPlan, LoraNetwork, LoraTarget, adaptable, is_conv, read_pair
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.lora import LayerPlan, LoraNetwork, LoraTarget, adaptable, is_conv, read_pair
 from sd_scripts.options.network import NetworkOptions
 
 Warn = Callable[[str], None]

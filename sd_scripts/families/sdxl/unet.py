@@ -10,7 +10,7 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from sd_scripts.library.attention import attention
-from sd_scripts.networks.lora import project_together
+from sd_scripts.networks.layers import project_together
 
 
 class SharedProjections:
