@@ -53,7 +53,7 @@ def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
         ) from None
     except FileNotFoundError:
         raise ValueError(f"{option}: there is no file '{path}'") from None
-    except (RuntimeError, EOFError, OSError):
+    except Exception:  # what is no pickle, or half of one, fails at any place of the unpickler
         raise ValueError(f"{option}: '{path}' is not a whole file of weights; download or copy it again") from None
     state = state.get("state_dict", state) if isinstance(state, dict) else {}
     return {key: tensor for key, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -1,5 +1,6 @@
 """What every part of a run shares: the settings, the processes, the seed, and where to tell things."""
 
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -75,6 +76,13 @@ class Context:
         """An event, from the main process."""
         if self.log:
             self.log(kind, **facts)
+
+    def close(self) -> None:
+        """The end of trackers, of the process group and of the events."""
+        self.accelerator.end_training()
+        if self.log:
+            with contextlib.suppress(OSError):  # a full disk; that was told when it was met first
+                self.log.close()
 
     def warn(self, text: str) -> None:
         """To the console and into the events."""

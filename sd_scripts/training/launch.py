@@ -100,7 +100,7 @@ def _run(settings: Settings, family: Family, method: Method, began: float) -> in
     except Exception as error:
         return _tell_failure(context, error, training)
     finally:
-        context.accelerator.end_training()
+        context.close()
     if path and context.is_main:
         logger.info("Saved %s", path)
     return 0

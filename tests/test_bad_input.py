@@ -1,0 +1,235 @@
+"""Runs that bad input stops: one sentence, exit 2 before the first step and 1 after it, no partial file."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from training_help import Run, pictures, run, train
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The sentence of a run that stopped with `status`; what else it told are its phases and its progress."""
+
+    def told(made: Run, status: int = 2) -> str:
+        err = capsys.readouterr().err
+        assert made.status == status, err
+        assert "Traceback" not in err
+        sentence = err.strip().splitlines()[-1]
+        if made.folder.path.is_dir():
+            (failed,) = made.told("failed")
+            assert sentence.startswith(failed["error"])
+        partial = [path for path in made.output.rglob("*") if ".part" in path.name] if made.output.is_dir() else []
+        assert partial == []
+        return sentence
+
+    return told
+
+
+def cut(path: Path, source: Path, share: float) -> Path:
+    data = source.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    return path
+
+
+def test_no_model(told: Any, miniature: Any, tmp_path: Path) -> None:
+    sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=None))
+    assert sentence.startswith("pretrained_model_name_or_path: no base model is named")
+
+
+def test_a_model_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) -> None:
+    sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=tmp_path / "none.safetensors"))
+    assert sentence.startswith("pretrained_model_name_or_path: there is no file or folder")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
+def test_a_text_file_as_model(suffix: str, told: Any, miniature: Any, tmp_path: Path) -> None:
+    wrong = tmp_path / f"model{suffix}"
+    wrong.write_text("this is no model, whatever its name says")
+    sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=wrong))
+    assert sentence.startswith("pretrained_model_name_or_path: ")
+
+
+def test_a_lora_as_model(told: Any, miniature: Any, tmp_path: Path) -> None:
+    lora = tmp_path / "lora.safetensors"
+    safetensors.torch.save_file({"lora_unet_mid.lora_down.weight": torch.zeros(2, 4)}, lora)
+    sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=lora))
+    assert sentence.startswith("pretrained_model_name_or_path: ")
+
+
+def test_half_a_model(told: Any, miniature: Any, tmp_path: Path) -> None:
+    half = cut(tmp_path / "half.safetensors", miniature.checkpoint, 0.5)
+    sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=half))
+    assert sentence.startswith("pretrained_model_name_or_path: ")
+
+
+def test_half_a_vae(told: Any, miniature: Any, tmp_path: Path) -> None:
+    half = cut(tmp_path / "half.safetensors", miniature.checkpoint, 0.5)
+    assert told(train(miniature, tmp_path / "out", vae=half)).startswith("vae: ")
+
+
+def test_a_folder_without_pictures(told: Any, miniature: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "10_cat").mkdir(parents=True)
+    sentence = told(train(miniature, tmp_path / "out", train_data_dir=tmp_path / "empty"))
+    assert sentence.startswith("train_data_dir: ")
+
+
+def test_a_data_folder_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) -> None:
+    assert told(train(miniature, tmp_path / "out", train_data_dir=tmp_path / "none")).startswith("train_data_dir: ")
+
+
+def test_pictures_none_of_which_can_be_read(told: Any, miniature: Any, tmp_path: Path) -> None:
+    root = pictures(tmp_path / "broken")
+    for picture in root.rglob("*.png"):
+        picture.write_bytes(picture.read_bytes()[:100])
+    sentence = told(train(miniature, tmp_path / "out", train_data_dir=root, cache_latents=None), 1)
+    assert sentence.startswith("train_data_dir: ")
+
+
+def test_a_file_where_the_output_folder_shall_be(told: Any, miniature: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("in the way")
+    made = train(miniature, tmp_path / "out", run_dir=tmp_path / "run")
+    assert told(made).startswith("output_dir: ")
+
+
+@pytest.mark.parametrize("place", ["run_dir", "runs"])
+def test_a_file_where_the_run_folder_shall_be(place: str, told: Any, miniature: Any, tmp_path: Path) -> None:
+    way = tmp_path / "out" / "runs"
+    way.parent.mkdir()
+    way.write_text("in the way")
+    made = train(miniature, tmp_path / "out", run_dir=way if place == "run_dir" else None)
+    assert told(made).startswith("run_dir: ")
+
+
+def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path) -> None:
+    made = train(miniature, tmp_path / "out", console_log_file=tmp_path / "nowhere" / "console.txt")
+    assert told(made).startswith("console_log_file: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--learningrate=1"], "--learningrate: is no option; did you mean learning_rate?"),
+        (["--network_dim=many"], "network_dim: 'many' is not a whole number"),
+        (["--train_batch_size=-1"], "train_batch_size: -1 is outside"),
+        (["--optimizer_type=AdamX"], "optimizer_type: "),
+        (["--optimizer_args", "momentum=3"], "optimizer_args, learning_rate: AdamW does not take them"),
+        (["--lr_scheduler=sine"], "lr_scheduler: "),
+        (["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"], "lr_scheduler_args: constant does not take them"),
+        (["--config_file=nowhere"], "config_file: there is no file nowhere.toml"),
+        (["--mixed_precision=fp16"], "mixed_precision: fp16 is for GPUs"),
+        (["--log_with=tensorboard"], "logging_dir: "),
+        (["--network_weights=nowhere.safetensors"], "network_weights: "),
+        (["--network_module=no.such.module"], "network_module: "),
+        (["--base_weights", "nowhere.safetensors"], "base_weights: "),
+        (["--log_tracker_config=nowhere.toml"], "log_tracker_config: "),
+        (["--initial_step=5", "--max_train_steps=3"], "initial_step: "),
+    ],
+    ids=lambda value: value[0].lstrip("-") if isinstance(value, list) else "",
+)
+def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniature: Any, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    good = [
+        f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={pictures(tmp_path / 'data')}",
+        f"--output_dir={output}", f"--run_dir={output / 'run'}", "--resolution=64", "--learning_rate=1e-4",
+        "--network_module=networks.lora", "--seed=1",
+    ]  # fmt: skip
+    assert told(run([*good, *flags], output)).startswith(sentence)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_anything_is_saved(
+    told: Any, miniature: Any, tmp_path: Path
+) -> None:
+    made = train(
+        miniature, tmp_path / "out", learning_rate=1000.0, max_grad_norm=0.0, max_train_steps=20, save_every_n_steps=1
+    )
+    sentence = told(made, 1)
+    assert sentence.startswith("the loss is not a number at step")
+    assert "learning_rate" in sentence
+    saved = [safetensors.torch.load_file(made.output / name) for name in made.files]
+    assert all(bool(tensor.isfinite().all()) for tensors in saved for tensor in tensors.values())
+    assert "short.safetensors" not in made.files
+
+
+def test_a_vae_that_overflows_names_the_option(
+    told: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures are encoded in the step; one of them drives the VAE out of range."""
+    tensors = safetensors.torch.load_file(miniature.checkpoint)
+    name = next(name for name in tensors if name.endswith("quant_conv.weight") and "post" not in name)
+    tensors[name] = tensors[name] * float("inf")
+    broken = tmp_path / "broken.safetensors"
+    safetensors.torch.save_file(tensors, broken)
+    made = train(miniature, tmp_path / "out", vae=broken, cache_latents=None)
+    assert told(made, 1).startswith("no_half_vae: ")
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """The system refuses to write more into one file."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.parametrize("state", [False, True], ids=["file", "state"])
+def test_a_file_that_the_system_does_not_take_leaves_nothing(
+    state: bool, told: Any, miniature: Any, tmp_path: Path
+) -> None:
+    """The LoRA is 260 kB, its state with both moments is 700 kB; events and settings are a few."""
+    size = 400_000 if state else 100_000
+    output = tmp_path / "out"
+    with files_no_larger_than(size):
+        made = train(miniature, output, save_state=state)
+    assert told(made, 1).startswith("output_dir: ")
+    assert made.files == (["short.safetensors"] if state else [])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB; only root may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_in_one_sentence(told: Any, small_disk: Path, miniature: Any, tmp_path: Path) -> None:
+    made = train(miniature, small_disk / "out", train_data_dir=pictures(tmp_path / "data"))
+    assert "the disk is full" in told(made, 1)
+    assert made.files == []
+
+
+def test_a_disk_too_full_for_an_event_is_told_too(small_disk: Path, miniature: Any, tmp_path: Path) -> None:
+    """Nothing can be written at all once the run has begun; on the way out, nothing may be printed but the sentence."""
+    from sd_scripts import sdxl_train_network
+
+    (small_disk / "filler").write_bytes(bytes(56 * 1024))
+    flags = [
+        f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={pictures(tmp_path / 'data')}",
+        f"--output_dir={small_disk / 'out'}", "--resolution=64", "--learning_rate=1e-4", "--max_train_steps=100",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(Path(sdxl_train_network.__file__)), *flags],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "No space left" in done.stderr or "the disk is full" in done.stderr
