@@ -208,12 +208,24 @@ def write_wide(path: Path) -> None:
     safetensors.torch.save_file({f"{name}.{part}.weight": torch.zeros(s) for part, s in shapes.items()}, path)
 
 
+def write_kind(part: str) -> Callable[[Path], None]:
+    return lambda path: safetensors.torch.save_file({f"lora_unet_x.{part}": torch.zeros(4)}, path)
+
+
+def write_peft(path: Path) -> None:
+    safetensors.torch.save_file({"unet.down_blocks.0.to_q.lora_A.weight": torch.zeros(4, 4)}, path)
+
+
 @pytest.mark.parametrize("option", ["network_weights", "base_weights"])
 @pytest.mark.parametrize(
     ("write", "problem"),
     [
         (write_text, r"'.*lora\.safetensors' cannot be read: "),
         (write_another, "has no layer of this (network|model); is it "),
+        (write_kind("dora_scale"), "is no plain LoRA but DoRA, which only LyCORIS goes on from"),
+        (write_kind("hada_w1_a"), "is no plain LoRA but LoHa"),
+        (write_kind("lokr_w1"), "is no plain LoRA but LoKr"),
+        (write_peft, "has the key names of peft; convert it to those of kohya's LoRAs"),
         (write_wide, "lora_unet_middle_block_1_proj_in is of other sizes in the file than in this model"),
     ],
 )

@@ -13,6 +13,15 @@ from sd_scripts.networks.plan import Adapted
 
 Tensors = dict[str, Tensor]
 
+OTHER_KINDS = {
+    "dora_scale": "DoRA",
+    "hada_w": "LoHa",
+    "lokr_w": "LoKr",
+    "lora_mid": "LoRA in Tucker form",
+    "oft_": "OFT",
+}
+"""How a tensor's name begins, after its layer's -> what the file is; up · down is not what such a layer does."""
+
 
 def read_lora(option: str, path: Path) -> Tensors:
     """Tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
@@ -26,6 +35,18 @@ def read_lora(option: str, path: Path) -> Tensors:
     except Exception as error:
         raise ValueError(f"{option}: '{path}' cannot be read: {str(error).splitlines()[0]}") from None
     return maybe_uncompile_state_dict(tensors)
+
+
+def read_plain_lora(option: str, path: Path) -> Tensors:
+    """As read_lora, of files whose layers are up · down. Raises ValueError for other kinds of network."""
+    tensors = read_lora(option, path)
+    for key in tensors:
+        if ".lora_A." in key or ".lora_B." in key:
+            raise ValueError(f"{option}: '{path}' has the key names of peft; convert it to those of kohya's LoRAs")
+        kind = next((kind for start, kind in OTHER_KINDS.items() if key.partition(".")[2].startswith(start)), None)
+        if kind:
+            raise ValueError(f"{option}: '{path}' is no plain LoRA but {kind}, which only LyCORIS goes on from")
+    return tensors
 
 
 def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
