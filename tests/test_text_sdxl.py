@@ -61,6 +61,17 @@ def test_states_are_those_of_diffusers(parts: Parts) -> None:
     torch.testing.assert_close(ours["pool2"], pooled)
 
 
+@pytest.mark.parametrize(("clip_skip", "layer"), [(None, -2), (1, -2), (2, -2), (3, -3), (12, -4)])
+def test_clip_skip_reads_an_earlier_layer_but_never_the_last(miniature: Any, clip_skip: int | None, layer: int) -> None:
+    """The miniature's encoders have three layers, so four states; what lies before them is the first."""
+    parts = load(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32)
+    with torch.no_grad():
+        tokens = tokenize(parts, CAPTIONS[:1], settings())
+        ours = encode_text(parts, tokens)["hidden_state1"]
+        states = parts.text_encoders[0](tokens["ids1"].flatten(0, 1), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(ours, states[layer])
+
+
 @pytest.mark.parametrize(("length", "positions"), [(None, 77), (150, 152), (225, 227)])
 def test_every_75_tokens_are_a_chunk_and_join_to_one_sequence(parts: Parts, length: int, positions: int) -> None:
     tokens = tokenize(parts, CAPTIONS, settings(max_token_length=length))

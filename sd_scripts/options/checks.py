@@ -6,6 +6,7 @@ Each function asks for the groups it compares; where a run lacks one of them it 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import (
     AugmentOptions,
     BucketOptions,
@@ -141,6 +142,14 @@ def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
     return optimizer.optimizer_type.lower().endswith("schedulefree")
 
 
+def one_graph_of_foreign_code(compiled: CompileOptions, network: NetworkOptions) -> Findings:
+    if compiled.compile and compiled.compile_fullgraph and network.network_module not in (None, "networks.lora"):
+        yield (
+            "compile_fullgraph",
+            f"{network.network_module} puts code into the model that may not fit into one graph; turn it off",
+        )
+
+
 PROBLEMS = (
     training_size,
     latents_that_change,
@@ -149,6 +158,7 @@ PROBLEMS = (
     velocity_losses,
     warmup_of_the_schedule,
     schedule_of_another,
+    one_graph_of_foreign_code,
 )
 
 

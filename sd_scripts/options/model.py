@@ -47,13 +47,12 @@ class ModelOptions(OptionGroup, title="Model"):
     )
     clip_skip: int | None = option(
         None,
-        "Which text-encoder layer to read, counted from the end. SDXL and FLUX.1 always read the layer they were "
-        "trained with.",
+        "Which layer of the text encoders to read, counted from the end. Unset, 1 and 2 are the layer before the last, "
+        "which SDXL was trained with; 3 and more read earlier ones.",
         label="CLIP skip",
         within=(0, 12),
         zero_is_off=True,
-        families=(),
-        not_yet="SDXL and FLUX.1 were trained with one fixed text layer; leave it unset",
+        families=("sdxl",),
     )
     max_token_length: int | None = option(
         None,
@@ -67,9 +66,7 @@ class ModelOptions(OptionGroup, title="Model"):
         label="Read model files without mmap",
     )
     lowram: bool = option(
-        False,
-        "Load models straight to the GPU, for machines with little main memory.",
-        not_yet="weights are mapped from the file and never held twice, so nothing needs to be switched on",
+        False, "Load models straight to the GPU, for machines with little main memory.", label="Low main memory"
     )
     highvram: bool = option(
         False,

@@ -117,13 +117,13 @@ def encode_ahead(material: Material) -> None:
                 world=context.world,
             )
     if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
-        length = context.settings[ModelOptions].max_token_length
+        model = context.settings[ModelOptions]
         weighted = context.settings[CaptionOptions].weighted_captions
         with _on_device(context, parts.text_encoders):
             material.text = cache_text(
                 material.plan,
                 lambda captions: _encode_captions(material, captions),
-                fingerprint=_digest(parts.text_encoders, length, weighted),
+                fingerprint=_digest(parts.text_encoders, model.max_token_length, model.clip_skip, weighted),
                 warn=context.warn,
                 to_disk=cache.cache_text_encoder_outputs_to_disk,
                 suffix=material.family.text_cache_suffix,

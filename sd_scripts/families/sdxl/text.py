@@ -14,8 +14,8 @@ from sd_scripts.options.settings import Settings
 
 CHUNK = 75
 """Tokens that the encoders read at once, between a start and an end token."""
-LAYER = -2
-"""SDXL was trained on the state before the last layer of both encoders; clip_skip does not change that."""
+TRAINED_LAYER = 2
+"""Counted from the end: the state that SDXL was trained on. clip_skip reads earlier ones, never the last."""
 
 
 def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
@@ -40,10 +40,11 @@ def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     `tokens` as `tokenize` makes them, or slices of them; differentiable.
     """
     states: dict[str, Tensor] = {}
+    layer = -max(TRAINED_LAYER, parts.facts.get("clip_skip") or 0)
     for number, encoder in enumerate(parts.text_encoders, start=1):
         ids = tokens[f"ids{number}"].to(_device(encoder))  # (B, n, 77)
         out = encoder(ids.flatten(0, 1), output_hidden_states=True)
-        hidden = _join(out.hidden_states[LAYER].unflatten(0, ids.shape[:2]))
+        hidden = _join(out.hidden_states[max(layer, -len(out.hidden_states))].unflatten(0, ids.shape[:2]))
         if f"weights{number}" in tokens:
             hidden = _weigh(hidden, tokens[f"weights{number}"])
         states[f"hidden_state{number}"] = hidden
