@@ -23,6 +23,12 @@ def test_a_run_leaves_a_lora_and_nothing_else_beside_its_own_folder(plain: Run) 
     assert any(tensor.any() for name, tensor in plain.tensors().items() if "lora_up" in name)
 
 
+def test_whoever_may_read_the_folder_may_read_the_lora(plain: Run) -> None:
+    (plain.output / "touched").touch()
+    assert (plain.output / "short.safetensors").stat().st_mode == (plain.output / "touched").stat().st_mode
+    (plain.output / "touched").unlink()
+
+
 def test_every_step_is_told_once_in_order_with_a_finite_loss(plain: Run) -> None:
     assert plain.steps == [1, 2, 3]
     assert all(math.isfinite(loss) for loss in plain.losses)

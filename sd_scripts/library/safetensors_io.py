@@ -32,6 +32,11 @@ def save_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
             torch.save(ready, part)
 
 
+UMASK = os.umask(0)
+"""What new files are not allowed, by the custom of this process; it can only be read by changing it."""
+os.umask(UMASK)
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; at the end of the block it takes its place, or is removed if that failed."""
@@ -39,6 +44,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
+        part.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
         with part.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
