@@ -1,0 +1,180 @@
+"""What README and docs tell people to type and to write is understood by the program as it is."""
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.launch import launch_command_parser
+from diffusers import UNet2DConditionModel
+
+import gui
+from sd_scripts import demo
+from sd_scripts.data.blueprint import read_config, resolve
+from sd_scripts.families.sdxl.unet import SDXL_CONFIG, compile_targets
+from sd_scripts.library.compile_utils import LEAST_LIMIT
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.command_line import given_flags
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.spec import each_option
+from sd_scripts.options.toml_files import flat, tomllib
+from sd_scripts.training.compiling import STATIC_SHAPES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRAINER = "sd_scripts/sdxl_train_network.py"
+LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
+SHELL = {"source", "pip", "cd", "git"}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page and line, text) of every fenced block in this language."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(rf"^ *```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+            found.append((f"{page.name}:{text[: match.start()].count(chr(10)) + 1}", match[1]))
+    return found
+
+
+def command_lines() -> list[tuple[str, list[str]]]:
+    lines = [
+        (where, shlex.split(line, comments=True))
+        for where, text in blocks("bash")
+        for line in text.replace("\\\n", " ").splitlines()
+    ]
+    return [(where, words) for where, words in lines if words]
+
+
+def inline() -> list[tuple[str, str]]:
+    """(page, text) of every `code` in running text and tables."""
+    found = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found += [(page.name, code) for code in re.findall(r"`([^`\n]+)`", text)]
+    return found
+
+
+def settings_are_known(document: dict[str, object]) -> None:
+    settings = from_values(SDXL_LORA, document)
+    assert settings.unknown == {}
+    assert settings.wrong_values() == []
+    assert {problem.partition(":")[0] for problem in settings.problems()} <= LEFT_TO_FILL_IN - set(document)
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda value: value[:24])
+def test_every_settings_file_is_read_without_a_remark(where: str, text: str, tmp_path: Path) -> None:
+    document = tomllib.loads(text)
+    if "datasets" in document:
+        file = tmp_path / "data.toml"
+        file.write_text(text, encoding="utf-8")
+        assert resolve(read_config(file), from_values(SDXL_LORA, {})).datasets
+        return
+    settings_are_known(flat(document))
+    told = [remark for remark in from_values(SDXL_LORA, flat(document)).remarks if remark.name != "learning_rate"]
+    assert told == []
+
+
+@pytest.mark.parametrize(("where", "words"), command_lines(), ids=lambda value: str(value)[:40])
+def test_every_command_line_is_understood(where: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if words[0] == "accelerate":
+        assert words[1] == "launch"
+        parsed = launch_command_parser().parse_args(words[2:])
+        assert parsed.training_script == TRAINER
+        flags = given_flags(SDXL_LORA, parsed.training_script_args)
+        flags.pop("config_file", None)
+        settings_are_known(flags)
+    elif words[:2] == ["bash", "gui.sh"] and "--demo" in words:
+        assert words[2:] == ["--demo"]
+    elif words[:2] in (["bash", "gui.sh"], ["python", "gui.py"]):
+        gui.parser().parse_args(words[2:])
+    elif words[:2] == ["bash", "test.sh"]:
+        assert all((ROOT / word).exists() for word in words[2:] if not word.startswith("-"))
+    elif words[:2] == ["python", "-m"]:
+        flags_of_a_module(words[2], [word for word in words[3:] if word.startswith("-")], capsys)
+    elif words[:2] == ["python", "-c"]:
+        compile(words[2], where, "exec")
+    else:
+        assert words[0] in SHELL
+
+
+def flags_of_a_module(name: str, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_spec(name)
+    if name == "sd_scripts.demo":
+        with pytest.raises(SystemExit):
+            demo.main(["--help"])
+        told = capsys.readouterr().out
+    else:
+        told = subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True).stdout
+    assert all(re.search(rf"{flag}\b", told) for flag in flags)
+
+
+def test_settings_in_running_text_are_options_with_a_value_they_take() -> None:
+    written = [(page, code) for page, code in inline() if re.fullmatch(r"[a-z0-9_]+ = .+", code)]
+    assert len(written) > 20
+    for page, code in written:
+        if page == "options.md" or ('"' not in code and not re.search(r"= (true|false|[\d.e-]+)$", code)):
+            continue  # there, values stand as the messages of the program write them
+        settings_are_known(tomllib.loads(code))
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            if target.startswith("http"):
+                continue
+            path, _, heading = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), f"{page.name}: {target}"
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
+            assert not heading or heading in [anchor(each) for each in headings], f"{page.name}: {target}"
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_presets_and_scripts_that_are_named_exist() -> None:
+    named = {code for _, code in inline() if re.fullmatch(r"(presets|sd_scripts|kohya_gui|docs)/[\w/.]+", code)}
+    assert named
+    assert [code for code in named if not (ROOT / code).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/torch_compile.md"])
+def test_what_the_troubleshooting_quotes_is_what_the_program_says(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8").partition("## Troubleshooting")[2].partition("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(quoted) > 3
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "sd_scripts").rglob("*.py")]
+    said = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    said = re.sub(r'"\s*\n\s*f?"', "", said)  # a sentence over several lines
+    others = {"hit config.recompile_limit", "Failed to load CPU gemm_4bit_forward"}  # PyTorch's, bitsandbytes'
+    assert [words for words in quoted if words not in said and words not in others] == []
+
+
+def test_the_guide_names_the_six_settings_with_their_defaults_and_choices() -> None:
+    rows = (ROOT / "docs" / "torch_compile.md").read_text(encoding="utf-8").splitlines()
+    for o in each_option(CompileOptions):
+        row = next(row for row in rows if row.startswith(f"| `{o.name}` |"))
+        default, choices = row.split("|")[2:4]
+        assert tomllib.loads(f"x = {default.strip().strip('`')}")["x"] == o.default
+        assert [code.strip('"') for code in re.findall(r"`([^`]+)`", choices)] == [str(c) for c in o.choices or ()] or (
+            not o.choices
+        )
+
+
+def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
+    guide = (ROOT / "docs" / "torch_compile.md").read_text(encoding="utf-8")
+    assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
+    assert f"never below {LEAST_LIMIT}" in guide
+    with torch.device("meta"):
+        targets = compile_targets(UNet2DConditionModel(**SDXL_CONFIG))
+    kinds = [type(block).__name__ for part in targets for block in part]
+    assert f"{len(kinds)} blocks that repeat" in guide
+    for name in set(kinds):
+        assert f"{kinds.count(name)} `{name}`" in guide
