@@ -10,6 +10,8 @@ from data_help import make_folder, make_picture
 from safetensors import safe_open
 from training_help import TEXT_ENCODERS_TOO, Run, equal, pictures, train
 
+from sd_scripts.training.trainer import Trainer
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,6 +45,11 @@ OPTIMIZERS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda options: options["optimizer_type"])
 def test_every_optimizer_trains(options: dict[str, Any], data: Path, miniature: Any, tmp_path: Path) -> None:
     assert learns(train(miniature, tmp_path / "out", train_data_dir=data, **options))
+
+
+def test_what_is_told_of_an_option_is_told_once(data: Path, miniature: Any, tmp_path: Path) -> None:
+    run = train(miniature, tmp_path / "out", train_data_dir=data, optimizer_type="Prodigy", learning_rate=1e-4)
+    assert [warning["text"].split(":")[0] for warning in run.told("warning")] == ["learning_rate"]
 
 
 def test_the_schedule_is_seen_in_the_events(data: Path, miniature: Any, tmp_path: Path) -> None:
@@ -114,8 +121,27 @@ def test_full_bf16_keeps_bf16_masters(data: Path, miniature: Any, tmp_path: Path
     assert {tensor.dtype for tensor in run.tensors().values()} == {torch.bfloat16}
 
 
-def test_two_batches_of_one_are_a_step_like_one_of_two(data: Path, miniature: Any, tmp_path: Path) -> None:
-    """A step sees both pictures either way; noise is drawn by batch, so the loss is only of the same size."""
+def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
+    data: Path, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Trainer] = []
+    monkeypatch.setattr(Trainer, "train", lambda trainer: made.append(trainer))
+    train(miniature, tmp_path / "out", train_data_dir=data, train_batch_size=2)
+    (trainer,) = made
+    inputs = trainer.material.inputs(next(trainer.loader.epoch(1)), "drawn once")
+    network = trainer.learning.network  # type: ignore[attr-defined]
+
+    loss = trainer.step.micro(inputs)
+    whole = network.gradients.clone()
+    trainer.learning.updated()
+    trainer.step.accumulation = 2
+    losses = [trainer.step.micro({name: t[half : half + 1] for name, t in inputs.items()}) for half in (0, 1)]
+    assert whole.any()
+    torch.testing.assert_close(network.gradients, whole, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(sum(losses) / 2, loss)
+
+
+def test_a_step_of_two_batches_sees_the_whole_epoch(data: Path, miniature: Any, tmp_path: Path) -> None:
     two = train(miniature, tmp_path / "two", train_data_dir=data, gradient_accumulation_steps=2)
     assert two.steps == [1, 2, 3]
     assert [event["epoch"] for event in two.told("step")] == [1, 2, 3]

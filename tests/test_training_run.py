@@ -66,6 +66,14 @@ def test_the_same_seed_gives_the_same_losses_and_the_same_tensors(plain: Run, mi
     assert equal(again.tensors(), plain.tensors())
 
 
+def test_a_drawn_seed_is_noted_and_gives_the_run_again(miniature: Any, tmp_path: Path) -> None:
+    drawn = train(miniature, tmp_path / "drawn", seed=None)
+    seed = drawn.told("started")[0]["seed"]
+    with safe_open(drawn.output / "short.safetensors", "pt") as file:
+        assert file.metadata()["ss_seed"] == str(seed)
+    assert train(miniature, tmp_path / "again", seed=seed).losses == drawn.losses
+
+
 def test_another_seed_gives_other_losses(plain: Run, miniature: Any, tmp_path: Path) -> None:
     assert train(miniature, tmp_path / "other", seed=2).losses != plain.losses
 

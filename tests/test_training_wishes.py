@@ -14,6 +14,7 @@ from training_help import SHORT, equal, pictures, train
 from sd_scripts import sdxl_train_network
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.context import Context
 from sd_scripts.training.reporting import Reporter
 
 
@@ -85,6 +86,23 @@ def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(miniature: An
     RunFolder(tmp_path / "out" / "run").command("stop")
     (tmp_path / "out" / "run" / "commands.jsonl").write_text('{"time": 1.0, "kind": "stop"}\n')
     assert train(miniature, tmp_path / "out").steps == [1, 2, 3]
+
+
+def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
+    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Context, "phase", lambda context, name: signal.raise_signal(signal.SIGINT))
+    made = train(miniature, tmp_path / "out")
+    assert made.status == 130
+    assert made.events[-1]["kind"] == "stopped"
+    assert made.files == []
+    assert "nothing was trained" in capsys.readouterr().err
+
+
+def test_after_a_run_ctrl_c_is_again_what_it_was(miniature: Any, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    train(miniature, tmp_path / "out", max_train_steps=1)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")

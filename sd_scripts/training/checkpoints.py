@@ -33,9 +33,19 @@ class Saver:
     def due_at_epoch(self, epoch: int) -> bool:
         return bool(self._every_epochs and epoch % self._every_epochs == 0)
 
-    def at_step(self) -> None:
-        """The file that is due now; the files and states that leave the window of save_last_n_steps go."""
-        self.save_at_step()
+    def at_step(self, *, with_state: bool = False) -> None:
+        """The file of this step, and its state where the options or `with_state` ask for it.
+
+        When it was due, the files and states that leave the window of save_last_n_steps go.
+        """
+        path = self._step_file(self._trained.progress.step)
+        self._write(path, self._trained.progress.epoch - 1)
+        if with_state or self._resume.save_state:
+            self._write_state(path)
+        if self.due_at_step():
+            self._close_window()
+
+    def _close_window(self) -> None:
         step, every = self._trained.progress.step, self._saving.save_every_n_steps or 1
         if keep := self._saving.save_last_n_steps:
             self._remove(self._step_file(_beyond(step, keep, every)))
@@ -53,14 +63,6 @@ class Saver:
             self._remove(self._epoch_file(epoch - every * keep))
         if keep := self._resume.save_last_n_epochs_state or self._saving.save_last_n_epochs:
             self._remove(self._state_folder(self._epoch_file(epoch - every * keep)))
-
-    def save_at_step(self, *, with_state: bool = False) -> Path:
-        """The file of this step, and its state where the options or `with_state` ask for it."""
-        path = self._step_file(self._trained.progress.step)
-        self._write(path, self._trained.progress.epoch - 1)
-        if with_state or self._resume.save_state:
-            self._write_state(path)
-        return path
 
     def save_last(self) -> Path:
         path = self._file("", "last")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
@@ -24,7 +25,7 @@ from sd_scripts.training.context import Context
 from sd_scripts.training.facts import file_metadata, training_facts
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
-from sd_scripts.training.progress import plan_course, starting_point
+from sd_scripts.training.progress import Progress, plan_course, starting_point
 from sd_scripts.training.reporting import Reporter, StepFacts
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.states import Saved, Trained, going_on, load_state, read_saved
@@ -43,7 +44,7 @@ class Trainer:
         settings = context.settings
         self.options = settings[TrainingOptions]
 
-        # what is trained on, and for how long; then the model, which takes time
+        # what can be known before the model is loaded, which takes time
         resume = settings[ResumeOptions].resume
         saved = read_saved(resume) if resume else None
         if saved:
@@ -51,45 +52,70 @@ class Trainer:
         prompts = prompts_of(settings)
         plan = read_data(context, family)
         self.course = plan_course(self.options, batches_per_epoch(context, plan))
-        start = (
-            going_on(saved, self.course, context.warn)
-            if saved
-            else starting_point(settings[ResumeOptions], self.course)
-        )
-        context.phase("loading")
-        lowram = settings[ModelOptions].lowram
-        parts = family.load(settings, context.dtype, context.device if lowram else torch.device("cpu"))
-        method.change_base(family, parts, context)
-        self.material = Material(context=context, family=family, parts=parts, plan=plan)
-        encode_ahead(self.material)
-        move_in(self.material)
+        start = self._start(saved)
 
-        # what learns
-        self.learns_text = self.material.text is None and method.trains_text_encoders(context)
-        self.learning = method.prepare(family, parts, context)
+        self.material = self._load(plan)
+        self._attach()
+        self._choose_optimizer(start)
+        if saved:
+            load_state(saved, self.trained)
+        optimizers.train_mode(self.trained.optimizer)
+
+        # what happens beside the steps
+        facts = training_facts(context, family, self.material, self.course, self.trained.optimizer)
+        self.saver = Saver(context, self.trained, self.course, file_metadata(context, family, facts))
+        self.validator = Validator(
+            context, family, self.material, self.trained, self.loss, learns_text=self.learns_text
+        )
+        self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
+        self.wishes = Wishes(context)
+
+    def _start(self, saved: Saved | None) -> Progress:
+        if saved:
+            return going_on(saved, self.course, self.context.warn)
+        return starting_point(self.context.settings[ResumeOptions], self.course)
+
+    def _load(self, plan: DataPlan) -> Material:
+        """The model, and what of the data can be encoded ahead."""
+        context, family = self.context, self.family
+        context.phase("loading")
+        lowram = context.settings[ModelOptions].lowram
+        parts = family.load(context.settings, context.dtype, context.device if lowram else torch.device("cpu"))
+        self.method.change_base(family, parts, context)
+        material = Material(context=context, family=family, parts=parts, plan=plan)
+        encode_ahead(material)
+        move_in(material)
+        return material
+
+    def _attach(self) -> None:
+        """What learns, in the order that compile asks for: the method, checkpointing, then the compiler."""
+        parts = self.material.parts
+        self.learns_text = self.material.text is None and self.method.trains_text_encoders(self.context)
+        self.learning = self.method.prepare(self.family, parts, self.context)
         self.learning.train()
         if self.options.gradient_checkpointing:
             self._checkpoint_gradients()
-        shapes = self.material.shapes()
-        self.compilation = Compilation(context, family, parts.denoiser, shapes)
+        self.compilation = Compilation(self.context, self.family, parts.denoiser, self.material.shapes())
 
-        # how it learns
-        accumulation = self.options.gradient_accumulation_steps
-        self.loader = self.material.loader(plan, accumulation=accumulation, max_train_steps=self.course.max_steps)
+    def _choose_optimizer(self, start: Progress) -> None:
+        """How it learns."""
+        settings, accumulation = self.context.settings, self.options.gradient_accumulation_steps
+        self.loader = self.material.loader(
+            self.material.plan, accumulation=accumulation, max_train_steps=self.course.max_steps
+        )
         optimizer = optimizers.make_optimizer(settings[OptimizerOptions], self.learning.parameter_groups())
+        self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
+        known = {remark.name for remark in settings.remarks}
         for remark in optimizers.remarks(settings[OptimizerOptions]):
-            context.warn(remark)
-        fp16 = self.options.mixed_precision == "fp16" and context.device.type == "cuda"
+            if known.isdisjoint(remark.partition(":")[0].split(", ")):
+                self.context.warn(remark)
         self.trained = Trained(
             learning=self.learning,
             optimizer=optimizer,
             scheduler=make_scheduler(settings[LrSchedulerOptions], optimizer, self.course.max_steps),
-            scaler=torch.amp.GradScaler("cuda") if fp16 else None,
+            scaler=torch.amp.GradScaler("cuda") if self.options.mixed_precision == "fp16" else None,
             progress=start,
         )
-        if saved:
-            load_state(saved, self.trained)
-        optimizers.train_mode(optimizer)
         self.step = TrainStep(
             self.loss,
             self.learning,
@@ -97,19 +123,9 @@ class Trainer:
             max_grad_norm=settings[OptimizerOptions].max_grad_norm,
             accumulation=accumulation,
             scaler=self.trained.scaler,
-            processes=context.world,
+            processes=self.context.world,
             cuda_graphs=uses_cuda_graphs(settings[CompileOptions]),
         )
-
-        # what happens beside the steps
-        facts = training_facts(context, family, self.material, self.course, optimizer)
-        self.saver = Saver(context, self.trained, self.course, file_metadata(context, family, facts))
-        self.validator = Validator(
-            context, family, self.material, self.trained, self.loss, learns_text=self.learns_text
-        )
-        self.sampler = Sampler(context, family, parts, self.trained, prompts)
-        self.wishes = Wishes(context)
-        self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
 
     def train(self) -> Path | None:
         """Returns the final file; None if the run was stopped."""
@@ -127,6 +143,7 @@ class Trainer:
         )
         self.began = time.monotonic()
         self.reporter = Reporter(self.context, course.max_steps, progress.step)
+        self.wishes.open()
         try:
             self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
@@ -207,10 +224,11 @@ class Trainer:
         wish = self.wishes.heard()
         last = step >= self.course.max_steps
         stops = "stop" in wish and not last
-        self._aside(self.saver.at_step, due=self.saver.due_at_step() and not last)
+        asked = stops or "save" in wish
+        saves = asked or (self.saver.due_at_step() and not last)
+        self._aside(lambda: self.saver.at_step(with_state=asked), due=saves)
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
         self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
-        self._aside(lambda: self.saver.save_at_step(with_state=True), due=stops or "save" in wish)
         if not stops:
             return False
         self.context.tell("stopped", step=step)

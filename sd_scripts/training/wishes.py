@@ -3,6 +3,7 @@
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -19,7 +20,10 @@ class Wishes:
         self._asked_to_stop = False
         # over gloo, so that the processes' main memory is asked and not their GPUs, which would have to be waited for
         self._group = torch.distributed.new_group(backend="gloo") if context.world > 1 else None
-        self._handlers = {}
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def open(self) -> None:
+        """From here on Ctrl-C ends the step instead of the process."""
         if threading.current_thread() is threading.main_thread():
             for name in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[name] = signal.signal(name, self._stop)
