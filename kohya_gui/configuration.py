@@ -100,6 +100,8 @@ def prepare(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any
     if problems := settings.problems():
         raise ValueError("\n".join(problems))
     output = Path(settings[SavingOptions].output_dir or ".").expanduser().absolute()
+    # a printed command may be pasted anywhere
+    settings = from_values(script, unknown, {**values, "output_dir": str(output)})
     name = settings[SavingOptions].output_name or ""
     try:
         folder = RunFolder(output) if print_only else new_run_folder(output / "runs", name)

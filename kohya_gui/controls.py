@@ -202,10 +202,15 @@ class Form:
             updates[accordion] = gr.update(visible=any(seen[name] for name in names))
         return updates
 
-    def connect(self, family: FormComponent) -> None:
-        """Show and hide: now by the defaults, later whenever the family or a switch changes."""
-        for component, update in self.visibility(self._defaults(), family.value).items():
+    def begin(self, values: Mapping[str, Any], family: str) -> None:
+        """What a new page shows: the defaults overlaid by `values`."""
+        for component, update in self.write(values, family)[0].items():
             component.visible = update["visible"]
+            if "value" in update:  # accordions have none
+                component.value = update["value"]
+
+    def connect(self, family: FormComponent) -> None:
+        """Show and hide whenever the family or a switch changes."""
         masters = {name: self.controls[name] for name in self._masters()}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
@@ -224,9 +229,6 @@ class Form:
 
     def _masters(self) -> Sequence[str]:
         return list(dict.fromkeys(o.shown_when for o in self.options.values() if o.shown_when))
-
-    def _defaults(self) -> dict[str, Any]:
-        return {name: self.options[name].default for name in self.controls}
 
 
 def slug(title: str) -> str:

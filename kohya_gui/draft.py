@@ -16,10 +16,10 @@ SECRET = "no-secret"
 class Draft:
     """Written by the browser alone while one types: no request leaves the page for it."""
 
-    def __init__(self, form: Form, family: Component, file: Component, launch: str) -> None:
+    def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
         self._form, self._launch = form, launch
         self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=SECRET)
-        kept = {"family": family, "file": file}
+        kept = {"family": family, "file": file, "preset": preset}
         kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
         names = json.dumps(list(kept))
         gr.on(
@@ -31,12 +31,12 @@ class Draft:
             api_visibility="private",
         )
 
-    def of(self, values: Mapping[str, Any], family: str, file: str) -> dict[str, Any]:
+    def of(self, values: Mapping[str, Any], family: str, file: str, preset: str | None) -> dict[str, Any]:
         """The draft of a form that Python fills in."""
         options = self._form.options
         kept = {name: shown(options[name], values[name]) for name in self._form.controls if name in values}
         texts = {f"option:{name}": value for name, value in kept.items() if not options[name].secret}
-        return {"family": family, "file": file, "launch": self._launch, **texts}
+        return {"family": family, "file": file, "preset": preset, "launch": self._launch, **texts}
 
     def values(self, draft: Mapping[str, Any]) -> dict[str, Any]:
         """The options in a draft, in their own types."""

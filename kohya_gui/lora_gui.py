@@ -78,6 +78,7 @@ def train_model(
 LORA = Method(
     name=METHOD,
     panels=PANELS,
+    first_preset="sdxl_safe_start",
     without=("run_dir",),  # the GUI chooses it
     save_configuration=save_configuration,
     open_configuration=open_configuration,

@@ -38,6 +38,8 @@ KEPT_BY_PRESETS = (
     "sample_prompts",
 )
 """Where things are and how they are called; a preset is about how to train."""
+FIRST_OUTPUT = "outputs"
+"""The output folder of a new page."""
 TOLD = ("pretrained_model_name_or_path", "train_data_dir")
 RECENT = 12
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -75,6 +77,8 @@ class Method:
     panels: tuple[Panel, ...]
     without: tuple[str, ...]
     """Options that have no control here."""
+    first_preset: str
+    """What a new page begins with: its name in presets/, where the defaults are those of sd-scripts."""
     save_configuration: Callable[[Path, Mapping[str, Any], str, Mapping[str, Any]], Path]
     open_configuration: Callable[[Path], Opened]
     train_model: TrainModel
@@ -94,7 +98,9 @@ class TrainingTab:
                 self.run = RunPanel(book, method.name)
         self.unknown = gr.BrowserState({}, storage_key=f"{method.name}-unknown", secret=SECRET)
         self.recent = gr.BrowserState([], storage_key=f"{method.name}-recent", secret=SECRET)
-        self.draft = Draft(self.form, self.family, self.file, launch)
+        self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
+        opened = method.open_configuration(preset_file(method.name, method.first_preset))
+        self.form.begin({**opened.values, "output_dir": FIRST_OUTPUT}, opened.family)
         self.form.connect(self.family)
         self._tell_facts()
         self._wire()
@@ -113,7 +119,12 @@ class TrainingTab:
             self.save = gr.Button("Save", elem_id=f"{tab}-save", **small)
             self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
             self.preset = gr.Dropdown(
-                presets, value=None, label="Preset", elem_id=f"{tab}-preset", scale=2, filterable=False
+                presets,
+                value=self.method.first_preset,
+                label="Preset",
+                elem_id=f"{tab}-preset",
+                scale=2,
+                filterable=False,
             )
         with gr.Row(elem_classes="configuration", visible=False) as self.save_row:
             self.new_name = gr.Textbox(
@@ -170,10 +181,12 @@ class TrainingTab:
             *self.form.outputs(), self.family, self.file, self.preset, self.save_row, self.new_name,
             self.unknown, self.recent, self.draft.state, self.run.message, self.run.command,
         ]  # fmt: skip
-        page: set[Any] = {*self.form.inputs(), self.family, self.file, self.new_name, self.unknown, self.recent}
+        page: set[Any] = {
+            *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
+        }  # fmt: skip
         slow = {**QUIET, "queue": True}
         self.open.click(self._open, {self.file, self.recent}, self._everything, **QUIET)
-        self.preset.input(self._open_preset, {*page, self.preset}, self._everything, **QUIET)
+        self.preset.select(self._open_preset, page, self._everything, **QUIET)
         self.save.click(self._save, page, self._everything, **QUIET)
         self.save_new.click(self._save_as, page, self._everything, **QUIET)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, [self.save_row, self.new_name], **QUIET)
@@ -192,7 +205,8 @@ class TrainingTab:
             families = families_of(self.method.name)
             family = draft["family"] if draft.get("family") in families else families[0]
             updates, remarks = self.form.write(self.draft.values(draft), family)
-            updates |= {self.family: family, self.file: gr.update(value=draft.get("file") or "", choices=recent)}
+            file = gr.update(value=draft.get("file") or "", choices=recent)
+            updates |= {self.family: family, self.file: file, self.preset: draft.get("preset")}
             return updates | ({self.run.message: told(remarks, "Restored what stood here")} if remarks else {})
 
         page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
@@ -210,7 +224,7 @@ class TrainingTab:
         return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
 
     def _open_preset(self, data: Updates) -> Updates:
-        path = PRESETS / self.method.name / f"{data[self.preset]}.toml"
+        path = preset_file(self.method.name, data[self.preset])
         try:
             opened = self.method.open_configuration(path)
         except ValueError as error:
@@ -218,11 +232,17 @@ class TrainingTab:
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
         title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
-        updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title)
+        updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
         return updates | {self.unknown: opened.unknown}
 
     def _filled(
-        self, values: Mapping[str, Any], family: str, file: str, said: tuple[Remark, ...], title: str
+        self,
+        values: Mapping[str, Any],
+        family: str,
+        file: str,
+        said: tuple[Remark, ...],
+        title: str,
+        preset: str | None = None,
     ) -> Updates:
         updates, refusals = self.form.write(values, family)
         full, _ = self.form.complete(values)
@@ -230,7 +250,8 @@ class TrainingTab:
             **updates,
             self.family: family,
             self.file: gr.update(value=file),
-            self.draft.state: self.draft.of(full, family, file),
+            self.preset: preset,
+            self.draft.state: self.draft.of(full, family, file, preset),
             self.run.message: told([*said, *refusals], title),
             self.save_row: gr.update(visible=False),
         }
@@ -259,7 +280,7 @@ class TrainingTab:
             return {self.run.message: refused(error)}
         return {
             **self._remember(path, data[self.recent]),
-            self.draft.state: self.draft.of(values, family, str(path)),
+            self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
             self.save_row: gr.update(visible=False),
             self.run.message: told(self._left_out(values), f"Saved to {path}"),
         }
@@ -293,6 +314,10 @@ class TrainingTab:
     def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, WatchedRun | None]:
         values, family = self.form.read(data), data[self.family]
         return self.method.train_model(self._book, values, family, data[self.unknown], print_only)
+
+
+def preset_file(method: str, name: str) -> Path:
+    return PRESETS / method / f"{name}.toml"
 
 
 def preset_title(path: Path) -> str:

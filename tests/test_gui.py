@@ -62,9 +62,12 @@ def test_every_option_that_works_has_one_control(form):
     assert len({id(c) for c in form.controls.values()}) == len(expected)
 
 
-def test_the_page_begins_with_the_defaults(form):
+def test_a_new_page_begins_with_the_preset_that_it_names(form, tab):
+    defaults = {name: form.options[name].default for name in form.controls}
+    preset = open_configuration(PRESETS / "lora" / "sdxl_safe_start.toml").values
     read = form.read({c: c.value for c in form.controls.values()})
-    assert read == {name: form.options[name].default for name in form.controls}
+    assert read == {**defaults, **preset, "output_dir": "outputs"}
+    assert tab.preset.value == "sdxl_safe_start"
 
 
 def test_the_six_compile_controls_stand_in_their_accordion(form):
@@ -120,7 +123,7 @@ def test_words_in_a_number_field_reach_the_problem_list(form):
 
 def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
     assert form.controls["wandb_api_key"].type == "password"
-    assert "option:wandb_api_key" not in tab.draft.of({"wandb_api_key": "s3cret"}, "sdxl", "")
+    assert "option:wandb_api_key" not in tab.draft.of({"wandb_api_key": "s3cret"}, "sdxl", "", None)
     path = save_configuration(tmp_path / "a.toml", {"wandb_api_key": "s3cret", "seed": 1}, "sdxl", {})
     assert "s3cret" not in path.read_text()
 
@@ -206,7 +209,7 @@ def test_a_file_name_is_read_as_it_was_meant(text, name):
 
 def test_a_draft_brings_back_what_was_typed(tab, form):
     full, _ = form.complete(SIX)
-    draft = json.loads(json.dumps(tab.draft.of(full, "sdxl", "a.toml")))
+    draft = json.loads(json.dumps(tab.draft.of(full, "sdxl", "a.toml", None)))
     assert tab.draft.values(draft) == {name: value for name, value in full.items() if not form.options[name].secret}
     assert tab.draft.of_this_launch(draft)
     assert not tab.draft.of_this_launch({**draft, "launch": "an earlier one"})

@@ -12,7 +12,9 @@ class SavingOptions(OptionGroup, title="Saving"):
     """Where the results go, how often and in which form."""
 
     output_dir: str | None = option(
-        None, "Folder for the results. It is made if it is not there.", label="Output folder"
+        None,
+        "Folder for the results, made if it is not there. A relative one lies where the program was started.",
+        label="Output folder",
     )
     output_name: str | None = option(
         None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="my_lora"

@@ -144,6 +144,30 @@ def expect_the_six(page: Page) -> None:
         expect(field(page, name)).to_have_value(str(SIX[name]))
 
 
+def test_a_new_page_begins_with_the_safe_start_and_an_output_folder(page):
+    expect(field(page, "preset")).to_have_value("SDXL safe start")
+    expect(field(page, "learning_rate")).to_have_value("0.0001")
+    expect(field(page, "caption_extension")).to_have_value(".txt")
+    expect(field(page, "mixed_precision")).to_have_value("bf16")
+    expect(field(page, "output_dir")).to_have_value("outputs")
+
+
+def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, tmp_path):
+    field(page, "network_dim").fill("77")
+    choose(page, "preset", "SDXL safe start")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL safe start is set")
+    expect(field(page, "network_dim")).to_have_value("16")
+    choose(page, "preset", "SDXL low memory 12gb")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12gb is set")
+    page.reload()
+    expect(field(page, "preset")).to_have_value("SDXL low memory 12gb", timeout=20_000)
+    (tmp_path / "a.toml").write_text("seed = 1\n")
+    open_file(page, tmp_path / "a.toml")
+    expect(field(page, "preset")).to_have_value("")
+    expect(field(page, "learning_rate")).to_have_value("2e-06")  # a file is laid over the defaults
+    expect(field(page, "output_dir")).to_have_value("")
+
+
 def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start is set")
@@ -155,7 +179,7 @@ def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     saved = read_toml(tmp_path / "my cat.toml")
     preset = read_toml(ROOT / "presets" / "lora" / "sdxl_safe_start.toml")
     six = {name: value for name, value in SIX.items() if name != "compile_backend"}  # inductor is the default
-    assert saved == {**preset, **six}
+    assert saved == {**preset, **six, "output_dir": "outputs"}
     choose(page, "preset", "SDXL low memory 12gb")
     expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12gb")
     open_file(page, tmp_path / "my cat.toml")
