@@ -20,7 +20,7 @@ from sd_scripts.options.training import DistributedOptions, ResumeOptions, Train
 
 COMPILE_NOTE = (
     "Makes kernels for your card out of the model's blocks: the **first steps are slow**, all later ones faster. "
-    "Worth it for more than about fifty steps. Needs **PyTorch 2.1** or newer and, on NVIDIA cards, **Triton**. "
+    "Worth it from a few hundred steps on. Needs **PyTorch 2.1** or newer and, on NVIDIA cards, **Triton**. "
     "The defaults suit nearly everyone; `reduce-overhead` is fastest at small batches."
 )
 

@@ -114,14 +114,13 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
     network = attach(plans, args.dropouts, torch.Generator().manual_seed(0))
     learning = LoraLearning(network, parameter_groups(network, modules, args), [unet])
     if options.compile:
-        kinds = max(SDXL.graph_kinds(unet).values())
         static = len(row.sizes) <= compiling.STATIC_SHAPES
         compile_model(
             options,
             unet,
             SDXL.compile_targets(unet),
             log_prefix=SDXL.title,
-            graphs_expected=2 * kinds * len(row.sizes),
+            graphs_expected=compiling.graphs_expected(SDXL, unet, len(row.sizes)),
             static=static,
         )
     compiling.wait_until_warm()

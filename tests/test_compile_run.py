@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from data_help import make_folder
 from training_help import train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
@@ -31,6 +32,16 @@ def test_compiled_and_eager_runs_learn_the_same(miniature: Any, tmp_path: Path) 
     assert told["graphs"] > 0
     assert told["breaks"] == 0
     assert later == []
+
+
+def test_no_size_is_left_to_run_eagerly(miniature: Any, tmp_path: Path) -> None:
+    """The miniature's blocks are all of one width: each depth of its U-Net needs graphs that weights do not tell."""
+    make_folder(tmp_path / "three" / "1_noise", [(128, 128), (160, 96), (192, 64)])
+    sizes = {"resolution": "128,128", "max_bucket_reso": 192}
+    run = train(miniature, tmp_path / "run", train_data_dir=tmp_path / "three", **sizes, **COMPILED)
+    assert len(run.told("started")[0]["shapes"]) == 3
+    first, *others = [event["graphs"] for event in run.told("compile")]
+    assert others == [2 * first, 3 * first]
 
 
 def test_gradient_checkpointing_and_compile_go_together(miniature: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Family
-from sd_scripts.library.compile_utils import compile_model
+from sd_scripts.library.compile_utils import LEAST_LIMIT, compile_model
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.training.context import Context, Failed
 
@@ -69,6 +69,15 @@ def wait_until_warm() -> None:
         _warming.pop().join()
 
 
+def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
+    """More graphs than one class of block will need for so many sizes of batch: past the limit blocks run eagerly.
+
+    Equal blocks are captured again where their input takes no gradient, and at each depth of the U-Net, where pictures
+    are smaller; at equal widths that is more than their weights tell.
+    """
+    return sizes * max(2 * max(family.graph_kinds(denoiser).values()), LEAST_LIMIT)
+
+
 class Compilation:
     """The compiled blocks of a run, and what the compiler does with them."""
 
@@ -85,7 +94,7 @@ class Compilation:
             denoiser,
             family.compile_targets(denoiser),
             log_prefix=family.title,
-            graphs_expected=2 * self._shapes * max(family.graph_kinds(denoiser).values()),
+            graphs_expected=graphs_expected(family, denoiser, self._shapes),
             static=self._shapes <= STATIC_SHAPES,
         )
         context.phase("compiling")
