@@ -4,6 +4,7 @@ python -m sd_scripts.demo [--folder demo] [--make]
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Made a miniature SDXL model and twelve pictures; the settings are in {demo.config}")
     if arguments.make:
         return 0
-    status = subprocess.run([sys.executable, str(TRAINER), "--config_file", str(demo.config)], check=False).returncode
+    command = [sys.executable, str(TRAINER), "--config_file", str(demo.config)]
+    one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and ten times as fast on a busy machine
+    status = subprocess.run(command, env=one_thread, check=False).returncode
     if status == 0:
         print(f"The LoRA is {demo.lora}")
         print("Next: `bash gui.sh`, open demo.toml there, then put your own SDXL model and pictures in its place.")
