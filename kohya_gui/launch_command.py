@@ -45,7 +45,7 @@ def build(
     several = launch.num_processes > 1
     where = Path(sd_scripts.__file__).resolve().parent / script.file
     argv = [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *accelerate_launch(),
         *_accelerate_flags(launch, settings[TrainingOptions].mixed_precision),
         *(str(where), "--config_file", str(toml_path)),
         *compile_flags(settings[CompileOptions]),
@@ -82,6 +82,12 @@ def sees_no_gpu() -> bool:
         return False
     devices = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
     return not (shutil.which("nvidia-smi") or any(device.exists() for device in devices))
+
+
+def accelerate_launch() -> list[str]:
+    """`accelerate launch` of the Python that runs this, whatever stands first on the PATH."""
+    program = Path(sys.executable).with_name("accelerate.exe" if os.name == "nt" else "accelerate")
+    return [str(program), "launch"] if program.exists() else [sys.executable, "-m", "accelerate.commands.launch"]
 
 
 def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:

@@ -17,11 +17,11 @@ def command(run_dir: Path | None = None, cpu: bool = False, **values) -> LaunchC
 
 def test_it_starts_the_script_through_accelerate_with_this_python():
     argv = command(mixed_precision="bf16").argv
-    assert argv[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    assert argv[:2] == [str(Path(sys.executable).with_name("accelerate")), "launch"]
     script = next(word for word in argv if word.endswith(".py"))
     assert Path(script).is_absolute()
     assert Path(script).name == "sdxl_train_network.py"
-    assert argv[3 : argv.index(script)] == [
+    assert argv[2 : argv.index(script)] == [
         *("--dynamo_backend", "no", "--num_processes", "1", "--num_machines", "1"),
         *("--num_cpu_threads_per_process", "2", "--mixed_precision", "bf16"),
     ]
@@ -52,6 +52,11 @@ def test_several_processes_mean_several_gpus():
     assert argv[argv.index("--gpu_ids") + 1] == "0,1"
     assert argv[argv.index("--main_process_port") + 1] == "29501"
     assert "--multi_gpu" not in command().argv
+
+
+def test_without_the_program_beside_it_python_starts_accelerates_module(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/elsewhere/python")
+    assert command().argv[:3] == ["/elsewhere/python", "-m", "accelerate.commands.launch"]
 
 
 def test_more_accelerate_arguments_keep_their_quotes_together():
