@@ -248,8 +248,13 @@ SDXL_KEY = "conditioner.embedders.1.model.ln_final.weight"
     ("keys", "good", "words"),
     [
         ([SDXL_KEY], True, "SDXL checkpoint, fp16"),
-        (["cond_stage_model.transformer.text_model.x"], False, "SD 1.5 checkpoint"),
-        (["lora_unet_x.lora_down.weight"], False, "a LoRA, not a base model"),
+        (["cond_stage_model.transformer.text_model.final_layer_norm.weight"], False, "Stable Diffusion 1.5 checkpoint"),
+        (
+            ["lora_unet_x.lora_down.weight", "lora_te2_x.lora_down.weight"],
+            False,
+            "SDXL LoRA, fp16, 234 bytes: not a base",
+        ),
+        (["add_embedding.linear_1.weight"], False, "SDXL U-Net alone"),
         (["something.else"], False, "another kind"),
     ],
 )
@@ -260,7 +265,10 @@ def test_a_checkpoint_is_recognised_by_its_header(tmp_path, keys, good, words):
 
 
 def test_half_a_file_and_no_file_are_told(tmp_path):
-    assert "cut off" in recognise.model(str(safetensors(tmp_path / "m.safetensors", SDXL_KEY, cut=True)), "sdxl").text
+    assert (
+        "This is cut short"
+        in recognise.model(str(safetensors(tmp_path / "m.safetensors", SDXL_KEY, cut=True)), "sdxl").text
+    )
     (tmp_path / "n.safetensors").write_bytes(b"<html>not found</html>")
     assert "not a safetensors file" in recognise.model(str(tmp_path / "n.safetensors"), "sdxl").text
     assert recognise.model(str(tmp_path / "gone.safetensors"), "sdxl").good is False
@@ -276,7 +284,16 @@ def test_a_data_folder_is_counted(tmp_path):
     found = recognise.data_folder(str(tmp_path), ".txt")
     assert found.good
     assert found.text == "3 pictures, 1 with a .txt file, 22 an epoch: 10_cat (2), 2_dog (1)"
+    assert recognise.data_folder(str(tmp_path), "txt") == found  # as the training reads it
     assert "No subfolders named like 10_cat" in recognise.data_folder(str(tmp_path / "10_cat"), ".txt").text
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "~nobody/x", "a\0b", "²_cat", "//", "\t"])
+def test_whatever_is_typed_as_a_path_is_told_and_never_fails(tmp_path, text):
+    (tmp_path / "²_cat").mkdir()
+    assert recognise.model(text, "sdxl").good is not True
+    assert recognise.data_folder(text, "../x").good is not True
+    assert recognise.data_folder(str(tmp_path), "\0").good is False
 
 
 # What the page shows of a run

@@ -13,6 +13,7 @@ from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.images import Look
 from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.folder_names import numbered
 from sd_scripts.options.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -200,13 +201,13 @@ def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn
 
 def _numbered_folders(option: str, root: str, warn: Warn) -> list[schema.Config]:
     """`10_cat` is seen ten times, with "cat" as caption where no caption file lies beside a picture."""
-    if not Path(root).is_dir():
+    place = Path(root).expanduser()
+    if not place.is_dir():
         raise ValueError(f"{option}: there is no folder {root!r}")
     subsets = []
-    for folder in sorted(each for each in Path(root).iterdir() if each.is_dir()):
-        number, _, concept = folder.name.partition("_")
-        if number.isdecimal():
-            subsets.append({"image_dir": str(folder), "num_repeats": int(number), "class_tokens": concept})
+    for folder in sorted(each for each in place.iterdir() if each.is_dir()):
+        if said := numbered(folder.name):
+            subsets.append({"image_dir": str(folder), "num_repeats": said[0], "class_tokens": said[1]})
         else:
             warn(f"{option}: folder {folder.name!r} is left out, since its name does not begin like 10_cat")
     if not subsets:

@@ -12,6 +12,7 @@ from typing import Any
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.images import SUFFIXES, UnreadablePicture, read_size
+from sd_scripts.options.folder_names import dotted
 from sd_scripts.runs.folder import read_json, write_whole
 
 
@@ -54,8 +55,7 @@ def read_caption(picture: Path, extension: str, *, all_lines: bool) -> str | Non
     stems = [picture.stem]
     if len(fields := picture.stem.split("_")) >= 5:
         stems.append("_".join(fields[:-4]))
-    suffix = extension if extension.startswith(".") else f".{extension}"
-    for path in (picture.with_name(stem + suffix) for stem in stems):
+    for path in (picture.with_name(stem + dotted(extension)) for stem in stems):
         if path.is_file():
             lines = [line.strip() for line in _read_text(path).splitlines()]
             return "\n".join(line for line in lines if line) if all_lines else next(iter(lines), "")

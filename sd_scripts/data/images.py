@@ -13,10 +13,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from sd_scripts.data.buckets import Fit, Size
+from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN
 
 cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"} | {".avif", ".jxl"} & Image.registered_extensions().keys()
+SUFFIXES = PICTURES | PICTURES_BY_PLUGIN & Image.registered_extensions().keys()
 
 RESIZE_FILTERS = {
     "nearest": cv2.INTER_NEAREST,

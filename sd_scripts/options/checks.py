@@ -51,7 +51,7 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if not data.resolution:
         yield "resolution", "the training size is not set; 1024 suits SDXL"
         return
-    sides = [int(side) for side in data.resolution.split(",") if side.strip().isdigit()]
+    sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
     if not buckets.enable_bucket:
         if any(side % 32 for side in sides):
             yield "resolution", f"{data.resolution} is not a multiple of 32; round it, or turn enable_bucket on"

@@ -113,7 +113,7 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
 
 def _resolution_problem(resolution: str) -> str | None:
     sides = resolution.split(",")
-    if len(sides) > 2 or not all(side.strip().isdigit() for side in sides):
+    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
         return f"{resolution!r} is neither one number nor width,height; write 1024 or 1024,768"
     if any(not 64 <= int(side) <= 8192 for side in sides):
         return f"{resolution} is outside 64..8192"

@@ -1,6 +1,7 @@
 """What a model file is, told from its first kilobytes: no torch, no weights read, so that the page can ask too."""
 
 import json
+import re
 import struct
 from collections import Counter
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 
 LARGEST_HEADER = 100_000_000
 """The safetensors format allows no longer one."""
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+SUFFIXES = {".safetensors", ".ckpt", ".pt"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,11 @@ class ModelFile:
     bytes: int = 0
     problem: str | None = None
     """Why it cannot be used, in words that follow an option's name."""
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name that is no file could be a model on the Hugging Face Hub, such as "owner/model-1.0"."""
+    return bool(HUB_ID.fullmatch(name)) and Path(name).suffix not in SUFFIXES
 
 
 def describe(path: Path) -> ModelFile:

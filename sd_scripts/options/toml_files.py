@@ -1,12 +1,13 @@
 """Settings in TOML files: flat, sorted, and on the disk whole or not at all."""
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomlkit
+
+from sd_scripts.runs.folder import write_whole
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,15 +49,7 @@ def toml_text(values: Mapping[str, Any]) -> str:
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:
-    """Write beside, then move into place: a reader sees the old file or the new one."""
+    """The folder is made, and the file written whole or not at all."""
+    text = toml_text(values)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(toml_text(values))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    write_whole(path, text)

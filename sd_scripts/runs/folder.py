@@ -75,7 +75,7 @@ def new_run_folder(runs: Path, name: str, now: float | None = None) -> RunFolder
 
 def write_whole(path: Path, text: str) -> None:
     """The file appears whole or not at all."""
-    beside = path.with_name(path.name + f".{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)

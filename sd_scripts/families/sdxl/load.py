@@ -1,6 +1,5 @@
 """SDXL as a file, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, MODEL, Modules, ch
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import make_ours
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import describe
+from sd_scripts.options.model_file import describe, is_hub_id
 from sd_scripts.options.settings import Settings
-
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-MODEL_SUFFIXES = {".safetensors", ".ckpt", ".pt"}
 
 
 def check(settings: Settings) -> list[str]:
@@ -30,7 +26,7 @@ def check(settings: Settings) -> list[str]:
             _check_folder(place) if place.is_dir() else check_file(place, with_vae=not options.vae)
     except ValueError as error:
         problems.append(str(error))
-    if options.vae and not Path(options.vae).exists() and not _is_hub_id(options.vae):
+    if options.vae and not Path(options.vae).exists() and not is_hub_id(options.vae):
         problems.append(f"vae: there is no file or folder '{options.vae}'")
     return problems
 
@@ -71,13 +67,9 @@ def _place(name: str | None) -> Path | str:
     path = Path(name).expanduser()
     if path.exists():
         return path
-    if _is_hub_id(name):
+    if is_hub_id(name):
         return name
     raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
-
-
-def _is_hub_id(name: str) -> bool:
-    return bool(HUB_ID.fullmatch(name)) and Path(name).suffix not in MODEL_SUFFIXES
 
 
 def _download(name: str) -> Path:
