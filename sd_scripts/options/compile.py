@@ -9,32 +9,42 @@ from sd_scripts.options.spec import OptionGroup, option
 class CompileOptions(OptionGroup, title="Torch Compile Settings"):
     """Pay once at the first step, save on all the others. Needs PyTorch 2.1 or newer, and Triton on NVIDIA cards."""
 
-    compile: bool = option(False, "Compile each block of the model with torch.compile.", label="Enable torch.compile")
+    compile: bool = option(
+        False,
+        "Compile each block of the model with torch.compile. The first step of a picture size takes up to a minute, "
+        "all later ones are faster.",
+        label="Enable torch.compile",
+    )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] = option(
         "inductor",
-        "Who turns the captured graph into kernels. inductor is the one that makes training faster; "
-        "eager and aot_eager are for finding faults.",
+        "Who turns the captured graphs into kernels. inductor makes training faster. cudagraphs replays PyTorch's own "
+        "kernels; eager and aot_eager are for finding faults.",
         shown_when="compile",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
         "default",
-        "How inductor spends its time: default compiles fastest, reduce-overhead replays CUDA graphs and is fastest "
-        "at small batches, max-autotune searches longest. Only inductor takes a mode.",
+        "What inductor aims at. reduce-overhead replays CUDA graphs and is fastest at small batches; max-autotune "
+        "searches for minutes. A step on one H200 at batch 1: 153 ms with default, 76 ms with reduce-overhead, "
+        "253 ms not compiled. Other backends take default only.",
         shown_when="compile",
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
         "auto",
-        "Whether one graph serves several picture sizes: auto lets PyTorch decide, true asks for it, "
-        "false makes one graph per size.",
+        "auto makes a set of graphs for each size of batch while the data has up to 4; with more, PyTorch makes graphs "
+        "that take any size. true wants those from the start. false makes a set for each size, however many there are.",
         label="Dynamic shapes",
         shown_when="compile",
     )
     compile_fullgraph: bool = option(
-        False, "Stop with an error at a graph break instead of running that part eagerly.", shown_when="compile"
+        False,
+        "End the run with an error where a block cannot be captured whole or compiling fails, instead of going on "
+        "without compiling there.",
+        shown_when="compile",
     )
     compile_cache_size_limit: int = option(
         0,
-        "How many graphs to keep for each kind of block; 0 computes it from the buckets of the data set.",
+        "How many graphs to keep for each kind of block; what comes after them runs uncompiled. 0 computes it from the "
+        "model and the number of sizes in the data set.",
         label="Cache size limit",
         within=(0, 8192),
         shown_when="compile",
