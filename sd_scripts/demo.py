@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.make:
         return 0
     command = [sys.executable, str(TRAINER), "--config_file", str(demo.config)]
-    one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and ten times as fast on a busy machine
+    one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and much faster on a busy machine
     status = subprocess.run(command, env=one_thread, check=False).returncode
     if status == 0:
         print(f"The LoRA is {demo.lora}")
