@@ -1,5 +1,6 @@
 """Files in and out, and the way from the page's values to a command: all that a tab does and that needs no page."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,8 +46,15 @@ def place_of(text: str) -> Path:
     text = text.strip().strip('"')
     if not text:
         raise ValueError("Give the configuration file a name, for example ~/cat.toml")
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
+    if not path.name:
+        raise ValueError(f"{text} is a folder; give the configuration file a name, for example {text}cat.toml")
     return path if path.suffix.lower() in (".toml", ".json") else path.with_name(path.name + ".toml")
+
+
+def place_to_save(text: str) -> Path:
+    """The TOML file that a user means to write, also where a JSON of kohya_ss was opened."""
+    return place_of(text).with_suffix(".toml").absolute()
 
 
 def open_file(path: Path, method: str) -> Opened:
@@ -83,7 +91,6 @@ def save_file(path: Path, values: Mapping[str, Any], script: Script, unknown: Ma
     settings = from_values(script, unknown, values)
     if wrong := settings.wrong_values():
         raise ValueError("\n".join(wrong))
-    path = path.with_suffix(".toml").absolute()
     try:
         write_toml(path, settings.saved())
     except OSError as error:
@@ -99,7 +106,7 @@ def prepare(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any
     settings = from_values(script, unknown, values)
     if problems := settings.problems():
         raise ValueError("\n".join(problems))
-    output = Path(settings[SavingOptions].output_dir or ".").expanduser().absolute()
+    output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
     # a printed command may be pasted anywhere
     settings = from_values(script, unknown, {**values, "output_dir": str(output)})
     name = settings[SavingOptions].output_name or ""

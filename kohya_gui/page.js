@@ -1,4 +1,4 @@
-// Two comforts that need no server: reading a value off the loss curve, and choosing light or dark.
+// Comforts that need no server: reading a value off the loss curve, copying a path, and choosing light or dark.
 (() => {
   const kept = localStorage.getItem("theme");
   const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -8,6 +8,21 @@
     if (!event.target.closest?.("#theme-switch")) return;
     set(!document.body.classList.contains("dark"));
     localStorage.setItem("theme", document.body.classList.contains("dark") ? "dark" : "light");
+  });
+  const copy = (text) => {
+    if (navigator.clipboard) return navigator.clipboard.writeText(text);
+    const field = document.body.appendChild(document.createElement("textarea")); // no clipboard without https
+    field.value = text;
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  };
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("[data-copy]");
+    if (!button) return;
+    await copy(button.dataset.copy);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
   });
   document.addEventListener("mousemove", (event) => {
     const svg = event.target.closest?.(".chart svg");

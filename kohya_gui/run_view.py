@@ -18,6 +18,8 @@ WORDS = {
     "failed": "Failed",
     "lost": "Ended without a word",
 }
+STATE = "-state"
+"""How the name of a folder ends that a run can go on from."""
 UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so End at once loses nothing"
 Points = Sequence[tuple[float, float]]
 
@@ -34,7 +36,7 @@ def empty_view() -> str:
 
 
 def run_view(story: RunStory, folder: Path, now: float | None = None) -> str:
-    parts = [head(story, folder.name), progress(story), failure(story)]
+    parts = [head(story, folder.name), progress(story), failure(story), result(story)]
     if story.losses.points or not story.over:
         parts += [tiles(story, now), chart(story)]
     parts += [compile_facts(story), files(story), warnings(story)]
@@ -79,6 +81,19 @@ def failure(story: RunStory) -> str:
     return (
         f'<div class="message message-error" role="alert"><span class="sign">✕</span>'
         f"<div><p>{why}</p>{remedy}{more}</div></div>"
+    )
+
+
+def result(story: RunStory) -> str:
+    """The file that a finished run was for, to copy, and where it goes."""
+    made = [made.path for made in story.saved if not made.path.name.endswith(STATE)]
+    if story.state != "finished" or not made:
+        return ""
+    path = escape(str(made[-1]))
+    return (
+        f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
+        "<p>Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI, "
+        "and choose it there.</p></div>"
     )
 
 
@@ -215,7 +230,7 @@ def files(story: RunStory) -> str:
 
 def resume_hint(story: RunStory) -> str:
     """How to go on from a run that ended early."""
-    states = [str(made.path) for made in story.saved if made.path.name.endswith("-state")]
+    states = [str(made.path) for made in story.saved if made.path.name.endswith(STATE)]
     if not states or story.state not in ("stopped", "failed", "lost"):
         return ""
     return f"<p>To go on from there, set <b>resume</b> to <code>{escape(states[-1])}</code></p>"

@@ -1,6 +1,7 @@
 """One tab for any method: the settings on the left, the run on the right, and the row that opens and saves files."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import takewhile
@@ -11,7 +12,7 @@ import gradio as gr
 
 from kohya_gui import recognise
 from kohya_gui.class_advanced_training import AdvancedTraining
-from kohya_gui.configuration import Opened, Prepared, families_of, place_of
+from kohya_gui.configuration import Opened, Prepared, families_of, place_of, place_to_save
 from kohya_gui.controls import Form
 from kohya_gui.draft import SECRET, Draft
 from kohya_gui.launch_command import shell_line
@@ -98,6 +99,9 @@ class TrainingTab:
                 self.run = RunPanel(book, method.name)
         self.unknown = gr.BrowserState({}, storage_key=f"{method.name}-unknown", secret=SECRET)
         self.recent = gr.BrowserState([], storage_key=f"{method.name}-recent", secret=SECRET)
+        # the file that these settings came from or went to: Save writes over it, over no other without a second click
+        self.opened = gr.BrowserState("", storage_key=f"{method.name}-opened", secret=SECRET)
+        self.replacing = gr.State("")
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         opened = method.open_configuration(preset_file(method.name, method.first_preset))
         self.form.begin({**opened.values, "output_dir": FIRST_OUTPUT}, opened.family)
@@ -178,19 +182,21 @@ class TrainingTab:
 
     def _wire(self) -> None:
         self._everything = [
-            *self.form.outputs(), self.family, self.file, self.preset, self.save_row, self.new_name,
+            *self.form.outputs(), self.family, self.file, self.preset, *self._saving(), self.opened,
             self.unknown, self.recent, self.draft.state, self.run.message, self.run.command,
         ]  # fmt: skip
         page: set[Any] = {
             *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
+            self.opened, self.replacing,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
         self.open.click(self._open, {self.file, self.recent}, self._everything, **QUIET)
         self.preset.select(self._open_preset, page, self._everything, **QUIET)
         self.save.click(self._save, page, self._everything, **QUIET)
         self.save_new.click(self._save_as, page, self._everything, **QUIET)
-        self.save_as.click(lambda file: self._ask_name(file or ""), self.file, [self.save_row, self.new_name], **QUIET)
-        self.cancel.click(lambda: gr.update(visible=False), None, self.save_row, **QUIET)
+        self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
+        self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
+        self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
         self.run.show_after(self.run.start.click(self._start, page, self._everything, **slow))
         self.run.print.click(self._print, page, self._everything, **slow)
 
@@ -253,20 +259,37 @@ class TrainingTab:
             self.preset: preset,
             self.draft.state: self.draft.of(full, family, file, preset),
             self.run.message: told([*said, *refusals], title),
-            self.save_row: gr.update(visible=False),
+            **self._not_saving(),
         }
 
     def _remember(self, path: Path, recent: list[str]) -> Updates:
         recent = list(dict.fromkeys([str(path), *recent]))[:RECENT]
-        return {self.recent: recent, self.file: gr.update(value=str(path), choices=recent)}
+        file = gr.update(value=str(path), choices=recent)
+        return {self.recent: recent, self.file: file, self.opened: str(path.absolute())}
 
-    def _ask_name(self, file: str) -> list[Any]:
-        return [gr.update(visible=True), gr.update(value=file)]
+    def _saving(self) -> list[Any]:
+        return [self.save_row, self.new_name, self.save_new, self.replacing]
+
+    def _ask_name(self, file: str) -> Updates:
+        return {**self._not_replacing(), self.save_row: gr.update(visible=True), self.new_name: file}
+
+    def _ask_to_replace(self, path: Path) -> Updates:
+        return {
+            **self._ask_name(str(path)),
+            self.save_new: gr.update(value="Replace", variant="stop"),
+            self.replacing: str(path),
+            self.run.message: message("warning", f"{path} is there already: Replace writes over it"),
+        }
+
+    def _not_replacing(self) -> Updates:
+        return {self.save_new: gr.update(value="Save", variant="primary"), self.replacing: ""}
+
+    def _not_saving(self) -> Updates:
+        return {**self._not_replacing(), self.save_row: gr.update(visible=False)}
 
     def _save(self, data: Updates) -> Updates:
         if not (data[self.file] or "").strip():
-            row, name = self._ask_name("")
-            return {self.save_row: row, self.new_name: name}
+            return self._ask_name("")
         return self._saved(data, data[self.file])
 
     def _save_as(self, data: Updates) -> Updates:
@@ -275,13 +298,16 @@ class TrainingTab:
     def _saved(self, data: Updates, text: str) -> Updates:
         values, family = self.form.read(data), data[self.family]
         try:
-            path = self.method.save_configuration(place_of(text), values, family, data[self.unknown])
+            place = place_to_save(text)
+            if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
+                return self._ask_to_replace(place)
+            path = self.method.save_configuration(place, values, family, data[self.unknown])
         except ValueError as error:
             return {self.run.message: refused(error)}
         return {
             **self._remember(path, data[self.recent]),
             self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
-            self.save_row: gr.update(visible=False),
+            **self._not_saving(),
             self.run.message: told(self._left_out(values), f"Saved to {path}"),
         }
 
@@ -339,7 +365,7 @@ def fact(found: Recognised) -> str:
     return f'<p class="fact fact-{tone}">{escape(found.text)}</p>'
 
 
-def told(remarks: tuple[Remark, ...] | list[Remark], title: str) -> str:
+def told(remarks: Sequence[Remark], title: str) -> str:
     return message("warning" if remarks else "ok", title, remarks)
 
 

@@ -316,6 +316,17 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
     assert "a &amp; b" in html
 
 
+def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
+    story = RunStory()
+    for name in ("a & b-000001.safetensors", "a & b.safetensors", "a & b-state"):
+        story.tell({"kind": "saved", "path": f"/loras/{name}", "step": 1})
+    assert "data-copy" not in run_view(story, Path("/runs/a"))
+    story.tell({"kind": "finished", "step": 1, "time": 2.0})
+    html = run_view(story, Path("/runs/a"))
+    assert 'data-copy="/loras/a &amp; b.safetensors"' in html
+    assert "models/loras" in html
+
+
 def test_a_flat_curve_and_one_step_can_be_drawn():
     story = RunStory()
     assert "begins with" in chart(story)

@@ -215,6 +215,36 @@ def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
     expect(page.get_by_role("option", name=str(tmp_path / "secret.toml"))).to_be_visible()
 
 
+def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
+    mine, other = tmp_path / "mine.toml", tmp_path / "other.toml"
+    mine.write_text("seed = 1\n")
+    other.write_text("seed = 2\n")
+    open_file(page, mine)
+    field(page, "output_name").fill("cat")
+    page.locator("#lora-save").click()  # the open file: no question
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    assert read_toml(mine) == {"seed": 1, "output_name": "cat"}
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(other))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("other.toml is there already")
+    assert read_toml(other) == {"seed": 2}
+    field(page, "new-name").press_sequentially("x")  # another name is another question
+    expect(page.locator("#lora-save-new")).to_have_text("Save")
+    field(page, "new-name").fill(str(other))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-save-new")).to_have_text("Replace")
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    assert read_toml(other) == {"seed": 1, "output_name": "cat"}
+    field(page, "file").fill(str(mine))  # a name typed above is not an open file
+    field(page, "file").press("Enter")
+    page.locator("#lora-save").click()
+    expect(page.locator("#lora-save-new")).to_have_text("Replace")
+    page.locator("#lora-cancel").click()
+    expect(page.locator("#lora-new-name")).to_be_hidden()
+
+
 def test_bad_input_is_told_in_the_page_and_nothing_starts(page):
     field(page, "max_train_steps").fill("-3")
     page.locator("#lora-start").click()
@@ -279,10 +309,33 @@ def test_a_training_is_started_watched_and_finished(page, demo, chromium, server
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
     expect(run).to_contain_text("step 8 of 8")
     expect(run.locator(".chart svg")).to_be_visible()
-    expect(run).to_contain_text("whole.safetensors")
+    whole = demo.parent / "output" / "whole.safetensors"
+    expect(run.locator(".result code")).to_have_text(str(whole))
+    run.locator(".result button").click()
+    expect(run.locator(".result button")).to_have_text("Copied")
     expect(run).to_contain_text("torch.compile")
     expect(page.locator("#lora-start")).to_be_visible()
-    assert (demo.parent / "output" / "whole.safetensors").is_file()
+    assert whole.is_file()
+
+
+def test_a_secret_is_in_no_file_that_is_written(page, demo):
+    open_file(page, variant(demo, "secrets", max_train_steps=2, compile=False))
+    unfold(page, "advanced-training", "logging", "hugging-face")
+    field(page, "wandb_api_key").fill("s3cret-of-wandb")
+    field(page, "huggingface_token").fill("hf_s3cret")
+    page.locator("#lora-save").click()
+    expect(page.locator("#lora-message")).to_contain_text("huggingface_token: is a secret")
+    page.locator("#lora-print").click()
+    command = page.locator("#lora-command")
+    expect(command).to_contain_text("sdxl_train_network.py")
+    assert "s3cret" not in command.inner_text()
+    page.locator("#lora-start").click()
+    run = page.locator("#lora-run")
+    expect(run.locator(".run-name")).to_contain_text("secrets", timeout=20_000)
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    told = [path for path in demo.parent.rglob("*") if path.is_file()]
+    assert {"console.log", "events.jsonl", "config.toml", "secrets-command.toml"} <= {path.name for path in told}
+    assert [path for path in told if b"s3cret" in path.read_bytes()] == []
 
 
 def test_a_training_is_stopped_half_way_and_keeps_its_state(page, demo):
