@@ -153,7 +153,7 @@ def test_what_the_troubleshooting_quotes_is_what_the_program_says(page: str) -> 
     files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "sd_scripts").rglob("*.py")]
     said = "\n".join(file.read_text(encoding="utf-8") for file in files)
     said = re.sub(r'"\s*\n\s*f?"', "", said)  # a sentence over several lines
-    others = {"hit config.recompile_limit", "Failed to load CPU gemm_4bit_forward"}  # PyTorch's, bitsandbytes'
+    others = {"hit config.recompile_limit"}  # PyTorch's
     assert [words for words in quoted if words not in said and words not in others] == []
 
 

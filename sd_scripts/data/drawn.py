@@ -10,7 +10,7 @@ BACKGROUNDS = {"white": "#f6f4ef", "grey": "#9a9a9a", "black": "#16181c"}
 SIDES = {"circle": 60, "triangle": 3, "square": 4}
 """Shapes as polygons with so many sides."""
 SIZES = ((256, 256), (320, 240), (240, 256), (384, 256))
-"""Width and height: several aspects, but only two buckets, since each more is to be compiled."""
+"""Width and height: several aspects; with buckets they are two."""
 FOLDER = "10_shapes"
 
 
