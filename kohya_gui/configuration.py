@@ -47,7 +47,7 @@ def place_of(text: str) -> Path:
     if not text:
         raise ValueError("Give the configuration file a name, for example ~/cat.toml")
     path = Path(os.path.expanduser(text))
-    if not path.name:
+    if path.name in ("", "..") or text.endswith(("/", os.sep)):
         raise ValueError(f"{text} is a folder; give the configuration file a name, for example {text}cat.toml")
     return path if path.suffix.lower() in (".toml", ".json") else path.with_name(path.name + ".toml")
 

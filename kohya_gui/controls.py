@@ -90,7 +90,14 @@ def given(option: Option, value: Any) -> Any:
         value = [word.strip() for word in words if word.strip()]
     if value is None and option.type is str:  # a dropdown that was emptied
         value = ""
-    return option.read(value)
+    return option.read(unquoted(value) if isinstance(value, str) else value)
+
+
+def unquoted(text: str) -> str:
+    """A path without the quotes in which Windows' Explorer copies it; other texts keep theirs."""
+    inner = text.strip()[1:-1]
+    whole = text.strip() == f'"{inner}"' and '"' not in inner
+    return inner if whole and ("/" in inner or "\\" in inner) else text
 
 
 class Form:

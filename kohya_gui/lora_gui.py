@@ -69,6 +69,8 @@ def train_model(
 
     Raises ValueError with one sentence, or several lines of them.
     """
+    if not print_only:
+        book.check_free()  # before a folder for the run is made
     prepared = prepare(values, script_for(family, METHOD), unknown, print_only)
     if print_only:
         return prepared, None

@@ -76,14 +76,18 @@ def _data_folder(folder: Path, caption_extension: str) -> Recognised:
     counted = [(sub, repeats, _pictures(sub)) for sub, repeats in subsets]
     total = sum(len(pictures) for _, _, pictures in counted)
     if not total:
-        return Recognised(f"No pictures in {', '.join(sub.name for sub, _, _ in counted)}", good=False)
+        return Recognised(f"No pictures in {_named([sub.name for sub, _, _ in counted])}", good=False)
     captioned = sum(_has_caption(p, caption_extension) for _, _, pictures in counted for p in pictures)
-    shown = ", ".join(f"{sub.name} ({len(pictures)})" for sub, _, pictures in counted[:4])
-    more = f" and {len(counted) - 4} more" if len(counted) > 4 else ""
+    shown = _named([f"{sub.name} ({len(pictures)})" for sub, _, pictures in counted])
     steps = sum(repeats * len(pictures) for _, repeats, pictures in counted)
     some = f"{captioned or 'none'} with a {caption_extension} file"
     words = "all captioned" if captioned == total else some
-    return Recognised(f"{total} pictures, {words}, {steps} an epoch: {shown}{more}", good=True)
+    return Recognised(f"{total} pictures, {words}, {steps} an epoch: {shown}", good=True)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
 
 
 def _has_caption(picture: Path, extension: str) -> bool:

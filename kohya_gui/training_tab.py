@@ -13,7 +13,7 @@ import gradio as gr
 from kohya_gui import recognise
 from kohya_gui.class_advanced_training import AdvancedTraining
 from kohya_gui.configuration import Opened, Prepared, families_of, place_of, place_to_save
-from kohya_gui.controls import Form
+from kohya_gui.controls import Form, unquoted
 from kohya_gui.draft import SECRET, Draft
 from kohya_gui.launch_command import shell_line
 from kohya_gui.messages import message
@@ -165,10 +165,10 @@ class TrainingTab:
         controls, facts = self.form.controls, self.form.facts
 
         def tell_model(path: str, family: str) -> str:
-            return fact(recognise.model(path or "", family))
+            return fact(recognise.model(unquoted(path or ""), family))
 
         def tell_data(path: str, extension: str) -> str:
-            return fact(recognise.data_folder(path or "", extension or ".caption"))
+            return fact(recognise.data_folder(unquoted(path or ""), extension or ".caption"))
 
         for name, tell, other in (
             ("pretrained_model_name_or_path", tell_model, self.family),

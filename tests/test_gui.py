@@ -110,6 +110,15 @@ def test_unset_zero_and_set_are_three_things(form):
         assert given(seed, shown(seed, value)) == value
 
 
+def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
+    model = form.options["pretrained_model_name_or_path"]
+    assert given(model, ' "C:\\models\\a b.safetensors" ') == "C:\\models\\a b.safetensors"
+    comment = form.options["training_comment"]
+    assert given(comment, '"my cat"') == '"my cat"'
+    assert given(form.options["caption_prefix"], "photo of ") == "photo of "
+    assert given(comment, '"a/b" and "c/d"') == '"a/b" and "c/d"'
+
+
 def test_a_value_that_cannot_be_is_told_and_the_default_stands(form):
     updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3}, "sdxl")
     assert {remark.name for remark in remarks} == {"compile_mode", "compile_cache_size_limit"}
@@ -175,6 +184,18 @@ def test_every_preset_says_what_it_is_for():
     for path in (PRESETS / "lora").glob("*.toml"):
         assert preset_title(path).startswith("SDXL ")
         assert len(preset_words(path)) > 30
+
+
+@pytest.mark.parametrize("text", ["/", "..", "folder/", " "])
+def test_a_folder_is_no_name_for_a_configuration(text):
+    with pytest.raises(ValueError, match="name"):
+        place_of(text)
+
+
+@pytest.mark.parametrize("name", [".", "..", "x" * 300, "a/b"])
+def test_a_name_that_no_file_can_have_is_told_by_its_option(tmp_path, name):
+    with pytest.raises(ValueError, match=r"(^|\n)output_name: "):
+        prepare({"output_dir": str(tmp_path), "output_name": name}, SDXL_LORA, {}, print_only=True)
 
 
 def test_every_problem_is_told_and_nothing_is_made(tmp_path):
@@ -286,6 +307,13 @@ def test_a_data_folder_is_counted(tmp_path):
     assert found.text == "3 pictures, 1 with a .txt file, 22 an epoch: 10_cat (2), 2_dog (1)"
     assert recognise.data_folder(str(tmp_path), "txt") == found  # as the training reads it
     assert "No subfolders named like 10_cat" in recognise.data_folder(str(tmp_path / "10_cat"), ".txt").text
+
+
+def test_many_folders_are_named_by_the_first_of_them(tmp_path):
+    for number in range(1, 8):
+        (tmp_path / f"{number}_cat").mkdir()
+    text = recognise.data_folder(str(tmp_path), ".txt").text
+    assert text == "No pictures in 1_cat, 2_cat, 3_cat, 4_cat and 3 more"
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~nobody/x", "a\0b", "²_cat", "//", "\t"])

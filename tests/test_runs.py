@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -112,6 +113,18 @@ def test_one_run_at_a_time(tmp_path):
     second = book.start([sys.executable, "-c", "pass"], {}, RunFolder(tmp_path / "b"))
     assert [f.path.name for f in RunBook(RunStore(tmp_path / "runs.jsonl")).folders()] == ["b", "a"]
     assert second.run.wait(5)
+
+
+def test_a_run_whose_folder_is_deleted_under_it_can_still_be_stopped(tmp_path):
+    book = RunBook(RunStore(tmp_path / "runs.jsonl"))
+    book.start([sys.executable, "-c", "import time; time.sleep(60)"], {}, RunFolder(tmp_path / "a"))
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(ValueError, match="a run is on already"):
+        book.check_free()
+    running = book.running()
+    assert running
+    running.end_now()
+    assert book.running() is None
 
 
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path):

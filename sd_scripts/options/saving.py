@@ -5,6 +5,8 @@ from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
 
+LONGEST_NAME = 180
+"""Bytes: file systems take 255, and steps, states and endings are added to the name."""
 NO_UPLOAD = "nothing is uploaded; upload the saved file with `hf upload`"
 
 
@@ -52,6 +54,10 @@ class SavingOptions(OptionGroup, title="Saving"):
                 "output_name",
                 f"{self.output_name!r} holds a character that file names cannot have; put folders in output_dir",
             )
+        if self.output_name and len(self.output_name.encode()) > LONGEST_NAME:
+            yield "output_name", f"is longer than {LONGEST_NAME} bytes; choose a shorter one"
+        if self.output_name and not self.output_name.strip(". "):
+            yield "output_name", f"{self.output_name!r} is no name for a file; choose another"
 
 
 class HuggingFaceOptions(OptionGroup, title="Hugging Face"):

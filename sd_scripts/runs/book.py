@@ -82,16 +82,22 @@ class RunBook:
     def start(self, argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> WatchedRun:
         """Raises ValueError when a run is on already, or the program cannot be started."""
         with self._lock:
-            if busy := self.running():
-                raise ValueError(f"a run is on already ({busy.folder.path.name}): stop it or wait for its end")
+            self.check_free()
             watched = WatchedRun(folder, process.start(argv, env, folder))
             self._watched[folder] = watched
             self._store.add(folder)
             return watched
 
+    def check_free(self) -> None:
+        """Raises ValueError when a run is on."""
+        if busy := self.running():
+            raise ValueError(f"a run is on already ({busy.folder.path.name}): stop it or wait for its end")
+
     def folders(self) -> list[RunFolder]:
-        """Newest first."""
-        return self._store.folders()
+        """Newest first; that of a run whose folder somebody deleted under it stays until it ends."""
+        kept = self._store.folders()
+        watched = [watched for folder, watched in list(self._watched.items()) if folder not in kept]
+        return [*(each.folder for each in watched if each.alive), *kept]
 
     def watch(self, folder: RunFolder) -> WatchedRun:
         if folder not in self._watched:
