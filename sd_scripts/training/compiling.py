@@ -20,6 +20,9 @@ STATIC_SHAPES = 4
 """Up to so many shapes compile_dynamic = auto makes one set of graphs for each: they run faster than dynamic ones."""
 
 
+NO_COMPILER = "install a C++ compiler (g++; on Windows the Build Tools of Visual Studio)"
+
+
 def problems(options: CompileOptions, device: torch.device) -> list[str]:
     """Why this machine cannot compile with these options, with the remedy; nothing is compiled to find out."""
     if not options.compile:
@@ -128,7 +131,7 @@ class Compilation:
             return False
         first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         what = f"torch.compile failed in the first compiled step: {type(error).__name__}: {first_line.strip()[:300]}"
-        remedy = self._remedy()
+        remedy = NO_COMPILER if "InvalidCxxCompiler" in f"{type(error).__name__} {error}" else self._remedy()
         if self._options.compile_fullgraph:
             raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error
         torch.compiler.set_stance("force_eager")
