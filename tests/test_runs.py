@@ -127,6 +127,15 @@ def test_a_run_whose_folder_is_deleted_under_it_can_still_be_stopped(tmp_path):
     assert book.running() is None
 
 
+def test_a_run_that_ended_well_and_told_nothing_is_not_called_killed(tmp_path):
+    watched = RunBook(RunStore(tmp_path / "runs.jsonl")).start(
+        [sys.executable, "-c", ""], {}, RunFolder(tmp_path / "a")
+    )
+    assert watched.run
+    assert watched.run.wait(10)
+    assert "was its folder deleted?" in watched.refresh().failure["error"]
+
+
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="cannot be started"):
         process.start([str(tmp_path / "no such program")], {}, RunFolder(tmp_path))

@@ -62,6 +62,10 @@ class WatchedRun:
 
     def _last_sight(self) -> str:
         code = self.run.exit_code if self.run else None
+        if code == 0:
+            return (
+                "The run ended by itself, and what it told is gone: was its folder deleted? What it saved may be there"
+            )
         if self.story.state == "stopping":
             return "The run was ended before it could save; what it had saved earlier is still there"
         if code is None:
