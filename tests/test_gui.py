@@ -9,6 +9,7 @@ from pathlib import Path
 
 import gradio as gr
 import pytest
+from gui_help import SIX
 
 import gui
 from kohya_gui import recognise
@@ -28,14 +29,6 @@ from sd_scripts.runs.store import RunStore
 from sd_scripts.runs.story import RunStory
 
 COMPILE = [o.name for o in each_option(CompileOptions)]
-SIX = {
-    "compile": True,
-    "compile_backend": "inductor",
-    "compile_mode": "reduce-overhead",
-    "compile_dynamic": "false",
-    "compile_fullgraph": True,
-    "compile_cache_size_limit": 64,
-}
 
 
 @pytest.fixture(scope="module")

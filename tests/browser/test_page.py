@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gui_help import SIX
 
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.reading import from_file
@@ -30,14 +31,6 @@ QUIET = [
 TRAINER = ROOT / "sd_scripts" / "sdxl_train_network.py"
 TRAINING = 240_000
 """Milliseconds that a training of the miniature may take on two slow cores."""
-SIX = {
-    "compile": True,
-    "compile_backend": "inductor",
-    "compile_mode": "reduce-overhead",
-    "compile_dynamic": "false",
-    "compile_fullgraph": True,
-    "compile_cache_size_limit": 64,
-}
 
 pytestmark = [
     pytest.mark.browser,
