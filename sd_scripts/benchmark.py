@@ -7,8 +7,6 @@ trainer, forward to optimizer, not the reading of pictures. Each row compiles fr
 start from the cache of the row that they vary.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -20,10 +18,26 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.sdxl.unet import make_ours, random_full_size
+from sd_scripts.library.compile_utils import compile_model
+from sd_scripts.library.optimizers import make_optimizer
+from sd_scripts.networks.lora import attach
+from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.training import compiling
+from sd_scripts.training.learning import LoraLearning
+from sd_scripts.training.step import TrainStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,32 +92,26 @@ RANK = 32
 WARM_UP = 8
 
 
-def measure(row: Row, steps: int) -> dict[str, Any]:
-    """Milliseconds a step, memory in GiB, and what the compiler did."""
-    import torch
+@dataclass(kw_only=True)
+class Prepared:
+    """A step of the trainer with its inputs, one set for each size."""
 
-    from sd_scripts.families.sdxl import SDXL
-    from sd_scripts.families.sdxl.unet import make_ours, random_full_size
-    from sd_scripts.library.compile_utils import compile_model
-    from sd_scripts.library.optimizers import make_optimizer
-    from sd_scripts.networks.lora import attach
-    from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
-    from sd_scripts.options.catalog import SDXL_LORA
-    from sd_scripts.options.compile import CompileOptions
-    from sd_scripts.options.network import NetworkOptions
-    from sd_scripts.options.optimizer import OptimizerOptions
-    from sd_scripts.options.settings import Settings
-    from sd_scripts.training import compiling
-    from sd_scripts.training.learning import LoraLearning
-    from sd_scripts.training.step import TrainStep
+    step: TrainStep
+    inputs: list[dict[str, Tensor]]
+    layers: int
 
-    chosen = {"compile": row.mode is not None, "compile_mode": row.mode or "default", "compile_dynamic": row.dynamic}
-    values = {"network_dim": RANK, "network_alpha": RANK / 2, "learning_rate": 1e-4, **chosen}
-    settings = Settings(SDXL_LORA.groups, values)
+    def run(self, number: int) -> Tensor:
+        """One update; the loss of its last micro-batch."""
+        for _ in range(self.step.accumulation):
+            loss = self.step.micro(self.inputs[number % len(self.inputs)])
+        self.step.update()
+        return loss
+
+
+def prepare(row: Row, unet: Any, device: torch.device) -> Prepared:
+    """Attach the LoRA, compile and choose the optimizer, as the trainer does it."""
+    settings = _settings(row)
     options = settings[CompileOptions]
-    device = torch.device("cuda")
-    compiling.warm_up(options, device)
-    unet = random_full_size(device, torch.bfloat16)
     make_ours(unet)
     unet.train()
     if row.checkpointing:
@@ -114,49 +122,54 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
     network = attach(plans, args.dropouts, torch.Generator().manual_seed(0))
     learning = LoraLearning(network, parameter_groups(network, modules, args), [unet])
     if options.compile:
-        static = len(row.sizes) <= compiling.STATIC_SHAPES
         compile_model(
             options,
             unet,
             SDXL.compile_targets(unet),
             log_prefix=SDXL.title,
             graphs_expected=compiling.graphs_expected(SDXL, unet, len(row.sizes)),
-            static=static,
+            static=len(row.sizes) <= compiling.STATIC_SHAPES,
         )
-    compiling.wait_until_warm()
-    before = compiling.Counts()
-    optimizer = make_optimizer(settings[OptimizerOptions], learning.parameter_groups())
+    parts = Parts(denoiser=unet, vae=unet, text_encoders=[], tokenizers=[], source="random")
 
     def loss(inputs: dict[str, Tensor]) -> Tensor:
         text = {key[5:]: value for key, value in inputs.items() if key.startswith("text.")}
-        return SDXL.loss(_Parts(unet), inputs, text, settings)  # type: ignore[arg-type]
+        return SDXL.loss(parts, inputs, text, settings)
 
     step = TrainStep(
-        loss, learning, optimizer, accumulation=row.accumulation, cuda_graphs=compiling.uses_cuda_graphs(options)
+        loss,
+        learning,
+        make_optimizer(settings[OptimizerOptions], learning.parameter_groups()),
+        accumulation=row.accumulation,
+        cuda_graphs=compiling.uses_cuda_graphs(options),
     )
-    inputs = [random_inputs(row.batch, size, device) for size in row.sizes]
+    inputs = [random_inputs(row.batch, size, unet.config, device) for size in row.sizes]
+    return Prepared(step=step, inputs=inputs, layers=len(plans))
+
+
+def measure(row: Row, steps: int) -> dict[str, Any]:
+    """Milliseconds a step, memory in GiB, and what the compiler did."""
+    device = torch.device("cuda")
+    compiling.warm_up(_settings(row)[CompileOptions], device)
+    prepared = prepare(row, random_full_size(device, torch.bfloat16), device)
+    compiling.wait_until_warm()
+    before, sizes = compiling.Counts(), len(row.sizes)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
-    losses: list[Tensor] = []
-
-    def run(number: int) -> None:
-        for _ in range(row.accumulation):
-            losses.append(step.micro(inputs[number % len(inputs)]))
-        step.update()
-
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for number in range(len(inputs)):
-        run(number)
+    for number in range(sizes):
+        prepared.run(number)
     torch.cuda.synchronize()
     first = time.perf_counter() - began
-    for number in range(WARM_UP * len(inputs)):
-        run(number)
+    for number in range(WARM_UP * sizes):
+        prepared.run(number)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     marks[0].record()
+    losses = []
     for number in range(steps):
-        run(number)
+        losses.append(prepared.run(number))
         marks[number + 1].record()
     torch.cuda.synchronize()
     times = sorted(a.elapsed_time(b) for a, b in pairwise(marks))
@@ -171,38 +184,38 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
         "first": first,
         "graphs": counts.graphs - before.graphs,
         "breaks": counts.breaks - before.breaks,
-        "modules": len(plans),
+        "modules": prepared.layers,
         "loss": float(torch.stack(losses[-8:]).mean()),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
 
 
-@dataclass
-class _Parts:
-    denoiser: Any
+def _settings(row: Row) -> Settings:
+    chosen = {"compile": row.mode is not None, "compile_mode": row.mode or "default", "compile_dynamic": row.dynamic}
+    values = {"network_dim": RANK, "network_alpha": RANK / 2, "learning_rate": 1e-4, **chosen}
+    return Settings(SDXL_LORA.groups, values)
 
 
-def random_inputs(batch: int, size: tuple[int, int], device: Any) -> dict[str, Any]:
-    """What a step reads, as families/sdxl/objective.py makes it, from noise."""
-    import torch
-
+def random_inputs(batch: int, size: tuple[int, int], unet: Any, device: torch.device) -> dict[str, Tensor]:
+    """What a step reads, as families/sdxl/objective.py makes it, from noise; `unet` is the U-Net's configuration."""
     generator = torch.Generator(device).manual_seed(size[0])
 
-    def normal(*shape: int, dtype: Any = torch.float32) -> Any:
-        return torch.randn(shape, device=device, generator=generator, dtype=dtype)
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=generator)
 
     width, height = size
-    sizes = torch.tensor([[height, width, 0, 0, height, width]] * batch, device=device, dtype=torch.float32)
+    first = unet["cross_attention_dim"] * 3 // 8  # 768 of 2048
+    pooled = unet["projection_class_embeddings_input_dim"] - 6 * unet["addition_time_embed_dim"]
     return {
         "noisy": normal(batch, 4, height // 8, width // 8),
         "target": normal(batch, 4, height // 8, width // 8),
         "timesteps": torch.randint(0, 1000, (batch,), device=device, generator=generator),
-        "sizes": sizes,
+        "sizes": torch.tensor([[height, width, 0, 0, height, width]] * batch, device=device, dtype=torch.float32),
         "loss_weight": torch.ones(batch, device=device),
-        "text.hidden_state1": normal(batch, 77, 768),
-        "text.hidden_state2": normal(batch, 77, 1280),
-        "text.pool2": normal(batch, 1280),
+        "text.hidden_state1": normal(batch, 77, first),
+        "text.hidden_state2": normal(batch, 77, unet["cross_attention_dim"] - first),
+        "text.pool2": normal(batch, pooled),
     }
 
 
@@ -232,6 +245,9 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table here too")
     parser.add_argument("--row", choices=names, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no NVIDIA card is seen; full-size steps are measured on one", file=sys.stderr)
+        return 2
     if arguments.row:
         row = next(row for row in ROWS if row.name == arguments.row)
         print("RESULT " + json.dumps(measure(row, arguments.steps)), flush=True)
