@@ -8,6 +8,7 @@ from sd_scripts.options.spec import OptionGroup, option
 ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose"
 NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
 NO_FULL_FP16 = "what is trained is held in float32, since fp16 loses small updates; full_bf16 halves its memory"
+NO_DDP = "a LoRA's gradients are averaged in one message, without DDP's buffers; leave it off"
 NO_FP8 = "frozen weights are held in the precision of mixed_precision, not in fp8; gradient_checkpointing saves more"
 
 
@@ -132,8 +133,8 @@ class DistributedOptions(OptionGroup, title="Several processes"):
         within=(0, 100_000),
         zero_is_off=True,
     )
-    ddp_gradient_as_bucket_view: bool = option(False, "Let gradients live in DDP's buffers: saves a little memory.")
-    ddp_static_graph: bool = option(False, "Promise DDP that every step uses the same weights: saves a little time.")
+    ddp_gradient_as_bucket_view: bool = option(False, "Let gradients live in DDP's buffers.", not_yet=NO_DDP)
+    ddp_static_graph: bool = option(False, "Promise DDP that every step uses the same weights.", not_yet=NO_DDP)
     deepspeed: bool = option(False, "Use DeepSpeed.", not_yet=NO_DEEPSPEED)
     zero_stage: int = option(2, "ZeRO stage of DeepSpeed.", choices=(0, 1, 2, 3), not_yet=NO_DEEPSPEED)
     offload_optimizer_device: Literal["cpu", "nvme"] | None = option(

@@ -19,7 +19,7 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import RunOptions
-from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.options.training import TrainingOptions
@@ -48,6 +48,8 @@ def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: 
         return _refuse([f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
     if problems := [*_prepare_output(settings[SavingOptions]), *trackers.problems(settings[LoggingOptions])]:
         return _refuse(problems)
+    if token := settings[HuggingFaceOptions].huggingface_token:
+        os.environ["HF_TOKEN"] = token  # where the hub's library looks for it; read when that is imported
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     family, method = load()
     if problems := [*family.check(settings), *method().check(family, settings), *_rehearse(settings)]:
