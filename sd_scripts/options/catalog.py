@@ -11,6 +11,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions, FluxNetworkOptions, FluxObjectiveOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
@@ -72,7 +73,14 @@ class Script:
 
 SDXL_LORA = Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, NetworkOptions))
 
-SCRIPTS = (SDXL_LORA,)
+FLUX_LORA = Script(
+    file="flux_train_network.py",
+    family="flux",
+    method="lora",
+    groups=(*COMMON, FluxModelOptions, FluxObjectiveOptions, FluxMemoryOptions, NetworkOptions, FluxNetworkOptions),
+)
+
+SCRIPTS = (SDXL_LORA, FLUX_LORA)
 
 
 def script_for(family: str, method: str) -> Script:

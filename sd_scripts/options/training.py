@@ -9,7 +9,6 @@ ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, 
 NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
 NO_FULL_FP16 = "what is trained is held in float32, since fp16 loses small updates; full_bf16 halves its memory"
 NO_DDP = "a LoRA's gradients are averaged in one message, without DDP's buffers; leave it off"
-NO_FP8 = "frozen weights are held in the precision of mixed_precision, not in fp8; gradient_checkpointing saves more"
 
 
 class TrainingOptions(OptionGroup, title="Training"):
@@ -42,7 +41,6 @@ class TrainingOptions(OptionGroup, title="Training"):
         False,
         "Keep the checkpoints of gradient_checkpointing in main memory.",
         families=("flux",),
-        not_yet="checkpoints stay on the GPU; lower resolution or train_batch_size to save memory",
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = option(
         "no",
@@ -60,8 +58,21 @@ class TrainingOptions(OptionGroup, title="Training"):
         "Hold weights and gradients of what is trained in bf16 too. Saves little for a LoRA and learns worse.",
         label="Full bf16",
     )
-    fp8_base: bool = option(False, "Hold the frozen base weights in fp8.", not_yet=NO_FP8)
-    fp8_base_unet: bool = option(False, "As fp8_base, but only for the U-Net.", not_yet=NO_FP8)
+    fp8_base: bool = option(
+        False,
+        "Hold the frozen weights of transformer and T5 in fp8, half the memory of bf16; they still compute in "
+        "mixed_precision.",
+        label="Base in fp8",
+        families=("flux",),
+        methods=("lora",),
+    )
+    fp8_base_unet: bool = option(
+        False,
+        "As fp8_base, but only for the transformer.",
+        label="Transformer in fp8",
+        families=("flux",),
+        methods=("lora",),
+    )
     sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
     xformers: bool = option(False, "Use xformers' attention.", families=("sdxl",), not_yet=ALWAYS_SDPA)
     mem_eff_attn: bool = option(False, "Use attention in chunks.", families=("sdxl",), not_yet=ALWAYS_SDPA)

@@ -1,0 +1,324 @@
+"""FLUX.1's transformer in the layout of its checkpoints: module names are the file's keys.
+
+Black Forest Labs, 2024. Pictures are packed latents: each token is a 2x2 patch of 16 channels. Double blocks keep
+separate weights for text and picture and let them attend to each other; single blocks treat both alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sd_scripts.library.attention import attention
+
+_NOTHING = contextlib.nullcontext()
+ROPE_BASE = 10_000
+TIME_CHANNELS = 256
+EPS = 1e-6
+
+Rope = tuple[Tensor, Tensor]
+"""Cosines and sines (1, S, 1, D/2) float32 of every token's position."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxShape:
+    """The numbers of a transformer. The defaults are FLUX.1 dev; schnell has no guidance."""
+
+    channels: int = 64
+    width: int = 3072
+    heads: int = 24
+    mlp_width: int = 12288
+    text_width: int = 4096
+    pooled_width: int = 768
+    double_blocks: int = 19
+    single_blocks: int = 38
+    guidance: bool = True
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def rope_widths(self) -> tuple[int, int, int]:
+        """How many of a head's values turn with the picture's number, row and column: 16, 56, 56 of 128."""
+        first = self.head_width // 8
+        return first, (self.head_width - first) // 2, (self.head_width - first) // 2
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FluxShape:
+        """From the shapes in a checkpoint, by BFL's keys. Raises KeyError where one that tells is missing."""
+        width, channels = shapes["img_in.weight"]
+        return cls(
+            channels=channels,
+            width=width,
+            heads=width // shapes["double_blocks.0.img_attn.norm.query_norm.scale"][0],
+            mlp_width=shapes["double_blocks.0.img_mlp.0.weight"][0],
+            text_width=shapes["txt_in.weight"][1],
+            pooled_width=shapes["vector_in.in_layer.weight"][1],
+            double_blocks=_count("double_blocks", shapes),
+            single_blocks=_count("single_blocks", shapes),
+            guidance="guidance_in.in_layer.weight" in shapes,
+        )
+
+
+def _count(blocks: str, keys: Iterable[str]) -> int:
+    return len({m[1] for key in keys if (m := re.match(rf"{blocks}\.(\d+)\.", key))})
+
+
+class Swapper(Protocol):
+    """What brings a block's weights to the device in time (library/block_swap.py)."""
+
+    def enter(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
+    def leave(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
+
+
+class Embedder(nn.Module):
+    """Two layers from a vector to the model's width."""
+
+    def __init__(self, features: int, width: int):
+        super().__init__()
+        self.in_layer = nn.Linear(features, width)
+        self.out_layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_layer(F.silu(self.in_layer(x)))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], eps=EPS) * self.scale.float()
+
+
+class QKNorm(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.query_norm = RMSNorm(width)
+        self.key_norm = RMSNorm(width)
+
+
+class SelfAttention(nn.Module):
+    """Projections around a joint attention."""
+
+    def __init__(self, shape: FluxShape):
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.norm = QKNorm(shape.head_width)
+        self.proj = nn.Linear(shape.width, shape.width)
+
+    def qkv_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, S, W) -> q and k normalised in float32, v as x, each (B, S, H, D)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        return self.norm.query_norm(q), self.norm.key_norm(k), v
+
+
+class Modulation(nn.Module):
+    """Shift, scale and gate from the vector of time, guidance and text."""
+
+    def __init__(self, width: int, count: int):
+        super().__init__()
+        self.count = count
+        self.lin = nn.Linear(width, 3 * count * width)
+
+    def forward(self, vec: Tensor) -> tuple[Tensor, ...]:
+        """(B, W) -> shift, scale, gate, each (B, 1, W); twice for a double block."""
+        return self.lin(F.silu(vec))[:, None].chunk(3 * self.count, dim=-1)
+
+
+def mlp(shape: FluxShape) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(shape.width, shape.mlp_width), nn.GELU("tanh"), nn.Linear(shape.mlp_width, shape.width)
+    )
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
+
+
+def turned(x: Tensor, rope: Rope) -> Tensor:
+    """(B, S, H, D) float32: neighbouring values as points of a plane, turned by their token's position."""
+    cos, sin = rope
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((cos * a - sin * b, sin * a + cos * b), dim=-1).flatten(-2)
+
+
+class DoubleBlock(nn.Module):
+    def __init__(self, shape: FluxShape):
+        super().__init__()
+        self.img_mod = Modulation(shape.width, 2)
+        self.img_attn = SelfAttention(shape)
+        self.img_mlp = mlp(shape)
+        self.txt_mod = Modulation(shape.width, 2)
+        self.txt_attn = SelfAttention(shape)
+        self.txt_mlp = mlp(shape)
+
+    def forward(
+        self, img: Tensor, txt: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img (B, N, W), txt (B, T, W), vec (B, W), mask (B, 1, 1, T + N) bool -> img, txt."""
+        img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
+        txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
+
+        img_qkv = self.img_attn.qkv_heads(modulated(img, img_shift1, img_scale1))
+        txt_qkv = self.txt_attn.qkv_heads(modulated(txt, txt_shift1, txt_scale1))
+        q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))  # (B, T + N, H, D)
+        out = attention(turned(q, rope).to(v.dtype), turned(k, rope).to(v.dtype), v, mask)
+        txt_out, img_out = out.split((txt.shape[1], img.shape[1]), dim=1)
+
+        img = img + img_gate1 * self.img_attn.proj(img_out)
+        img = img + img_gate2 * self.img_mlp(modulated(img, img_shift2, img_scale2))
+        txt = txt + txt_gate1 * self.txt_attn.proj(txt_out)
+        txt = txt + txt_gate2 * self.txt_mlp(modulated(txt, txt_shift2, txt_scale2))
+        return img, txt
+
+
+class SingleBlock(nn.Module):
+    """Attention and MLP side by side, in one matrix before and one behind."""
+
+    def __init__(self, shape: FluxShape):
+        super().__init__()
+        self.heads = shape.heads
+        self.widths = (3 * shape.width, shape.mlp_width)
+        self.modulation = Modulation(shape.width, 1)
+        self.linear1 = nn.Linear(shape.width, sum(self.widths))
+        self.norm = QKNorm(shape.head_width)
+        self.linear2 = nn.Linear(shape.width + shape.mlp_width, shape.width)
+
+    def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
+        """x (B, S, W) of text and picture, vec (B, W) -> x."""
+        shift, scale, gate = self.modulation(vec)
+        qkv, hidden = self.linear1(modulated(x, shift, scale)).split(self.widths, dim=-1)
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
+        q, k = self.norm.query_norm(q), self.norm.key_norm(k)
+        out = attention(turned(q, rope).to(v.dtype), turned(k, rope).to(v.dtype), v, mask)
+        return x + gate * self.linear2(torch.cat((out, F.gelu(hidden, approximate="tanh")), dim=-1))
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, shape: FluxShape):
+        super().__init__()
+        self.linear = nn.Linear(shape.width, shape.channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(shape.width, 2 * shape.width))
+
+    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        return self.linear(modulated(x, shift, scale))
+
+
+class FluxTransformer(nn.Module):
+    def __init__(self, shape: FluxShape):
+        super().__init__()
+        self.shape = shape
+        self.img_in = nn.Linear(shape.channels, shape.width)
+        self.time_in = Embedder(TIME_CHANNELS, shape.width)
+        self.vector_in = Embedder(shape.pooled_width, shape.width)
+        if shape.guidance:
+            self.guidance_in = Embedder(TIME_CHANNELS, shape.width)
+        self.txt_in = nn.Linear(shape.text_width, shape.width)
+        self.double_blocks = nn.ModuleList(DoubleBlock(shape) for _ in range(shape.double_blocks))
+        self.single_blocks = nn.ModuleList(SingleBlock(shape) for _ in range(shape.single_blocks))
+        self.final_layer = FinalLayer(shape)
+        self.checkpointing = False
+        self.offload_checkpoints = False
+        self.swapper: Swapper | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in; weights of its blocks may be held in less."""
+        return self.img_in.weight.dtype
+
+    def enable_gradient_checkpointing(self, *, offload: bool = False) -> None:
+        """Keep only the input of each block for backward; with `offload`, in main memory."""
+        self.checkpointing, self.offload_checkpoints = True, offload
+
+    def forward(
+        self,
+        img: Tensor,
+        txt: Tensor,
+        pooled: Tensor,
+        timesteps: Tensor,
+        guidance: Tensor | None,
+        grid: tuple[int, int],
+        txt_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The velocity, noise - picture, of each token.
+
+        img (B, N, 64) packed latents, txt (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,)
+        or None for schnell, grid: rows and columns of tokens, N = rows * columns, txt_mask (B, T) bool, True where
+        there is text -> (B, N, 64).
+        """
+        dtype = self.dtype
+        vec = self.time_in(sinusoid(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
+        if self.shape.guidance:
+            assert guidance is not None, "FLUX.1 dev is told its guidance"
+            vec = vec + self.guidance_in(sinusoid(guidance).to(dtype))
+        img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
+        if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
+            img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
+        rope = rope_table(self.shape, txt.shape[1], grid, img.device)
+        mask = None if txt_mask is None else whole_mask(txt_mask, img.shape[1])
+
+        for block in self.double_blocks:
+            img, txt = self._through(block, (img, txt), vec, rope, mask)
+        x = torch.cat((txt, img), dim=1)
+        for block in self.single_blocks:
+            (x,) = self._through(block, (x,), vec, rope, mask)
+        return self.final_layer(x[:, txt.shape[1] :], vec)
+
+    def _through(
+        self, block: nn.Module, hidden: tuple[Tensor, ...], vec: Tensor, rope: Rope, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        if self.swapper:
+            hidden = self.swapper.enter(block, *hidden)
+        if self.checkpointing and torch.is_grad_enabled():
+            with torch.autograd.graph.save_on_cpu(pin_memory=True) if self.offload_checkpoints else _NOTHING:
+                out = checkpoint(block, *hidden, vec, rope, mask, use_reentrant=False)
+        else:
+            out = block(*hidden, vec, rope, mask)
+        hidden = out if isinstance(out, tuple) else (out,)
+        return self.swapper.leave(block, *hidden) if self.swapper else hidden
+
+
+def whole_mask(txt_mask: Tensor, tokens: int) -> Tensor:
+    """(B, T) -> (B, 1, 1, T + tokens): every picture token is looked at."""
+    picture = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
+    return torch.cat((txt_mask.bool(), picture), dim=1)[:, None, None]
+
+
+def sinusoid(t: Tensor) -> Tensor:
+    """Timesteps or guidance (B,) -> (B, 256) float32, cosines first; FLUX.1 counts a whole as 1000."""
+    half = TIME_CHANNELS // 2
+    rates = torch.exp(-math.log(ROPE_BASE) / half * torch.arange(half, device=t.device, dtype=torch.float32))
+    angles = 1000.0 * t.float()[:, None] * rates
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+@lru_cache(maxsize=64)
+def rope_table(shape: FluxShape, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
+    """Of the text, which has position 0, then of the picture row by row; computed once for each size."""
+    rows, columns = grid
+    positions = torch.zeros(txt_tokens + rows * columns, 3, dtype=torch.float64)
+    positions[txt_tokens:, 1] = torch.arange(rows).repeat_interleave(columns)
+    positions[txt_tokens:, 2] = torch.arange(columns).repeat(rows)
+    angles = torch.cat(
+        [
+            positions[:, axis, None] / ROPE_BASE ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+            for axis, width in enumerate(shape.rope_widths)
+        ],
+        dim=-1,
+    )[None, :, None]  # (1, S, 1, D/2)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
