@@ -42,7 +42,7 @@ class Family:
     """As the compile log names the denoiser: "SDXL UNet"."""
     base_model_version: str
     """ss_base_model_version of saved LoRAs."""
-    architecture: str
+    architecture: Callable[[Parts], str]
     """modelspec.architecture, without "/lora"."""
     implementation: str
     """modelspec.implementation."""
@@ -61,11 +61,15 @@ class Family:
     """Captions -> token ids and weights, on the CPU."""
     encode_text: Callable[[Parts, dict[str, Tensor]], dict[str, Tensor]]
     """Token tensors -> what the text cache stores, batch first. Differentiable where encoders learn."""
+    place: Callable[[Parts, Settings, torch.device], None]
+    """Bring the denoiser to where steps compute: quantized and swapped as the options say."""
+    checkpoint_gradients: Callable[[nn.Module, Settings], None]
+    """Let the denoiser keep little for backward and compute the rest again."""
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
-    """Batch, latents as cached but on the device, settings, generator of this step, timesteps (None: drawn) ->
-    inputs, without text."""
+    """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
+    -> inputs, without text."""
     validation_timesteps: Callable[[Settings], list[float]]
-    """Where the validation loss is measured."""
+    """Where the validation loss is measured, in this family's own unit of time."""
     loss: Callable[[Parts, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
     """Parts, inputs, text outputs, settings -> loss of each picture (B,)."""
     compile_targets: Callable[[nn.Module], list[list[nn.Module]]]
@@ -74,7 +78,13 @@ class Family:
     """How many graphs each class of block needs at one picture size."""
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
+    lora_modules: tuple[str, ...]
+    """Names of network_module that mean our LoRA."""
+    sample_defaults: SamplePrompt
+    """What a prompt does not say."""
     sample: Callable[[Parts, SamplePrompt, Settings], Any]
     """A PIL image, made eagerly."""
     prediction_type: Callable[[Settings], str | None]
     """modelspec.prediction_type: epsilon, v, or None."""
+    metadata: Callable[[Settings, Parts], dict[str, str]]
+    """What LoRA files of this family say beside the common ss_ entries."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch.optim import Optimizer
 
 from sd_scripts.data.facts import data_facts
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, Parts
 from sd_scripts.library import optimizers
 from sd_scripts.library.metadata import TrainingFacts, base_file_metadata, modelspec, training_metadata
 from sd_scripts.networks.plan import DEFAULT_DIM
@@ -51,7 +51,7 @@ def training_facts(
     )
 
 
-def file_metadata(context: Context, family: Family, facts: TrainingFacts) -> Metadata:
+def file_metadata(context: Context, family: Family, parts: Parts, facts: TrainingFacts) -> Metadata:
     """Makes the metadata of a file at the moment it is saved. The base model is hashed meanwhile."""
     settings = context.settings
     hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings[ModelOptions])
@@ -63,7 +63,7 @@ def file_metadata(context: Context, family: Family, facts: TrainingFacts) -> Met
         bounded = noise.min_timestep is not None or noise.max_timestep is not None
         spec = modelspec(
             settings[MetadataOptions],
-            architecture=family.architecture,
+            architecture=family.architecture(parts),
             implementation=family.implementation,
             title=settings[SavingOptions].output_name,
             resolution=facts.resolution,
@@ -71,6 +71,8 @@ def file_metadata(context: Context, family: Family, facts: TrainingFacts) -> Met
             prediction_type=family.prediction_type(settings),
             timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
         )
-        return {**training_metadata(settings, told, epoch=epochs, steps=steps, now=now), **spec}
+        common = training_metadata(settings, told, epoch=epochs, steps=steps, now=now)
+        own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, parts)
+        return {**common, **own, **spec}
 
     return metadata

@@ -69,7 +69,7 @@ class Material:
             assert batch.pixels is not None, "a batch holds pixels or latents"
             latents = self.family.encode_images(self.parts, batch.pixels.to(device, non_blocking=True))
         latents = latents.to(device, torch.float32, non_blocking=True)
-        t = None if timestep is None else torch.full((len(batch),), int(timestep), device=device)
+        t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
         inputs = self.family.step_inputs(batch, latents, settings, self.context.generator(*key), t)
         text = batch.text
         if not text:
@@ -138,7 +138,7 @@ def encode_ahead(material: Material) -> None:
 def move_in(material: Material) -> None:
     """Bring what the steps need onto the device; what was encoded ahead stays in main memory."""
     parts, device = material.parts, material.context.device
-    parts.denoiser.to(device)
+    material.family.place(parts, material.context.settings, device)
     if material.latents is None:
         parts.vae.to(device)
     if material.text is None:

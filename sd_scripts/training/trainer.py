@@ -49,7 +49,7 @@ class Trainer:
         saved = read_saved(resume) if resume else None
         if saved:
             self._take_seed(saved)
-        prompts = prompts_of(settings)
+        prompts = prompts_of(settings, family.sample_defaults)
         plan = read_data(context, family)
         self.course = plan_course(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
@@ -63,7 +63,9 @@ class Trainer:
 
         # what happens beside the steps
         facts = training_facts(context, family, self.material, self.course, self.trained.optimizer)
-        self.saver = Saver(context, self.trained, self.course, file_metadata(context, family, facts))
+        self.saver = Saver(
+            context, self.trained, self.course, file_metadata(context, family, self.material.parts, facts)
+        )
         self.validator = Validator(
             context, family, self.material, self.trained, self.loss, learns_text=self.learns_text
         )
@@ -267,7 +269,7 @@ class Trainer:
         self.context.seed = saved.seed
 
     def _checkpoint_gradients(self) -> None:
-        self.material.parts.denoiser.enable_gradient_checkpointing()  # type: ignore[operator]
+        self.family.checkpoint_gradients(self.material.parts.denoiser, self.context.settings)
         if self.learns_text:
             for encoder in self.material.parts.text_encoders:
                 encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

@@ -6,15 +6,16 @@ from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import sample
 from sd_scripts.families.sdxl.text import encode_text, tokenize
-from sd_scripts.families.sdxl.unet import compile_targets, graph_kinds
+from sd_scripts.families.sdxl.unet import checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import encode_images
+from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.model import ModelOptions
 
 SDXL = Family(
     name="sdxl",
     title="SDXL UNet",
     base_model_version="sdxl_base_v1-0",
-    architecture="stable-diffusion-xl-v1-base",
+    architecture=lambda parts: "stable-diffusion-xl-v1-base",
     implementation="https://github.com/Stability-AI/generative-models",
     bucket_multiple=32,
     latent_channels=4,
@@ -25,6 +26,8 @@ SDXL = Family(
     encode_images=encode_images,
     tokenize=tokenize,
     encode_text=encode_text,
+    place=place,
+    checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
     validation_timesteps=validation_timesteps,
     loss=loss,
@@ -32,6 +35,9 @@ SDXL = Family(
     graph_kinds=graph_kinds,
     lora=UNET,
     lora_text_encoders=TEXT_ENCODERS,
+    lora_modules=("networks.lora",),
+    sample_defaults=SamplePrompt(),
     sample=sample,
     prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
+    metadata=lambda settings, parts: {},
 )

@@ -27,7 +27,7 @@ def step_inputs(
     schedule = noise_schedule(device, noise_options.zero_terminal_snr)
     latents = latents * VAE_SCALE
     noise = draw_noise(latents, noise_options, generator)
-    t = draw_timesteps(len(latents), noise_options, generator) if timesteps is None else timesteps
+    t = draw_timesteps(len(latents), noise_options, generator) if timesteps is None else timesteps.long()
     noisy = schedule.add_noise(latents, perturb(noise, noise_options, generator), t)
     target = schedule.velocity(latents, noise, t) if settings[ModelOptions].v_parameterization else noise
     sizes = torch.cat([batch.original_size, batch.crop_top_left, batch.target_size], dim=1)

@@ -9,8 +9,10 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
+from sd_scripts.families.family import Parts
 from sd_scripts.library.attention import attention
 from sd_scripts.networks.layers import project_together
+from sd_scripts.options.settings import Settings
 
 
 class SharedProjections:
@@ -51,6 +53,15 @@ def predict(
     """
     added = {"text_embeds": pooled, "time_ids": sizes}
     return unet(noisy, timesteps, context, added_cond_kwargs=added, return_dict=False)[0].float()
+
+
+def place(parts: Parts, settings: Settings, device: torch.device) -> None:
+    """Bring the U-Net to the device whole: it fits wherever SDXL can be trained."""
+    parts.denoiser.to(device)
+
+
+def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
+    unet.enable_gradient_checkpointing()  # type: ignore[operator]
 
 
 def compile_targets(unet: nn.Module) -> list[list[nn.Module]]:
