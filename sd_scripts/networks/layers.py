@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sd_scripts.library.frozen_linear import compute_dtype, frozen_linear
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dropouts:
@@ -38,18 +40,32 @@ class LoraLinear(nn.Linear):
 
     lora_down: nn.Parameter  # (r, in)
     lora_up: nn.Parameter  # (out, r)
+    row_noise: Tensor | None
+    """(out,) float32: deviation of the noise that training adds to the weight's rows (see perturbation.py)."""
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_features, rank))
+        self.fp8_compute = getattr(base, "fp8_compute", False)
+        self.register_buffer("weight_scale", getattr(base, "weight_scale", None))
+        self.register_buffer("row_noise", None, persistent=False)
+        dtype = compute_dtype(base)
+        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_features, dtype=dtype))
+        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_features, rank, dtype=dtype))
         self.dropouts = dropouts
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.update(F.linear(x, self.weight, self.bias), F.linear(x, self.lora_down))
+        return self.update(self.base(x), F.linear(x, self.lora_down))
+
+    def base(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out): what the layer does without LoRA."""
+        y = frozen_linear(x, self)
+        if self.training and self.row_noise is not None:
+            noise = torch.randn(self.out_features, self.in_features, device=x.device, dtype=x.dtype)
+            y = y + F.linear(x.detach(), noise * self.row_noise[:, None].to(x.dtype))
+        return y
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
         """Add to the base's output `y` (..., out) what the low rank `h` (..., r) says."""
@@ -59,6 +75,25 @@ class LoraLinear(nn.Linear):
             return y + F.linear(h, self.lora_up)  # the compiler fuses the sum with what follows
         flat = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.lora_up.t())
         return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would cost compiled blocks behind it another graph
+
+
+class SplitLoraLinear(LoraLinear):
+    """One Linear whose pieces of output, such as q, k and v, have ranks of their own.
+
+    Piece i takes the rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, pieces: tuple[int, ...]):
+        super().__init__(base, rank, dropouts)
+        assert sum(pieces) == base.out_features, "pieces that are not the layer's outputs"
+        self.pieces = pieces
+        self.lora_down = nn.Parameter(self.lora_down.new_empty(len(pieces) * rank, base.in_features))
+
+    def update(self, y: Tensor, h: Tensor) -> Tensor:
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h)
+        lows, ups = h.chunk(len(self.pieces), dim=-1), self.lora_up.split(self.pieces)
+        return y + torch.cat([F.linear(low, up) for low, up in zip(lows, ups, strict=True)], dim=-1)
 
 
 class LoraConv2d(nn.Conv2d):
@@ -96,4 +131,4 @@ def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]
     low = F.linear(x, torch.cat([layer.lora_down for layer in lora]))
     parts = low.split([layer.lora_down.shape[0] for layer in lora], dim=-1)
-    return [layer.update(F.linear(x, layer.weight, layer.bias), h) for layer, h in zip(lora, parts, strict=True)]
+    return [layer.update(layer.base(x), h) for layer, h in zip(lora, parts, strict=True)]
