@@ -11,7 +11,8 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.text import encode_text, tokenize
-from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers, shipped_tokenizer
+from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers
+from sd_scripts.library.clip_tokenizer import shipped_tokenizer
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 

@@ -20,7 +20,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sd_scripts.data import drawn
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
-from sd_scripts.families.sdxl.tokenizer import FOLDERS, byte_letters, make_tokenizer
+from sd_scripts.families.sdxl.tokenizer import FOLDERS
+from sd_scripts.library.clip_tokenizer import byte_letters, make_tokenizer
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
 

@@ -1,0 +1,59 @@
+"""Captions to what FLUX.1 reads: token ids on the CPU, then CLIP's pooled state and T5's states."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.family import Parts
+from sd_scripts.library.clip_tokenizer import LENGTH
+from sd_scripts.options.settings import Settings
+
+CLIP, T5 = 0, 1
+"""Where the encoders lie in Parts; names of token tensors end with a number one higher."""
+
+
+def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
+    """ids1 (B, 77), ids2 and mask2 (B, T), int64; T is parts.facts["t5_length"]. What is longer is cut off."""
+    clip, t5 = parts.tokenizers
+    long = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    clip_tokens = clip(list(captions), max_length=LENGTH, **long)
+    t5_tokens = t5(list(captions), max_length=parts.facts["t5_length"], **long)
+    return {"ids1": clip_tokens.input_ids, "ids2": t5_tokens.input_ids, "mask2": t5_tokens.attention_mask}
+
+
+def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the encoders give whose tokens are there, in their dtype; differentiable.
+
+    CLIP: l_pooled (B, 768). T5: t5_out (B, T, 4096), txt_ids (B, T, 3) zeros, t5_attn_mask (B, T) int64 and
+    apply_t5_attn_mask (B,) bool, parts.facts["apply_t5_attn_mask"]: whether the padding is hidden from T5 and from the
+    transformer.
+    """
+    outputs: dict[str, Tensor] = {}
+    if "ids1" in tokens:
+        outputs["l_pooled"] = _pooled(parts, tokens["ids1"])
+    if "ids2" in tokens:
+        outputs |= _states(parts, tokens["ids2"], tokens["mask2"])
+    return outputs
+
+
+def _pooled(parts: Parts, ids: Tensor) -> Tensor:
+    """CLIP's last state, normed, at the first end token: its number is the tokenizer's, as files do not tell it."""
+    encoder = parts.text_encoders[CLIP]
+    ids = ids.to(next(encoder.parameters()).device)
+    hidden = encoder(ids).last_hidden_state  # (B, 77, 768)
+    ends = (ids == parts.tokenizers[CLIP].eos_token_id).int().argmax(dim=1)
+    return hidden[torch.arange(len(ids), device=ids.device), ends]
+
+
+def _states(parts: Parts, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    encoder, masked = parts.text_encoders[T5], bool(parts.facts["apply_t5_attn_mask"])
+    device = next(encoder.parameters()).device
+    ids, mask = ids.to(device), mask.to(device)
+    hidden = encoder(ids, attention_mask=mask if masked else None).last_hidden_state
+    return {
+        "t5_out": hidden,
+        "txt_ids": hidden.new_zeros((*ids.shape, 3)),
+        "t5_attn_mask": mask,
+        "apply_t5_attn_mask": torch.full((len(ids),), masked, device=device),
+    }

@@ -1,0 +1,174 @@
+"""FLUX.1's captions: tokens, pooled state and states, against transformers and diffusers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.flux.text import encode_text, tokenize
+from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
+from sd_scripts.library import clip_tokenizer, t5_tokenizer
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+
+CAPTIONS = ["a red circle on a white background", "", "red " * 100]
+SIZES = (49408, 32128)
+
+
+def flux_settings(**values: Any) -> Settings:
+    return Settings(script_for("flux", "lora").groups, {"pretrained_model_name_or_path": "model", **values})
+
+
+def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407) -> Parts:
+    """Both encoders in miniature, over the real vocabularies."""
+    torch.manual_seed(0)
+    clip = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=SIZES[0],
+            hidden_size=32,
+            intermediate_size=64,
+            num_attention_heads=2,
+            num_hidden_layers=2,
+            eos_token_id=clip_eos,
+        )
+    )
+    t5 = T5EncoderModel(
+        T5Config(
+            vocab_size=SIZES[1], d_model=48, d_kv=8, d_ff=64, num_heads=4, num_layers=2, feed_forward_proj="gated-gelu"
+        )
+    )
+    return Parts(
+        denoiser=nn.Identity(),
+        vae=nn.Identity(),
+        text_encoders=[clip.eval(), t5.eval()],
+        tokenizers=[clip_tokenizer.shipped_tokenizer(), t5_tokenizer.shipped_tokenizer()],
+        source="model",
+        facts={"t5_length": t5_length, "apply_t5_attn_mask": masked},
+    )
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return tiny_parts()
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("a photo of a cat", [3, 9, 1202, 13, 3, 9, 1712, 1]),
+        ("Ünïcödé ﬁ ½ ①", [3, 14858, 29, 2, 75, 1872, 3764, 361, 209, 2, 357, 209, 1]),
+        ("  two  spaces\tand\nnewline ", [192, 4856, 11, 126, 747, 1]),
+        ("日本語 mixed 😀", [3, 2, 4838, 3, 2, 1]),
+        ("1girl, long_hair, (red:1.5)", [209, 18722, 6, 307, 834, 19176, 6, 41, 1271, 10, 16593, 61, 1]),
+        ("</s> <extra_id_0> x", [1, 32099, 3, 226, 1]),
+        ("", [1]),
+    ],
+)
+def test_the_shipped_vocabulary_is_t5s(text: str, ids: list[int]) -> None:
+    """The numbers are those of google/t5-v1_1-xxl's own tokenizer.json."""
+    assert t5_tokenizer.shipped_tokenizer()(text).input_ids == ids
+
+
+def test_without_tokenizers_beside_the_model_the_shipped_ones_serve(tmp_path: Path) -> None:
+    clip, t5 = load_tokenizers(tmp_path / "flux1-dev.safetensors", None, SIZES)
+    assert (len(clip), len(t5)) == (49408, 32100)
+
+
+@pytest.mark.parametrize("place", ["folder", "beside", "cache"])
+def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed_over(
+    tmp_path: Path, place: str
+) -> None:
+    """A smaller T5 vocabulary for a smaller encoder; CLIP's place holds one that is too small."""
+    source = tmp_path / "model.safetensors"
+    if place == "folder":
+        source = tmp_path / "flux"
+        folders = [source / name for name in FOLDERS]
+    elif place == "beside":
+        source.touch()
+        folders = [tmp_path / "model_tokenizers" / name for name in FOLDERS]
+    else:
+        folders = [tmp_path / "cache" / name for name in CACHE_FOLDERS]
+    shipped = t5_tokenizer.shipped_tokenizer()
+    pieces = [(shipped.convert_ids_to_tokens(number), -float(number)) for number in range(200)]
+    small = t5_tokenizer.T5Tokenizer(vocab=pieces, extra_ids=0)
+    clip_tokenizer.make_tokenizer([("a", "b")]).save_pretrained(folders[0])
+    small.save_pretrained(folders[1])
+    clip, t5 = load_tokenizers(source, str(tmp_path / "cache"), (49408, 256))
+    assert (len(clip), len(t5)) == (49408, 200)
+    assert t5("the").input_ids == small("the").input_ids
+
+
+def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer_cache_dir: no tokenizer of 300 tokens .*'tokenizer_2'"):
+        load_tokenizers(tmp_path / "flux1-dev.safetensors", None, (49408, 300))
+
+
+def test_shapes_do_not_depend_on_the_captions(parts: Parts) -> None:
+    tokens = tokenize(parts, CAPTIONS, flux_settings())
+    assert {name: tuple(each.shape) for name, each in tokens.items()} == {
+        "ids1": (3, 77),
+        "ids2": (3, 24),
+        "mask2": (3, 24),
+    }
+    outputs = encode_text(parts, tokens)
+    assert {name: tuple(each.shape) for name, each in outputs.items()} == {
+        "l_pooled": (3, 32),
+        "t5_out": (3, 24, 48),
+        "txt_ids": (3, 24, 3),
+        "t5_attn_mask": (3, 24),
+        "apply_t5_attn_mask": (3,),
+    }
+    assert outputs["t5_attn_mask"].sum(1).tolist() == [10, 1, 24]
+
+
+def test_states_are_those_of_diffusers(parts: Parts) -> None:
+    pipeline = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=None,
+        transformer=None,
+        text_encoder=parts.text_encoders[0],
+        tokenizer=parts.tokenizers[0],
+        text_encoder_2=parts.text_encoders[1],
+        tokenizer_2=parts.tokenizers[1],
+    )
+    with torch.no_grad():
+        ours = encode_text(parts, tokenize(parts, CAPTIONS, flux_settings()))
+        states, pooled, _ = pipeline.encode_prompt(CAPTIONS, None, device="cpu", max_sequence_length=24)
+    torch.testing.assert_close(ours["t5_out"], states)
+    torch.testing.assert_close(ours["l_pooled"], pooled)
+
+
+def test_the_pooled_state_is_at_the_end_token_whatever_the_encoders_file_calls_it() -> None:
+    tokens = tokenize(tiny_parts(), CAPTIONS, flux_settings())
+    told, untold = (encode_text(tiny_parts(clip_eos=eos), tokens)["l_pooled"] for eos in (49407, 5))
+    torch.testing.assert_close(told, untold)
+
+
+def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(parts: Parts) -> None:
+    tokens = tokenize(parts, CAPTIONS, flux_settings())
+    plain, masked = (encode_text(tiny_parts(masked=hidden), tokens) for hidden in (False, True))
+    mask = tokens["mask2"]
+    t5 = tiny_parts().text_encoders[1]
+    torch.testing.assert_close(masked["t5_out"], t5(tokens["ids2"], attention_mask=mask).last_hidden_state)
+    assert not torch.allclose(plain["t5_out"][0], masked["t5_out"][0])
+    torch.testing.assert_close(plain["t5_out"][2], masked["t5_out"][2])  # a caption without padding
+    assert (plain["apply_t5_attn_mask"].any(), masked["apply_t5_attn_mask"].all()) == (False, True)
+
+
+def test_only_encoders_whose_tokens_are_there_read(parts: Parts) -> None:
+    tokens = tokenize(parts, CAPTIONS, flux_settings())
+    assert set(encode_text(parts, {"ids1": tokens["ids1"]})) == {"l_pooled"}
+    assert "l_pooled" not in encode_text(parts, {name: tokens[name] for name in ("ids2", "mask2")})
+
+
+def test_gradients_reach_both_encoders() -> None:
+    parts = tiny_parts()
+    outputs = encode_text(parts, tokenize(parts, CAPTIONS, flux_settings()))
+    (outputs["l_pooled"].square().sum() + outputs["t5_out"].square().sum()).backward()
+    for encoder in parts.text_encoders:
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
