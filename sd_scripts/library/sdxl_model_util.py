@@ -163,12 +163,11 @@ def read_text_encoder2(file: State, names: Iterable[str]) -> State:
 def vae_from_diffusers(state: State) -> State:
     """A VAE under diffusers' names -> the same tensors under the file's keys, without prefix."""
     levels = _vae_levels(state)
-    return {vae_key(name, levels): tensor for name, tensor in state.items()}
+    return {vae_key(name, levels): _as_convolution(name, tensor) for name, tensor in state.items()}
 
 
 def checkpoint(unet: State, vae: State, text_encoder1: State, text_encoder2: State, logit_scale: Tensor) -> State:
     """All parts in the single-file layout, under the file's keys."""
-    levels = _vae_levels(vae)
     state = {UNET_PREFIX + unet_key(name): tensor for name, tensor in unet.items()}
     for name, tensor in text_encoder1.items():
         state[TEXT_ENCODER1_PREFIX + text_encoder1_key(name)] = tensor
@@ -180,16 +179,15 @@ def checkpoint(unet: State, vae: State, text_encoder1: State, text_encoder2: Sta
                 state[key] = torch.cat(stack)
         else:
             state[key] = tensor.T.contiguous() if name == "text_projection.weight" else tensor
-    for name, tensor in vae.items():
-        square = _is_vae_linear(name)
-        state[VAE_PREFIX + vae_key(name, levels)] = tensor[:, :, None, None] if square else tensor
+    for key, tensor in vae_from_diffusers(vae).items():
+        state[VAE_PREFIX + key] = tensor
     state[LOGIT_SCALE] = logit_scale
     return state
 
 
 def unet_config(shapes: Shapes) -> dict[str, Any]:
     """Arguments of diffusers' UNet2DConditionModel, from the shapes of a whole checkpoint."""
-    at = _Shapes(shapes, UNET_PREFIX)
+    at = ShapesBelow(shapes, UNET_PREFIX)
     per_level = LAYERS_PER_BLOCK + 1
     levels = at.count(r"input_blocks\.(\d+)\.0\.op\.weight") + 1
     starts = [f"input_blocks.{1 + level * per_level}." for level in range(levels)]
@@ -215,7 +213,7 @@ def unet_config(shapes: Shapes) -> dict[str, Any]:
 
 def vae_config(shapes: Shapes, prefix: str = VAE_PREFIX) -> dict[str, Any]:
     """Arguments of diffusers' AutoencoderKL, from the shapes of a checkpoint or of a VAE file in the same layout."""
-    at = _Shapes(shapes, prefix)
+    at = ShapesBelow(shapes, prefix)
     levels = at.count(r"encoder\.down\.(\d+)\.block\.0\.conv1\.weight")
     widths = tuple(at[f"encoder.down.{level}.block.0.conv1.weight"][0] for level in range(levels))
     return {
@@ -231,9 +229,9 @@ def vae_config(shapes: Shapes, prefix: str = VAE_PREFIX) -> dict[str, Any]:
     }
 
 
-def text_encoder1_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of transformers' CLIPTextConfig for the first encoder (CLIP-L)."""
-    at = _Shapes(shapes, TEXT_ENCODER1_PREFIX + "text_model.")
+def text_encoder1_config(shapes: Shapes, prefix: str = TEXT_ENCODER1_PREFIX + "text_model.") -> dict[str, Any]:
+    """Arguments of transformers' CLIPTextConfig for the first encoder (CLIP-L), also from a file of its own."""
+    at = ShapesBelow(shapes, prefix)
     vocabulary, width = at["embeddings.token_embedding.weight"]
     return {
         **_clip_config(vocabulary, width),
@@ -247,7 +245,7 @@ def text_encoder1_config(shapes: Shapes) -> dict[str, Any]:
 
 def text_encoder2_config(shapes: Shapes) -> dict[str, Any]:
     """Arguments of transformers' CLIPTextConfig for the second encoder (OpenCLIP bigG)."""
-    at = _Shapes(shapes, TEXT_ENCODER2_PREFIX)
+    at = ShapesBelow(shapes, TEXT_ENCODER2_PREFIX)
     vocabulary, width = at["token_embedding.weight"]
     return {
         **_clip_config(vocabulary, width),
@@ -266,7 +264,7 @@ def _clip_config(vocabulary: int, width: int) -> dict[str, Any]:
     return {"vocab_size": vocabulary, "hidden_size": width, "num_attention_heads": heads, **ends}
 
 
-class _Shapes:
+class ShapesBelow:
     """Shapes below a prefix; a key that is not there is a ValueError that names it."""
 
     def __init__(self, shapes: Shapes, prefix: str):
@@ -296,6 +294,11 @@ def _replace_start(name: str, table: dict[str, str]) -> str:
 
 def _vae_levels(names: Iterable[str]) -> int:
     return len({found[0] for name in names if (found := re.match(r"encoder\.down_blocks\.\d+", name))})
+
+
+def _as_convolution(name: str, tensor: Tensor) -> Tensor:
+    """The file keeps the attention's linear layers as 1x1 convolutions."""
+    return tensor[:, :, None, None] if _is_vae_linear(name) and tensor.ndim == 2 else tensor
 
 
 def _is_vae_linear(name: str) -> bool:
