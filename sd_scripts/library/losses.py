@@ -29,17 +29,37 @@ def picture_losses(
     mask: Tensor | None = None,
     v_parameterization: bool = False,
 ) -> Tensor:
-    """The loss of each picture (B,), float32.
+    """The loss of each picture (B,), float32, weighted as Stable Diffusion is: by the SNR of its timestep.
 
-    Prediction and target are (B, C, H, W), timesteps and loss_weight (B,); mask is (B, 1, any, any) in 0..1 and
-    multiplies the loss at each place, without making up for what it hides.
+    Prediction, target, loss_weight and mask as `compared` takes them, timesteps (B,) int64.
     """
-    width = huber_width(timesteps, schedule, options) if options.loss_type in WITH_WIDTH else None
+    sigmas = schedule.sigmas[timesteps]
+    loss = compared(
+        prediction, target, timesteps / TIMESTEPS, options, loss_weight=loss_weight, mask=mask, sigmas=sigmas
+    )
+    return weigh(loss, schedule.snr[timesteps], options, v_parameterization)
+
+
+def compared(
+    prediction: Tensor,
+    target: Tensor,
+    timesteps: Tensor,
+    options: LossOptions,
+    *,
+    loss_weight: Tensor,
+    mask: Tensor | None = None,
+    sigmas: Tensor | None = None,
+) -> Tensor:
+    """The loss of each picture (B,), float32, as loss_type counts it.
+
+    Prediction and target are (B, C, H, W), loss_weight (B,), timesteps and sigmas as huber_width takes them; mask is
+    (B, 1, any, any) in 0..1 and multiplies the loss at each place, without making up for what it hides.
+    """
+    width = huber_width(timesteps, options, sigmas) if options.loss_type in WITH_WIDTH else None
     loss = element_loss(prediction.float(), target.float(), options.loss_type, width)
     if mask is not None:
         loss = loss * functional.interpolate(mask.float(), size=loss.shape[-2:], mode="area")
-    loss = loss.mean(dim=(1, 2, 3)) * loss_weight
-    return weigh(loss, schedule.snr[timesteps], options, v_parameterization)
+    return loss.mean(dim=(1, 2, 3)) * loss_weight
 
 
 def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tensor | None = None) -> Tensor:
@@ -55,14 +75,19 @@ def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tens
     return pseudo_huber * width if loss_type == "huber" else pseudo_huber
 
 
-def huber_width(timesteps: Tensor, schedule: NoiseSchedule, options: LossOptions) -> Tensor:
-    """huber_c at each timestep (B,). The snr schedule takes no huber_scale, as in the scripts we agree with."""
+def huber_width(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None = None) -> Tensor:
+    """huber_c (B,) at timesteps (B,) in 0..1.
+
+    The snr schedule reads the sigmas (B,) of Stable Diffusion, and takes no huber_scale, as in the scripts we agree
+    with; families without them refuse it before.
+    """
     c = options.huber_c
     if options.huber_schedule == "constant":
-        return torch.full_like(timesteps, c * options.huber_scale, dtype=torch.float32)
+        return torch.full_like(timesteps, c * options.huber_scale)
     if options.huber_schedule == "exponential":
-        return torch.exp(math.log(c) / TIMESTEPS * timesteps) * options.huber_scale
-    return (1 - c) / (1 + schedule.sigmas[timesteps]) ** 2 + c
+        return torch.exp(math.log(c) * timesteps) * options.huber_scale
+    assert sigmas is not None, "huber_schedule: snr"
+    return (1 - c) / (1 + sigmas) ** 2 + c
 
 
 def weigh(loss: Tensor, snr: Tensor, options: LossOptions, v_parameterization: bool) -> Tensor:

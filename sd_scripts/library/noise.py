@@ -15,6 +15,12 @@ from sd_scripts.options.loss import NoiseOptions
 
 def draw_timesteps(count: int, options: NoiseOptions, generator: torch.Generator) -> Tensor:
     """(B,) int64, uniform from min_timestep up to but without max_timestep; equal bounds give that timestep."""
+    low, high = timestep_bounds(options)
+    return torch.randint(low, max(high, low + 1), (count,), generator=generator, device=generator.device)
+
+
+def timestep_bounds(options: NoiseOptions) -> tuple[int, int]:
+    """min_timestep and max_timestep, the whole range where they are not set."""
     low = options.min_timestep or 0
     high = TIMESTEPS if options.max_timestep is None else options.max_timestep
     if not (0 <= low <= high <= TIMESTEPS and low < TIMESTEPS):
@@ -22,15 +28,15 @@ def draw_timesteps(count: int, options: NoiseOptions, generator: torch.Generator
             f"min_timestep, max_timestep: {low} to {high} is no range within 0 to {TIMESTEPS}; "
             "leave both empty for all timesteps"
         )
-    return torch.randint(low, max(high, low + 1), (count,), generator=generator, device=generator.device)
+    return low, high
 
 
 def draw_noise(latents: Tensor, options: NoiseOptions, generator: torch.Generator) -> Tensor:
     """Noise of the latents' shape (B, C, H, W), float32: what is mixed in and what the model shall predict."""
-    noise = _normal(latents.shape, generator)
+    noise = normal(latents.shape, generator)
     if options.noise_offset:
         strength = _offset_strength(latents, options.noise_offset, options, generator)
-        noise = noise + strength * _normal((*latents.shape[:2], 1, 1), generator)
+        noise = noise + strength * normal((*latents.shape[:2], 1, 1), generator)
     if options.multires_noise_iterations:
         noise = _add_pyramid(noise, options.multires_noise_iterations, options.multires_noise_discount, generator)
     return noise
@@ -41,10 +47,11 @@ def perturb(noise: Tensor, options: NoiseOptions, generator: torch.Generator) ->
     if not options.ip_noise_gamma:
         return noise
     strength = _strength(options.ip_noise_gamma, options.ip_noise_gamma_random_strength, len(noise), generator)
-    return noise + strength * _normal(noise.shape, generator)
+    return noise + strength * normal(noise.shape, generator)
 
 
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Plain noise, float32, where the generator lives."""
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
@@ -73,7 +80,7 @@ def _add_pyramid(noise: Tensor, levels: int, discount: float, generator: torch.G
     for level in range(levels):
         shrink = chance.uniform(2, 4) ** level
         coarse = max(1, int(height / shrink)), max(1, int(width / shrink))
-        grain = _normal((*noise.shape[:2], *coarse), generator)
+        grain = normal((*noise.shape[:2], *coarse), generator)
         noise = noise + functional.interpolate(grain, size=(height, width), mode="bilinear") * discount**level
         if 1 in coarse:
             break

@@ -2,14 +2,14 @@
 
 import inspect
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from sd_scripts.families.family import Parts
+from sd_scripts.families.sampling import as_image, lent, resting, size_of
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.unet import predict
@@ -22,7 +22,6 @@ from sd_scripts.options.settings import Settings
 
 MULTIPLE = 8
 """Of a picture's sides: one latent is 8x8 pixels."""
-LEAST_SIDE = 64
 
 
 @torch.no_grad()
@@ -34,19 +33,16 @@ def sample(parts: Parts, prompt: SamplePrompt, settings: Settings) -> Image.Imag
     """
     weight = next(parts.denoiser.parameters())
     modules = [parts.denoiser, parts.vae, *parts.text_encoders]
-    with ExitStack() as lent:
-        lent.enter_context(torch.compiler.set_stance("force_eager"))
+    with torch.compiler.set_stance("force_eager"), resting(modules), ExitStack() as borrowed:
         for module in modules:
-            lent.enter_context(_ready(module, weight.device))
+            borrowed.enter_context(lent(module, weight.device))
         latents = _denoise(parts, prompt, settings, weight)
-        picture = decode_latents(parts, latents)[0]  # (3, H, W)
-    pixels = (picture * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-    return Image.fromarray(pixels)
+        return as_image(decode_latents(parts, latents)[0])
 
 
 def _denoise(parts: Parts, prompt: SamplePrompt, settings: Settings, weight: Tensor) -> Tensor:
     """(1, 4, h, w) float32 latents, scaled as the U-Net sees them."""
-    height, width = (max(LEAST_SIDE, side - side % MULTIPLE) for side in (prompt.height, prompt.width))
+    height, width = size_of(prompt, MULTIPLE)
     sampler = make_sampler(
         prompt.sampler or settings[SampleOptions].sample_sampler,
         velocity=settings[ModelOptions].v_parameterization,
@@ -73,20 +69,3 @@ def _denoise(parts: Parts, prompt: SamplePrompt, settings: Settings, weight: Ten
             out = without + prompt.scale * (with_prompt - without)
         latents = sampler.step(out, t, latents, **own, return_dict=False)[0]
     return latents.float()
-
-
-@contextmanager
-def _ready(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """The module in eval mode and on the device; afterwards each part is as it was."""
-    home = next(module.parameters()).device
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    if home != device:
-        module.to(device)
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-        if home != device:
-            module.to(home)

@@ -1,0 +1,45 @@
+"""Latents to the tokens that FLUX.1 reads, 2x2 of them each, and the transformer's answer back."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+PATCH = 2
+
+
+def grid_of(latents: Tensor) -> tuple[int, int]:
+    """Rows and columns of tokens of latents (B, 16, h, w)."""
+    return latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
+
+
+def pack(latents: Tensor) -> Tensor:
+    """(B, 16, h, w) -> (B, h/2 · w/2, 64): row by row, in each token channels first. h and w must be even."""
+    patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))  # (B, 16, h/2, 2, w/2, 2)
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def unpack(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, rows · columns, 64) -> (B, 16, 2 · rows, 2 · columns)."""
+    patches = tokens.unflatten(1, grid).unflatten(-1, (-1, PATCH, PATCH))  # (B, rows, columns, 16, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+
+def predict(
+    transformer: nn.Module,
+    noisy: Tensor,
+    timesteps: Tensor,
+    text: dict[str, Tensor],
+    guidance: Tensor | None,
+    *,
+    masked: bool,
+) -> Tensor:
+    """The velocity, noise - picture.
+
+    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as encode_text gives it, guidance (B,) or None for
+    schnell; `masked` hides the padding of the text -> (B, 16, h, w) float32.
+    """
+    grid = grid_of(noisy)
+    mask = text["t5_attn_mask"] if masked else None
+    flux: Any = transformer
+    tokens = flux(pack(noisy), text["t5_out"], text["l_pooled"], timesteps, guidance, grid, mask)
+    return unpack(tokens, grid).float()

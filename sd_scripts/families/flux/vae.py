@@ -1,0 +1,29 @@
+"""Pictures to latents and back with FLUX.1's autoencoder."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.families.autoencoder import decoded, encoded
+from sd_scripts.families.family import Parts
+
+
+def encode_images(parts: Parts, pixels: Tensor) -> Tensor:
+    """(B, 3, H, W) in -1..1 -> latents (B, 16, H/8, W/8) float32 on the autoencoder's device, shifted and scaled.
+
+    Raises ValueError where they are not finite.
+    """
+    vae: Any = parts.vae
+    latents = encoded(vae, pixels)
+    if torch.isfinite(latents).all():
+        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+    if vae.dtype == torch.float16:
+        raise ValueError("mixed_precision: the autoencoder overflowed in fp16; set mixed_precision = bf16")
+    raise ValueError("ae: the autoencoder gives numbers that are not finite; fetch its file again, or choose another")
+
+
+def decode_latents(parts: Parts, latents: Tensor) -> Tensor:
+    """Shifted and scaled latents (B, 16, h, w) -> pictures (B, 3, 8h, 8w) float32 in 0..1."""
+    vae: Any = parts.vae
+    return decoded(vae, latents / vae.config.scaling_factor + vae.config.shift_factor)

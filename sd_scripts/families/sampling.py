@@ -1,0 +1,50 @@
+"""What sampling while training needs in every family: modules ready for one picture, and left as they were."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from sd_scripts.library.prompts import SamplePrompt
+
+LEAST_SIDE = 64
+
+
+def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:
+    """Height and width in pixels, rounded down to what the family can make."""
+    height, width = (max(LEAST_SIDE, side - side % multiple) for side in (prompt.height, prompt.width))
+    return height, width
+
+
+@contextmanager
+def resting(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """The modules in eval mode; afterwards each part is as it was."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@contextmanager
+def lent(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """The module on the device. Afterwards its weights are where they lay before: nothing is copied back."""
+    away = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.device != device]
+    homes = [tensor.data for tensor in away]
+    try:
+        for tensor in away:
+            tensor.data = tensor.data.to(device)
+        yield
+    finally:
+        for tensor, home in zip(away, homes, strict=True):
+            tensor.data = home
+
+
+def as_image(picture: Tensor) -> Image.Image:
+    """(3, H, W) in 0..1."""
+    return Image.fromarray((picture * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())

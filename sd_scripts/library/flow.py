@@ -1,0 +1,77 @@
+"""Rectified flow: pictures on their way to noise, from sigma = 0, the picture, to sigma = 1, noise alone.
+
+Timesteps here are these sigmas, float32; where people count to 1000, as min_timestep does, they are 1000 * sigma.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library.schedules import TIMESTEPS
+from sd_scripts.options.flux import FluxObjectiveOptions
+
+FEW_TOKENS, MANY_TOKENS = 256, 4096
+SHIFT_OF_FEW, SHIFT_OF_MANY = 0.5, 1.15
+"""Logarithms of the shift at pictures of so many tokens: FLUX.1 makes larger pictures noisier."""
+
+LEAST_SIGMA = 1e-4
+"""Weights that divide by sigma² take no smaller one, else one picture that is hardly noisy would be all that counts."""
+
+
+def draw_sigmas(count: int, options: FluxObjectiveOptions, tokens: int, generator: torch.Generator) -> Tensor:
+    """(B,) as timestep_sampling and weighting_scheme say, for pictures of so many tokens."""
+    how = options.timestep_sampling
+    if how == "sigma":
+        steps = (TIMESTEPS * _draw_density(count, options, generator)).floor().clamp(0, TIMESTEPS - 1)
+        return shifted((TIMESTEPS - steps) / TIMESTEPS, options.discrete_flow_shift)
+    if how == "uniform":
+        return torch.rand(count, generator=generator, device=generator.device)
+    sigmas = torch.sigmoid(options.sigmoid_scale * _normal(count, generator))
+    if how == "sigmoid":
+        return sigmas
+    return shifted(sigmas, options.discrete_flow_shift if how == "shift" else shift_of(tokens))
+
+
+def shifted(sigmas: Tensor, shift: float) -> Tensor:
+    """More noise for a shift above 1; 0 and 1 stay where they are."""
+    return shift * sigmas / (1 + (shift - 1) * sigmas)
+
+
+def shift_of(tokens: int) -> float:
+    """The shift that suits a picture of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
+    share = (tokens - FEW_TOKENS) / (MANY_TOKENS - FEW_TOKENS)
+    return math.exp(SHIFT_OF_FEW + share * (SHIFT_OF_MANY - SHIFT_OF_FEW))
+
+
+def sampling_sigmas(steps: int, shift: float) -> Tensor:
+    """(steps + 1,) from 1 to 0, on the CPU: where each step of a sampler begins and the last one ends."""
+    return shifted(torch.linspace(1, 0, steps + 1), shift)
+
+
+def within_bounds(sigmas: Tensor, low: int, high: int) -> Tensor:
+    """Squeezed into min_timestep to max_timestep, given in thousandths; their distribution keeps its form."""
+    return low / TIMESTEPS + (high - low) / TIMESTEPS * sigmas
+
+
+def loss_weights(sigmas: Tensor, weighting_scheme: str) -> Tensor:
+    """(B,) -> (B,): how much each counts."""
+    if weighting_scheme == "sigma_sqrt":
+        return sigmas.clamp(min=LEAST_SIGMA) ** -2
+    if weighting_scheme == "cosmap":
+        return 2 / (math.pi * (1 - 2 * sigmas + 2 * sigmas**2))
+    return torch.ones_like(sigmas)
+
+
+def _draw_density(count: int, options: FluxObjectiveOptions, generator: torch.Generator) -> Tensor:
+    """(B,) around 0..1; 0 is the noisiest (Esser et al. 2024, section 3.1)."""
+    if options.weighting_scheme == "logit_normal":
+        return torch.sigmoid(options.logit_mean + options.logit_std * _normal(count, generator))
+    u = torch.rand(count, generator=generator, device=generator.device)
+    if options.weighting_scheme == "mode":
+        return 1 - u - options.mode_scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
+    return u
+
+
+def _normal(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(count, generator=generator, device=generator.device)
