@@ -32,7 +32,6 @@ from sd_scripts.networks.lora import attach
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training import compiling
@@ -116,11 +115,10 @@ def prepare(row: Row, unet: Any, device: torch.device) -> Prepared:
     unet.train()
     if row.checkpointing:
         unet.enable_gradient_checkpointing()
-    modules = [Adapted(module=unet, target=SDXL.lora, group="unet", lr=1e-4)]
-    args = read_args(settings[NetworkOptions], SDXL.lora.block_counts, print)
-    plans = plan_layers(modules, settings[NetworkOptions], args)
+    args = read_args(settings, SDXL.lora, print)
+    plans = plan_layers([Adapted(module=unet, target=SDXL.lora, lr=1e-4)], args)
     network = attach(plans, args.dropouts, torch.Generator().manual_seed(0))
-    learning = LoraLearning(network, parameter_groups(network, modules, args), [unet])
+    learning = LoraLearning(network, parameter_groups(network), [unet])
     if options.compile:
         compile_model(
             options,

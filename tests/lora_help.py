@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.lora import AdaptedLayer, LayerPlan, LoraNetwork, attach
+from sd_scripts.networks.lora import AdaptedLayer, Group, LayerPlan, LoraNetwork, attach
 
 
 def adapt(
@@ -25,8 +25,9 @@ def adapt(
     def chosen(values: Any, path: str) -> Any:
         return values[path] if isinstance(values, dict) else values
 
+    unet = Group("unet", 1e-3)
     plans = [
-        LayerPlan(name=path, module=model, path=path, rank=chosen(rank, path), alpha=chosen(alpha, path), group="unet")
+        LayerPlan(name=path, module=model, path=path, rank=chosen(rank, path), alpha=chosen(alpha, path), group=unet)
         for path, _ in layers
     ]
     generator = torch.Generator().manual_seed(0)

@@ -11,19 +11,20 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
+from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET, block_of
 from sd_scripts.families.sdxl.unet import SDXL_CONFIG
 from sd_scripts.library import sdxl_model_util as sgm
+from sd_scripts.networks.by_block import BlockRules
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.lora import LayerPlan, attach, is_conv
 from sd_scripts.networks.plan import Adapted, NetworkArgs, parameter_groups, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.settings import Settings
 
 REFERENCE = Path(__file__).parent / "reference"
 KEYS = json.loads((REFERENCE / "sd_lora_keys.json").read_text())
 """Set -> layer -> shapes of its down and up."""
 CHECKPOINT = {k: tuple(v) for k, v in json.loads((REFERENCE / "sd_keys_sdxl_checkpoint.json").read_text()).items()}
-COUNTS = UNET.block_counts
 
 
 def full_size() -> list[Adapted]:
@@ -31,9 +32,9 @@ def full_size() -> list[Adapted]:
         unet = UNet2DConditionModel(**SDXL_CONFIG)
         first = CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(CHECKPOINT)))
         second = CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(CHECKPOINT)))
-    modules = [Adapted(module=unet, target=UNET, group="unet", lr=1e-4)]
+    modules = [Adapted(module=unet, target=UNET, lr=1e-4)]
     for number, (encoder, target) in enumerate(zip((first, second), TEXT_ENCODERS, strict=True), 1):
-        modules.append(Adapted(module=encoder, target=target, group=f"textencoder {number}", lr=number * 1e-5))
+        modules.append(Adapted(module=encoder, target=target, lr=number * 1e-5))
     return modules
 
 
@@ -43,13 +44,13 @@ def sdxl() -> list[Adapted]:
     return full_size()
 
 
-def read(*args: str, warnings: list[str] | None = None, **options: Any) -> tuple[NetworkOptions, NetworkArgs]:
-    chosen = NetworkOptions(**{"network_dim": 4, "network_args": list(args), **options})
-    return chosen, read_args(chosen, COUNTS, ([] if warnings is None else warnings).append)
+def read(*args: str, warnings: list[str] | None = None, **options: Any) -> NetworkArgs:
+    settings = Settings((NetworkOptions,), {"network_dim": 4, "network_args": list(args), **options})
+    return read_args(settings, UNET, ([] if warnings is None else warnings).append)
 
 
 def plan(modules: list[Adapted], *args: str, **options: Any) -> dict[str, LayerPlan]:
-    return {each.name: each for each in plan_layers(modules, *read(*args, **options))}
+    return {each.name: each for each in plan_layers(modules, read(*args, **options))}
 
 
 def layer_of(each: LayerPlan) -> nn.Module:
@@ -59,8 +60,7 @@ def layer_of(each: LayerPlan) -> nn.Module:
 @pytest.mark.parametrize(("keys", "args"), [("sdxl_linear_dim4", []), ("sdxl_conv_dim4_conv2", ["conv_dim=2"])])
 def test_layers_and_shapes_at_full_size_are_those_of_the_reference(keys: str, args: list[str]) -> None:
     modules = full_size()
-    options, read_ = read(*args)
-    network = attach(plan_layers(modules, options, read_), Dropouts(), torch.Generator().manual_seed(0))
+    network = attach(plan_layers(modules, read(*args)), Dropouts(), torch.Generator().manual_seed(0))
     shapes = {layer.name: [list(layer.down.shape), list(layer.up.shape)] for layer in network.layers}
     assert shapes == KEYS[keys]
 
@@ -99,7 +99,6 @@ def test_conv_dim_0_leaves_the_convolutions_alone(sdxl: list[Adapted]) -> None:
 
 
 def test_a_lora_name_tells_its_block() -> None:
-    assert UNET.block is not None
     for name, block in {
         "lora_unet_time_embed_0": 0,
         "lora_unet_label_emb_0_0": 0,
@@ -111,7 +110,7 @@ def test_a_lora_name_tells_its_block() -> None:
         "lora_unet_output_blocks_8_0_in_layers_2": 21,
         "lora_unet_out_2": 22,
     }.items():
-        assert UNET.block(name) == block, name
+        assert block_of(name) == block, name
 
 
 def numbers(of: range | list[float]) -> str:
@@ -126,19 +125,19 @@ def test_ranks_and_alphas_by_block_and_0_leaves_a_block_out(sdxl: list[Adapted])
         f"conv_block_dims={numbers([0] * 10 + [7] * 13)}",
         f"conv_block_alphas={numbers([0.5] * 23)}",
     )
-    assert UNET.block is not None
     for name, each in plans.items():
         if name.startswith("lora_te"):
             assert (each.rank, each.alpha) == (4, 1.0)
         elif is_conv(layer_of(each)):
-            assert UNET.block(name) >= 10
+            assert block_of(name) >= 10
             assert (each.rank, each.alpha) == (7, 0.5)
         else:
-            assert (each.rank, each.alpha) == (UNET.block(name), UNET.block(name) + 1)
+            assert (each.rank, each.alpha) == (block_of(name), block_of(name) + 1)
 
 
 def rates(args: NetworkArgs) -> list[list[float]]:
-    weights = args.block_lr_weights or []
+    assert isinstance(args.rules, BlockRules)
+    weights = args.rules.lr_weights or []
     return [[round(w, 4) for w in part] for part in (weights[:9], weights[9:12], weights[12:])]
 
 
@@ -155,16 +154,16 @@ def rates(args: NetworkArgs) -> list[list[float]]:
     ],
 )
 def test_block_learning_rates_are_numbers_or_a_named_course(course: str, expected: list[float]) -> None:
-    down, middle, up = rates(read(f"down_lr_weight={course}")[1])
+    down, middle, up = rates(read(f"down_lr_weight={course}"))
     assert down == [round(w, 4) for w in expected]
     assert (middle, up) == ([1.0] * 3, [1.0] * 9)
-    _, _, up = rates(read(f"up_lr_weight={course}")[1])
+    _, _, up = rates(read(f"up_lr_weight={course}"))
     assert up == [round(w, 4) for w in expected]
 
 
 def test_a_list_of_another_length_is_filled_up_or_cut_and_told() -> None:
     warnings: list[str] = []
-    _, args = read("mid_lr_weight=0.5", f"up_lr_weight={numbers([0.5] * 12)}", warnings=warnings)
+    args = read("mid_lr_weight=0.5", f"up_lr_weight={numbers([0.5] * 12)}", warnings=warnings)
     assert rates(args)[1:] == [[0.5, 1.0, 1.0], [0.5] * 9]
     assert warnings == [
         "network_args: mid_lr_weight has 1 values for 3 blocks; the rest is 1",
@@ -174,10 +173,9 @@ def test_a_list_of_another_length_is_filled_up_or_cut_and_told() -> None:
 
 def test_block_rates_below_the_threshold_are_0_and_their_layers_left_out(sdxl: list[Adapted]) -> None:
     args = ("down_lr_weight=linear", "up_lr_weight=zeros", "block_lr_zero_threshold=0.7")
-    assert rates(read(*args)[1]) == [[0] * 6 + [0.75, 0.875, 1], [1] * 3, [0] * 9]
+    assert rates(read(*args)) == [[0] * 6 + [0.75, 0.875, 1], [1] * 3, [0] * 9]
     plans = plan(sdxl, *args)
-    assert UNET.block is not None
-    assert {UNET.block(name) for name in plans if name.startswith("lora_unet")} == {8, 9, 11}
+    assert {block_of(name) for name in plans if name.startswith("lora_unet")} == {8, 9, 11}
     assert sum(name.startswith("lora_te") for name in plans) == 264
 
 
@@ -204,12 +202,11 @@ def groups(*args: str, unet_lr: float = 1e-3) -> tuple[dict[str, float], Any]:
     encoder.mlp = type("CLIPMLP", (nn.Module,), {})()
     encoder.mlp.fc1 = nn.Linear(4, 4)
     modules = [
-        Adapted(module=Tiny(), target=UNET, group="unet", lr=unet_lr),
-        Adapted(module=encoder, target=TEXT_ENCODERS[0], group="textencoder 1", lr=1e-5),
+        Adapted(module=Tiny(), target=UNET, lr=unet_lr),
+        Adapted(module=encoder, target=TEXT_ENCODERS[0], lr=1e-5),
     ]
-    options, read_ = read(*args)
-    network = attach(plan_layers(modules, options, read_), Dropouts(), torch.Generator())
-    made = parameter_groups(network, modules, read_)
+    network = attach(plan_layers(modules, read(*args)), Dropouts(), torch.Generator())
+    made = parameter_groups(network)
     assert len({id(p) for group in made for p in group["params"]}) == sum(len(group["params"]) for group in made)
     return {group["name"]: group["lr"] for group in made}, network
 
@@ -278,11 +275,10 @@ def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
 def test_nothing_left_to_train_is_an_error(sdxl: list[Adapted]) -> None:
     with pytest.raises(ValueError, match="network_args: all ranks or learning rates are 0"):
         plan(sdxl[:1], f"block_dims={numbers([0] * 23)}")
-    module = Adapted(module=Tiny(), target=UNET, group="unet", lr=0.0)
-    options, args = read()
-    network = attach(plan_layers([module], options, args), Dropouts(), torch.Generator())
+    module = Adapted(module=Tiny(), target=UNET, lr=0.0)
+    network = attach(plan_layers([module], read()), Dropouts(), torch.Generator())
     with pytest.raises(ValueError, match="learning_rate: all learning rates are 0"):
-        parameter_groups(network, [module], args)
+        parameter_groups(network)
 
 
 @pytest.mark.parametrize(
@@ -292,5 +288,5 @@ def test_network_dropout_goes_before_dropout(
     network_dropout: float | None, dropout: float | None, expected: float
 ) -> None:
     args = [] if dropout is None else [f"dropout={dropout}"]
-    found = read(*args, "rank_dropout=0.3", "module_dropout=0.4", network_dropout=network_dropout)[1].dropouts
+    found = read(*args, "rank_dropout=0.3", "module_dropout=0.4", network_dropout=network_dropout).dropouts
     assert found == Dropouts(neuron=expected, rank=0.3, module=0.4)

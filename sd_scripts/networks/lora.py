@@ -8,14 +8,19 @@ https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.networks.layers import Dropouts, LoraConv2d, LoraLayer, LoraLinear
+from sd_scripts.networks.args import NetworkArguments, Warn
+from sd_scripts.networks.layers import Dropouts, LoraConv2d, LoraLayer, LoraLinear, SplitLoraLinear
+from sd_scripts.networks.perturbation import Perturbation, RowNoise
+from sd_scripts.networks.rules import Rules
+from sd_scripts.options.settings import Groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +37,14 @@ class LoraTarget:
     """Module path -> what other programs call it: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Class of a module -> how networks of other people, which choose by class names, know it."""
-    block: Callable[[str], int] | None = None
-    """Name in the file -> number of the block that the layer lies in, for ranks and learning rates by block."""
-    block_counts: tuple[int, ...] = ()
-    """How many blocks go down, lie in the middle and go up, between the first block (embeddings) and the last (out)."""
+    group: str = "unet"
+    """What logs call the module's learning rate: `unet`, `textencoder 1`."""
+    also: tuple[str, ...] = ()
+    """Modules outside of `classes`, by path, whose layers can be adapted."""
+    options: Groups = ()
+    """Option groups of the family whose options can stand in network_args, too."""
+    rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
+    """network_args -> what the family says of each layer. That of the denoiser is asked for all modules."""
 
 
 def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
@@ -50,6 +59,10 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
                 continue
             if not is_conv(layer) or conv:
                 seen.add(path)
+                yield path, layer
+    for outside in target.also:
+        for path, layer in model.named_modules():
+            if f"{path}.".startswith(f"{outside}.") and isinstance(layer, nn.Linear):
                 yield path, layer
 
 
@@ -70,6 +83,13 @@ class Pair:
     def rank(self) -> int:
         return self.down.shape[0]
 
+    def in_pieces(self, pieces: Sequence[int]) -> bool:
+        """Whether each piece of the output reads only its own share of the rank."""
+        if self.rank % len(pieces) or sum(pieces) != self.up.shape[0]:
+            return False
+        own = torch.block_diag(*(torch.ones(piece, self.rank // len(pieces)) for piece in pieces))
+        return not self.up[own.to(self.up.device) == 0].any()
+
 
 def read_pair(tensors: Mapping[str, Tensor], name: str) -> Pair | None:
     """The layer `name` of a LoRA file, or None; an alpha that is absent or 0 is the rank."""
@@ -78,6 +98,16 @@ def read_pair(tensors: Mapping[str, Tensor], name: str) -> Pair | None:
         return None
     alpha = tensors.get(f"{name}.alpha")
     return Pair(down=down, up=up, alpha=(0.0 if alpha is None else float(alpha)) or float(down.shape[0]))
+
+
+class Group(NamedTuple):
+    """Layers that share a learning rate."""
+
+    name: str
+    """As in logs: `unet`, `textencoder 1`, `unet_block4`."""
+    lr: float
+    plus: float | None = None
+    """LoRA+: how much faster the ups learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,28 +119,81 @@ class LayerPlan:
     path: str
     rank: int
     alpha: float
-    group: str
-    """Layers of one group share a learning rate: `unet`, `textencoder`, `unet_block4`."""
+    group: Group
+    pieces: tuple[int, ...] = ()
+    """How many outputs each piece has that gets a rank of its own, with this rank and alpha; () is one for all."""
 
 
 @dataclass
 class AdaptedLayer:
-    """One layer with its float32 masters; `scale` is alpha / rank."""
+    """One layer with its float32 masters; `scale` is alpha / rank.
+
+    With `pieces` down is (n·r, in) and up (out, r). The file has one pair of rank n·r, whose up is block diagonal, and
+    n times the alpha, so that alpha / rank is what it was.
+    """
 
     name: str
     layer: LoraLayer
     down: nn.Parameter
     up: nn.Parameter
     alpha: float
-    group: str
+    group: Group
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> int:
+        return len(self.pieces) or 1
 
     @property
     def rank(self) -> int:
-        return self.down.shape[0]
+        return self.down.shape[0] // self.parts
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+    def pairs(self, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Down (r, in) and up (out of the piece, r) of each piece, of matrices shaped as the masters."""
+        if not self.pieces:
+            return [(down.flatten(1), up.flatten(1))]
+        return list(zip(down.chunk(self.parts), up.split(self.pieces), strict=True))
+
+    def pair(self) -> Pair:
+        """As the file holds it."""
+        down, up = self.down.detach(), self.up.detach()
+        if self.pieces:
+            up = torch.block_diag(*up.split(self.pieces))
+        return Pair(down=down, up=up, alpha=self.alpha * self.parts)
+
+    @torch.no_grad()
+    def take(self, pair: Pair) -> None:
+        """Do what `pair` does: where its alpha is another one, up is scaled to make up for it.
+
+        Raises ValueError where a rank or a width differs.
+        """
+        ours = self.rank * self.parts
+        if pair.rank != ours:
+            raise ValueError(
+                f"network_weights: {self.name} has rank {pair.rank} in the file and {ours} here; "
+                "set network_dim to the file's rank or turn on dim_from_weights"
+            )
+        if pair.down.numel() != self.down.numel() or pair.up.numel() != self.up.numel() * self.parts:
+            raise ValueError(
+                f"network_weights: {self.name} is of other sizes in the file than in this model; "
+                "choose a LoRA of the same kind of model"
+            )
+        up = pair.up
+        if self.pieces:
+            if not pair.in_pieces(self.pieces):
+                raise ValueError(
+                    f"network_weights: {self.name} is not in pieces in the file; turn split_qkv off, or choose a file "
+                    "that was trained with it"
+                )
+            up = torch.cat(
+                [rows[:, i * self.rank : (i + 1) * self.rank] for i, rows in enumerate(up.split(self.pieces))]
+            )
+        self.down.copy_(pair.down.reshape(self.down.shape))
+        self.up.copy_(up.reshape(self.up.shape)).mul_(pair.alpha / (self.alpha * self.parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +219,7 @@ class LoraNetwork:
     """The layers' parameters in the order of the buffers."""
     multiplier: float = 1.0
     """Strength of the whole network; refresh after changing it."""
+    row_noise: RowNoise | None = None
 
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
@@ -197,6 +281,11 @@ class LoraNetwork:
         for copy in self.copies:
             copy.grad = None
 
+    def perturb(self) -> None:
+        """After an update, while its gradients are there: how much noise the next steps shall have."""
+        if self.row_noise and self._collected:
+            self.row_noise.update()
+
     def zero_grad(self) -> None:
         """Forget the masters' gradients and give their memory back."""
         if self._collected:
@@ -220,8 +309,8 @@ class LoraNetwork:
     @staticmethod
     def _update_norm(layer: AdaptedLayer) -> Tensor:
         """|up down| without forming it: |UD|^2 = trace(U'U DD')."""
-        up, down = layer.up.flatten(1), layer.down.flatten(1)
-        square = ((up.t() @ up) * (down @ down.t())).sum()
+        pairs = layer.pairs(layer.down, layer.up)
+        square = torch.stack([((up.t() @ up) * (down @ down.t())).sum() for down, up in pairs]).sum()
         return square.clamp_min(0).sqrt() * layer.scale
 
     def file_tensors(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -229,16 +318,16 @@ class LoraNetwork:
         dtype = dtype or self.masters.dtype
         tensors: dict[str, Tensor] = {}
         for layer in self.layers:
-            tensors[f"{layer.name}.alpha"] = torch.tensor(layer.alpha, dtype=dtype)
-            tensors[f"{layer.name}.lora_down.weight"] = layer.down.detach().to("cpu", dtype, copy=True)
-            tensors[f"{layer.name}.lora_up.weight"] = layer.up.detach().to("cpu", dtype, copy=True)
+            pair = layer.pair()
+            tensors[f"{layer.name}.alpha"] = torch.tensor(pair.alpha, dtype=dtype)
+            tensors[f"{layer.name}.lora_down.weight"] = pair.down.to("cpu", dtype, copy=True)
+            tensors[f"{layer.name}.lora_up.weight"] = pair.up.to("cpu", dtype, copy=True)
         return tensors
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Take weights from a file's tensors; returns the names of layers that the file does not have.
 
-        The layers then do what they did in the file: where its alpha is another one, up is scaled to make up for it.
         Raises ValueError where a rank or a width differs.
         """
         absent = []
@@ -247,18 +336,7 @@ class LoraNetwork:
             if pair is None:
                 absent.append(layer.name)
                 continue
-            if pair.rank != layer.rank:
-                raise ValueError(
-                    f"network_weights: {layer.name} has rank {pair.rank} in the file and {layer.rank} here; "
-                    "set network_dim to the file's rank or turn on dim_from_weights"
-                )
-            if pair.down.numel() != layer.down.numel() or pair.up.numel() != layer.up.numel():
-                raise ValueError(
-                    f"network_weights: {layer.name} is of other sizes in the file than in this model; "
-                    "choose a LoRA of the same kind of model"
-                )
-            layer.down.copy_(pair.down.reshape(layer.down.shape))
-            layer.up.copy_(pair.up.reshape(layer.up.shape)).mul_(pair.alpha / layer.alpha)
+            layer.take(pair)
         return absent
 
 
@@ -267,25 +345,47 @@ def attach(
     dropouts: Dropouts,
     generator: torch.Generator,
     masters_dtype: torch.dtype = torch.float32,
+    *,
+    perturbation: Perturbation | None = None,
+    device: torch.device | None = None,
 ) -> LoraNetwork:
-    """Replace the planned layers by adapted ones: down starts random (Kaiming uniform), up at zero."""
+    """Replace the planned layers by adapted ones: down starts random (Kaiming uniform), up at zero.
+
+    `device` is where steps compute; None: where the weights lie.
+    """
     made: list[tuple[LayerPlan, LoraLayer]] = []
     for plan in plans:
         parent_path, _, leaf = plan.path.rpartition(".")
         parent = plan.module.get_submodule(parent_path)
         base = getattr(parent, leaf)
-        layer = (LoraConv2d if isinstance(base, nn.Conv2d) else LoraLinear)(base, plan.rank, dropouts)
+        layer = _adapted(base, plan, dropouts)
         setattr(parent, leaf, layer)
         made.append((plan, layer))
-    return _with_masters(made, generator, masters_dtype)
+    assert made, "a network without layers"
+    network = _with_masters(made, generator, masters_dtype, device or made[0][1].weight.device)
+    if perturbation:
+        network.row_noise = RowNoise(perturbation, network.layers, network.masters.device)
+    return network
+
+
+def _adapted(base: nn.Module, plan: LayerPlan, dropouts: Dropouts) -> LoraLayer:
+    if isinstance(base, nn.Conv2d):
+        return LoraConv2d(base, plan.rank, dropouts)
+    assert isinstance(base, nn.Linear)
+    if plan.pieces:
+        return SplitLoraLinear(base, plan.rank, dropouts, plan.pieces)
+    return LoraLinear(base, plan.rank, dropouts)
 
 
 @torch.no_grad()
 def _with_masters(
-    made: list[tuple[LayerPlan, LoraLayer]], generator: torch.Generator, masters_dtype: torch.dtype
+    made: list[tuple[LayerPlan, LoraLayer]],
+    generator: torch.Generator,
+    masters_dtype: torch.dtype,
+    device: torch.device,
 ) -> LoraNetwork:
-    assert made, "a network without layers"
-    device, dtype = made[0][1].weight.device, made[0][1].weight.dtype
+    dtype = made[0][1].lora_down.dtype
+    assert all(layer.lora_down.dtype == dtype for _, layer in made), "modules that compute in several dtypes"
     by_scale = sorted(made, key=lambda pair: pair[0].alpha / pair[0].rank)  # ups of one scale lie side by side
     order = [(layer.lora_down, (1.0, False)) for _, layer in made]
     order += [(layer.lora_up, (plan.alpha / plan.rank, True)) for plan, layer in by_scale]
@@ -309,7 +409,7 @@ def _with_masters(
         down, up = master_of[layer.lora_down], master_of[layer.lora_up]
         bound = 1 / math.sqrt(down[0].numel())  # Kaiming uniform with a = sqrt(5)
         down.copy_(torch.empty(down.shape).uniform_(-bound, bound, generator=generator))
-        layers.append(AdaptedLayer(plan.name, layer, down, up, plan.alpha, plan.group))
+        layers.append(AdaptedLayer(plan.name, layer, down, up, plan.alpha, plan.group, plan.pieces))
     network = LoraNetwork(layers, masters, compute, segments, list(master_of))
     network.refresh()
     return network

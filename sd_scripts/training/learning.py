@@ -87,6 +87,7 @@ class LoraLearning:
         return norm
 
     def updated(self) -> None:
+        self.network.perturb()
         self.network.zero_grad()
         self.network.refresh()
 
@@ -99,7 +100,8 @@ class LoraLearning:
             module.train(mode)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"masters": self.network.masters}
+        noise = self.network.row_noise
+        return {"masters": self.network.masters, **({"row_noise": noise.deviations} if noise else {})}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         masters = state["masters"]
@@ -107,6 +109,8 @@ class LoraLearning:
             raise ValueError("resume: the state is of another network; set network_dim and network_args as they were")
         with torch.no_grad():
             self.network.masters.copy_(masters)
+            if self.network.row_noise and "row_noise" in state:
+                self.network.row_noise.deviations.copy_(state["row_noise"])
         self.network.refresh()
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """A training method says what learns and what is saved; it never asks which family it is."""
 
+from itertools import compress
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +18,6 @@ from sd_scripts.training.context import Context
 from sd_scripts.training.foreign import find_module, make_foreign
 from sd_scripts.training.learning import Learning, LoraLearning
 
-OUR_MODULE = "networks.lora"
-
 
 class Method(Protocol):
     name: str
@@ -27,7 +26,9 @@ class Method(Protocol):
         """What is wrong with the settings as far as names and small files tell; nothing is loaded."""
         ...
 
-    def trains_text_encoders(self, context: Context) -> bool: ...
+    def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
+        """Which of them learn."""
+        ...
 
     def change_base(self, family: Family, parts: Parts, context: Context) -> None:
         """What shall be another base model, before anything is encoded with it. The parts may lie on the CPU."""
@@ -47,8 +48,8 @@ class Lora:
         options = settings[NetworkOptions]
         problems = []
         try:
-            if _is_ours(options):
-                read_args(options, family.lora.block_counts, warn=lambda _: None)
+            if _is_ours(options, family):
+                read_args(settings, family.lora, warn=lambda _: None)
             else:
                 find_module(options.network_module or "")
         except ValueError as error:
@@ -57,10 +58,11 @@ class Lora:
         problems += [f"{option}: there is no file '{file}'" for option, file in files if file and not _is_file(file)]
         return problems
 
-    def trains_text_encoders(self, context: Context) -> bool:
+    def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options = context.settings[NetworkOptions]
         rates = options.text_encoder_lr or [context.settings[OptimizerOptions].learning_rate]
-        return not options.network_train_unet_only and any(rate > 0 for rate in rates)
+        learn = not options.network_train_unet_only and any(rate > 0 for rate in rates)
+        return tuple(learn and adapted for adapted in family.adapted_encoders(context.settings))
 
     def change_base(self, family: Family, parts: Parts, context: Context) -> None:
         """Add the LoRA files of base_weights to it."""
@@ -75,26 +77,28 @@ class Lora:
     def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
         options = context.settings[NetworkOptions]
         everything = _everything(family, parts, context)
-        if not _is_ours(options):
-            return make_foreign(family, parts, context, trains_text=self.trains_text_encoders(context))
-        modules = everything
-        if options.network_train_text_encoder_only:
-            modules = _text_encoders(family, parts, context)
-        elif not self.trains_text_encoders(context):
-            modules = _denoiser(family, parts, context)
+        if not _is_ours(options, family):
+            trains_text = any(self.trains_text_encoders(family, context))
+            return make_foreign(family, parts, context, trains_text=trains_text)
+        modules = [] if options.network_train_text_encoder_only else _denoiser(family, parts, context)
+        if options.network_train_text_encoder_only or any(self.trains_text_encoders(family, context)):
+            modules += compress(_text_encoders(family, parts, context), family.adapted_encoders(context.settings))
 
-        args = read_args(options, family.lora.block_counts, context.warn)
+        args = read_args(context.settings, family.lora, context.warn)
         weights = {}
         if options.network_weights:
             file = Path(options.network_weights).expanduser()
             weights = with_our_names(read_plain_lora("network_weights", file), everything)
-        if options.dim_from_weights:
-            plans = plan_from_weights(modules, weights, args)
-        else:
-            plans = plan_layers(modules, options, args)
-        generator = torch.Generator().manual_seed(context.number("network"))
-        network = attach(plans, args.dropouts, generator, _masters_dtype(context.settings[TrainingOptions]))
-        groups = parameter_groups(network, modules, args)
+        plans = plan_from_weights(modules, weights, args) if options.dim_from_weights else plan_layers(modules, args)
+        network = attach(
+            plans,
+            args.dropouts,
+            torch.Generator().manual_seed(context.number("network")),
+            _masters_dtype(context.settings[TrainingOptions]),
+            perturbation=args.perturbation,
+            device=context.device,
+        )
+        groups = parameter_groups(network)
         if weights:
             _go_on_from(weights, network, context)
         return LoraLearning(network, groups, [each.module for each in everything])
@@ -115,8 +119,8 @@ def _go_on_from(weights: Tensors, network: LoraNetwork, context: Context) -> Non
     network.refresh()
 
 
-def _is_ours(options: NetworkOptions) -> bool:
-    return (options.network_module or OUR_MODULE).removeprefix("sd_scripts.") == OUR_MODULE
+def _is_ours(options: NetworkOptions, family: Family) -> bool:
+    return (options.network_module or family.lora_modules[0]).removeprefix("sd_scripts.") in family.lora_modules
 
 
 def _is_file(name: str) -> bool:
@@ -134,7 +138,7 @@ def _everything(family: Family, parts: Parts, context: Context) -> list[Adapted]
 def _denoiser(family: Family, parts: Parts, context: Context) -> list[Adapted]:
     lr = context.settings[NetworkOptions].unet_lr
     base = context.settings[OptimizerOptions].learning_rate
-    return [Adapted(module=parts.denoiser, target=family.lora, group="unet", lr=base if lr is None else lr)]
+    return [Adapted(module=parts.denoiser, target=family.lora, lr=base if lr is None else lr)]
 
 
 def _text_encoders(family: Family, parts: Parts, context: Context) -> list[Adapted]:
@@ -142,6 +146,6 @@ def _text_encoders(family: Family, parts: Parts, context: Context) -> list[Adapt
     base = context.settings[OptimizerOptions].learning_rate
     rates = context.settings[NetworkOptions].text_encoder_lr or [base]
     return [
-        Adapted(module=encoder, target=target, group=f"textencoder {i + 1}", lr=rates[min(i, len(rates) - 1)])
+        Adapted(module=encoder, target=target, lr=rates[min(i, len(rates) - 1)])
         for i, (encoder, target) in enumerate(zip(parts.text_encoders, family.lora_text_encoders, strict=True))
     ]

@@ -1,0 +1,31 @@
+"""What LoRA adapts in FLUX.1, and what the files call it."""
+
+from collections.abc import Callable
+
+from sd_scripts.networks.lora import LoraTarget
+from sd_scripts.networks.lora_flux import IN_LAYERS, read_flux_rules
+from sd_scripts.options.flux import FluxNetworkOptions
+
+
+def _clip_name(path: str) -> str:
+    """Files have the `text_model` that transformers has left out of the module's paths."""
+    return _name("lora_te1")("text_model." + path.removeprefix("text_model."))
+
+
+def _name(prefix: str) -> Callable[[str], str]:
+    return lambda path: f"{prefix}_{path.replace('.', '_')}"
+
+
+TRANSFORMER = LoraTarget(
+    classes=("DoubleBlock", "SingleBlock"),
+    also=IN_LAYERS,
+    name=_name("lora_unet"),
+    class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
+    options=(FluxNetworkOptions,),
+    rules=read_flux_rules,
+)
+TEXT_ENCODERS = (
+    LoraTarget(classes=("CLIPAttention", "CLIPMLP"), name=_clip_name, group="textencoder 1"),
+    LoraTarget(classes=("T5Attention", "T5DenseGatedActDense"), name=_name("lora_te3"), group="textencoder 3"),
+)
+"""CLIP-L and T5-XXL; the files' te2 is the second encoder of SDXL."""

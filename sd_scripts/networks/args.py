@@ -1,0 +1,114 @@
+"""network_args as they come: `key=value`, read one by one; what nobody asks for is unknown."""
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.settings import Groups, Settings
+
+Warn = Callable[[str], None]
+
+TRUE, FALSE = ("true", "1"), ("false", "0")
+
+
+class NetworkArguments:
+    """Every method raises ValueError naming the key."""
+
+    def __init__(self, values: dict[str, str]):
+        self._values = values
+        self._asked: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        self._asked.add(key)
+        return key in self._values
+
+    def text(self, key: str) -> str | None:
+        return self._values[key].strip().strip("'\"") if key in self else None
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        found = self.numbers(key, 1)
+        return found[0] if found else default
+
+    def numbers(self, key: str, count: int | None = None) -> list[float] | None:
+        """`count` numbers of at least 0, or as many as there are."""
+        text = self.text(key)
+        return None if text is None else numbers(key, text, count)
+
+    def whole_number(self, key: str) -> int | None:
+        found = self.whole_numbers(key, 1)
+        return found[0] if found else None
+
+    def whole_numbers(self, key: str, count: int) -> list[int] | None:
+        text = self.text(key)
+        return None if text is None else whole_numbers(key, text, count)
+
+    def chance(self, key: str) -> float:
+        value = self.number(key) or 0.0
+        if value >= 1:
+            raise ValueError(f"network_args: {key}={self.text(key)} leaves nothing to learn with; it must be below 1")
+        return value
+
+    def flag(self, key: str) -> bool:
+        text = (self.text(key) or "false").lower()
+        if text not in (*TRUE, *FALSE):
+            raise ValueError(f"network_args: {key}={text} must be True or False")
+        return text in TRUE
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        text = (self.text(key) or default).lower()
+        if text not in choices:
+            raise ValueError(f"network_args: {key}={text} is none of {', '.join(choices)}")
+        return text
+
+    def unknown(self) -> list[str]:
+        """A sentence for each key that nobody has asked for, with the nearest one that somebody has."""
+        sentences = []
+        for key in sorted(self._values.keys() - self._asked):
+            near = difflib.get_close_matches(key, sorted(self._asked), 1)
+            remedy = f"; did you mean {near[0]}?" if near else ""
+            sentences.append(f"network_args: {key} is unknown and has no effect{remedy}")
+        return sentences
+
+
+def network_arguments(settings: Settings, own: Groups) -> NetworkArguments:
+    """network_args, and the options of `own`, whose names are keys too.
+
+    Raises ValueError naming the option where both are given and differ.
+    """
+    values = dict(item.split("=", 1) for item in settings[NetworkOptions].network_args)
+    for group in own:
+        filled = settings[group]
+        for field in fields(filled):  # type: ignore[arg-type]
+            value = getattr(filled, field.name)
+            if value == field.default:
+                continue
+            in_args = values.setdefault(field.name, str(value))
+            if _plain(in_args) != _plain(str(value)):
+                raise ValueError(f"{field.name}: is {value} here and {in_args} in network_args; leave one of them out")
+    return NetworkArguments(values)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace(" ", "").strip("'\"[]()")
+
+
+def whole_numbers(key: str, text: str, count: int) -> list[int]:
+    found = numbers(key, text, count)
+    if any(number != int(number) for number in found):
+        raise ValueError(f"network_args: {key}={text} must be whole: it is how many rows a matrix has")
+    return [int(number) for number in found]
+
+
+def numbers(key: str, text: str, count: int | None = None) -> list[float]:
+    words = [word for word in text.strip().strip("'\"[]()").split(",") if word.strip()]
+    try:
+        found = [float(word) for word in words]
+    except ValueError:
+        raise ValueError(f"network_args: {key}={text} is not a number or a list of numbers") from None
+    if count is not None and len(found) != count:
+        raise ValueError(f"network_args: {key} has {len(found)} values and needs {count}")
+    if not all(0 <= number < math.inf for number in found):  # so NaN is refused, too
+        raise ValueError(f"network_args: {key}={text} must be at least 0")
+    return found

@@ -1,0 +1,92 @@
+"""Ranks and learning rates by block of a U-Net: block_dims, down_lr_weight and their kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sd_scripts.networks.args import NetworkArguments, Warn, numbers
+from sd_scripts.networks.rules import Rank, Rate, Rules
+
+LR_WEIGHTS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight")
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "sine": lambda x: math.sin(math.pi / 2 * x),
+    "cosine": lambda x: math.sin(math.pi / 2 * (1 - x)),
+    "linear": lambda x: x,
+    "reverse_linear": lambda x: 1 - x,
+    "zeros": lambda x: 0.0,
+}
+"""Named courses of block learning rates over the blocks of one direction, from the first (0) to the last (1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRules(Rules):
+    block: Callable[[str], int | None]
+    """Name in the file -> number of the block that the layer lies in; None outside the U-Net."""
+    dims: list[int] | None
+    alphas: list[float] | None
+    conv_dims: list[int] | None
+    conv_alphas: list[float] | None
+    lr_weights: list[float] | None
+    """One factor for each block from down to up, without the first (embeddings) and the last (out)."""
+
+    @property
+    def adapts_conv(self) -> bool:  # type: ignore[override]
+        return self.conv_dims is not None
+
+    def rank(self, name: str, conv: bool, usual: Rank) -> Rank:
+        block = self.block(name)
+        if block is None:
+            return usual
+        dims, alphas = (self.conv_dims, self.conv_alphas) if conv else (self.dims, self.alphas)
+        return Rank(dims[block] if dims else usual.dim, alphas[block] if alphas else usual.alpha)
+
+    def rate(self, name: str, usual: float) -> Rate | None:
+        block = self.block(name)
+        if block is None or not self.lr_weights:
+            return Rate(usual)
+        weight = self.lr_weights[block - 1] if 1 <= block <= len(self.lr_weights) else 1.0
+        return Rate(usual * weight, f"_block{block}") if weight > 0 else None
+
+
+def read_block_rules(
+    arguments: NetworkArguments, warn: Warn, *, block: Callable[[str], int | None], counts: tuple[int, int, int]
+) -> BlockRules:
+    """`counts`: how many blocks go down, lie in the middle and go up."""
+    blocks = sum(counts) + 2
+    return BlockRules(
+        block=block,
+        dims=arguments.whole_numbers("block_dims", blocks),
+        alphas=arguments.numbers("block_alphas", blocks),
+        conv_dims=arguments.whole_numbers("conv_block_dims", blocks),
+        conv_alphas=arguments.numbers("conv_block_alphas", blocks),
+        lr_weights=_lr_weights(arguments, counts, warn),
+    )
+
+
+def _lr_weights(arguments: NetworkArguments, counts: tuple[int, int, int], warn: Warn) -> list[float] | None:
+    threshold = arguments.number("block_lr_zero_threshold") or 0.0
+    courses = [arguments.text(key) for key in LR_WEIGHTS]
+    if not any(courses):
+        return None
+    weights: list[float] = []
+    for key, text, count in zip(LR_WEIGHTS, courses, counts, strict=True):
+        weights += _course(key, text, count, warn) if text else [1.0] * count
+    return [weight if weight > threshold else 0.0 for weight in weights]
+
+
+def _course(key: str, text: str, count: int, warn: Warn) -> list[float]:
+    """A list of numbers, filled up with 1 or cut as sd-scripts does, or a named course with a base: `cosine+0.25`."""
+    name, _, base = text.partition("+")
+    if name.strip() in SHAPES:
+        add = numbers(key, base, 1)[0] if base else 0.0
+        return [SHAPES[name.strip()](i / max(1, count - 1)) + add for i in range(count)]
+    if any(word.strip().isalpha() for word in text.split(",")):
+        raise ValueError(f"network_args: {key}={text} is neither numbers nor one of {', '.join(SHAPES)}")
+    found = numbers(key, text)
+    if len(found) != count:
+        what = "the rest is 1" if len(found) < count else "what is beyond is ignored"
+        warn(f"network_args: {key} has {len(found)} values for {count} blocks; {what}")
+    return (found + [1.0] * count)[:count]

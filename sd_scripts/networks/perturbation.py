@@ -1,0 +1,73 @@
+"""Noise on the frozen weights in training, after weights and gradients: flatter minima (ggpo_beta, ggpo_sigma).
+
+Gradient-guided perturbation, LoRA-GGPO, https://arxiv.org/abs/2502.14538. A weight of `out` rows gets Gaussian noise
+whose deviation in row i is (sigma |W_i| + beta |G_i|^2) / sqrt(out): W with the LoRA's update in it, G the gradient of
+that update. Both norms come from the small matrices; neither W's update nor G is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sd_scripts.networks.layers import LoraLinear
+
+if TYPE_CHECKING:
+    from sd_scripts.networks.lora import AdaptedLayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation:
+    beta: float
+    sigma: float
+
+
+class RowNoise:
+    """The deviations of all Linears of a network, in the buffers of their layers. None before the first update."""
+
+    def __init__(self, perturbation: Perturbation, layers: Sequence[AdaptedLayer], device: torch.device):
+        self.perturbation = perturbation
+        self.layers = [layer for layer in layers if isinstance(layer.layer, LoraLinear)]
+        sizes = [layer.layer.weight.shape[0] for layer in self.layers]
+        self.deviations = torch.zeros(sum(sizes), device=device)
+        """(rows of all layers,) float32"""
+        self._views = self.deviations.split(sizes)
+        self._frozen = [_row_squares_of(layer.layer).to(device) for layer in self.layers]
+        for layer, view in zip(self.layers, self._views, strict=True):
+            layer.layer.row_noise = view  # type: ignore[assignment]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """From the masters and their gradients; where these are not finite the noise stays as it was."""
+        beta, sigma = self.perturbation.beta, self.perturbation.sigma
+        for layer, view, frozen in zip(self.layers, self._views, self._frozen, strict=True):
+            assert layer.down.grad is not None
+            assert layer.up.grad is not None
+            pairs = layer.pairs(layer.down, layer.up)
+            slopes = layer.pairs(layer.down.grad, layer.up.grad)
+            learned = torch.cat([row_squares(up, down) for down, up in pairs])
+            steep = torch.cat(
+                [
+                    row_squares(torch.cat((up, up_slope), dim=1), torch.cat((down_slope, down)))
+                    for (down, up), (down_slope, up_slope) in zip(pairs, slopes, strict=True)
+                ]
+            )
+            weight = (frozen + layer.scale**2 * learned).sqrt()
+            fresh = (sigma * weight + beta * layer.scale**2 * steep) / len(view) ** 0.5
+            view.copy_(torch.where(fresh.isfinite(), fresh, view))
+
+
+def row_squares(up: Tensor, down: Tensor) -> Tensor:
+    """(out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
+    return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)
+
+
+def _row_squares_of(layer: torch.nn.Module) -> Tensor:
+    weight = layer.weight.detach().float()  # type: ignore[operator, union-attr]
+    if getattr(layer, "weight_scale", None) is not None:
+        weight = weight * layer.weight_scale  # type: ignore[operator]
+    return weight.square().sum(dim=1)
