@@ -9,6 +9,7 @@ from PIL import Image
 
 from sd_scripts import demo
 from sd_scripts.data import drawn
+from sd_scripts.families.miniature import pictures
 from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl.load import check, load
 from sd_scripts.families.sdxl.vae import encode_images
@@ -40,7 +41,7 @@ def test_it_is_the_same_every_time(miniature: Any, tmp_path: Path) -> None:
 
 def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
     parts = load(sdxl_settings(miniature.checkpoint), torch.float32)
-    latents = encode_images(parts, tiny._pictures()) * VAE_SCALE
+    latents = encode_images(parts, pictures()) * VAE_SCALE
     torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(4), atol=1e-3, rtol=0)
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(4), atol=1e-2, rtol=0)
 

@@ -5,23 +5,26 @@ random features with attention left out. So attention, which LoRA adapts, distur
 something to mend: the loss falls within a few dozen steps.
 """
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, Transformer2DModel, UNet2DConditionModel
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.data import drawn
+from sd_scripts.families.miniature import (
+    Miniature,
+    clip_config,
+    clip_tokenizer,
+    least_squares,
+    pictures,
+    randomize,
+)
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
-from sd_scripts.library.clip_tokenizer import byte_letters, make_tokenizer
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
 
@@ -52,34 +55,15 @@ VAE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Miniature:
-    """Where the demo's model and pictures are."""
-
-    checkpoint: Path
-    data_dir: Path
-
-
 def write_miniature(folder: Path) -> Miniature:
     """Make a checkpoint, its tokenizers beside it and a folder of captioned pictures: a few MB, in a few seconds."""
     data_dir = drawn.write_pictures(folder / "pictures")
     checkpoint = folder / "miniature_sdxl.safetensors"
-    tokenizer = tiny_tokenizer()
+    tokenizer = clip_tokenizer()
     for name in FOLDERS:
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
     save_model(checkpoint, tiny_modules(len(tokenizer)).checkpoint(), {})
-    return Miniature(checkpoint, data_dir)
-
-
-def tiny_tokenizer() -> CLIPTokenizer:
-    """CLIP's kind of tokenizer, trained on the captions of the drawn pictures."""
-    trained = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, initial_alphabet=byte_letters(), end_of_word_suffix="</w>", show_progress=False
-    )
-    trained.train_from_iterator(drawn.captions(), trainer)
-    return make_tokenizer([(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]])
+    return Miniature(family="sdxl", files={"pretrained_model_name_or_path": checkpoint}, data_dir=data_dir)
 
 
 @torch.no_grad()
@@ -88,14 +72,14 @@ def tiny_modules(vocabulary: int) -> Modules:
     modules = Modules(
         unet=UNet2DConditionModel(**UNET),
         vae=AutoencoderKL(**VAE),
-        text_encoder1=CLIPTextModel(_text_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
-        text_encoder2=CLIPTextModelWithProjection(_text_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
+        text_encoder1=CLIPTextModel(clip_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
+        text_encoder2=CLIPTextModelWithProjection(clip_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
         logit_scale=torch.tensor(LOGIT_SCALE),
     )
     generator = torch.Generator().manual_seed(0)
     for part in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):
-        _randomize(part, generator)
-    latents = _calibrate(modules.vae, _pictures())
+        randomize(part, generator)
+    latents = _calibrate(modules.vae, pictures())
     attention_outputs = [m.proj_out.weight for m in modules.unet.modules() if isinstance(m, Transformer2DModel)]
     for weight in attention_outputs:
         weight.zero_()
@@ -103,36 +87,6 @@ def tiny_modules(vocabulary: int) -> Modules:
     for weight in attention_outputs:
         weight.normal_(std=DISTURBANCE * len(weight) ** -0.5, generator=generator)
     return modules
-
-
-def _text_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig:
-    return CLIPTextConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        projection_dim=width,
-        num_attention_heads=width // 64,
-        num_hidden_layers=3,
-        hidden_act=activation,
-        bos_token_id=vocabulary - 2,
-        eos_token_id=vocabulary - 1,
-        pad_token_id=vocabulary - 1,
-    )
-
-
-def _randomize(part: Any, generator: torch.Generator) -> None:
-    """Weights that keep the variance of what passes through, no biases; norms as they are made."""
-    for name, parameter in part.eval().named_parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
-        elif name.endswith("bias"):
-            parameter.zero_()
-
-
-def _pictures() -> Tensor:
-    """(12, 3, 128, 128) in -1..1"""
-    pictures = [np.asarray(drawn.draw(caption, (128, 128)), np.float32) for caption in drawn.captions()]
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 127.5 - 1
 
 
 def _calibrate(vae: Any, pictures: Tensor) -> Tensor:
@@ -163,11 +117,8 @@ def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:
     hook.remove()
     patches = F.unfold(features[0], 3, padding=1).movedim(1, -1).flatten(0, 1)  # (B·H·W, C·9)
     wanted = noise.flatten(2).movedim(1, -1).flatten(0, 1)  # (B·H·W, 4)
-    patches, wanted = patches.double(), wanted.double()
-    square = patches.T @ patches
-    damping = 1e-4 * square.trace() / len(square) * torch.eye(len(square))  # no large weights that cancel each other
-    weight = torch.linalg.solve(square + damping, patches.T @ wanted)  # (C·9, 4)
-    unet.conv_out.weight.copy_(weight.T.view_as(unet.conv_out.weight))
+    weight = least_squares(patches, wanted)  # (4, C·9)
+    unet.conv_out.weight.copy_(weight.view_as(unet.conv_out.weight))
     unet.conv_out.bias.zero_()
 
 

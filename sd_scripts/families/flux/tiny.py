@@ -1,0 +1,196 @@
+"""FLUX.1 in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
+
+Random, but not blind: latents have the spread that FLUX.1's have, and the last layer of the transformer is fitted to
+its random features with attention left out. So attention, which LoRA adapts, disturbs a fair denoiser, and training
+has something to mend: the loss falls within a few dozen steps.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
+
+from sd_scripts.data import drawn
+from sd_scripts.families.flux.model import DoubleBlock, FluxShape, FluxTransformer, Modulation, SingleBlock
+from sd_scripts.families.flux.packing import grid_of, pack
+from sd_scripts.families.miniature import (
+    Miniature,
+    clip_config,
+    clip_tokenizer,
+    least_squares,
+    pictures,
+    randomize,
+)
+from sd_scripts.library.flux_train_utils import LATENT_SCALE, LATENT_SHIFT, ae_to_bfl
+from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.t5_tokenizer import ROWS
+
+CLIP_WIDTH, T5_WIDTH = 64, 48
+SHAPE = FluxShape(
+    width=64,
+    heads=2,
+    mlp_width=256,
+    text_width=T5_WIDTH,
+    pooled_width=CLIP_WIDTH,
+    double_blocks=2,
+    single_blocks=3,
+)
+AE: dict[str, Any] = {
+    "block_out_channels": (32, 32, 64, 64),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+    "latent_channels": 16,
+    "scaling_factor": LATENT_SCALE,
+    "shift_factor": LATENT_SHIFT,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+DISTURBANCE = 2.5
+"""How loud attention is beside what passes it by."""
+CALM = 0.2
+"""How quietly the vector of time, guidance and text speaks."""
+SHIFT, GUIDANCE = 3.1582, 1.0
+"""The timesteps and the guidance of the fit are those recommended for training."""
+
+
+@dataclass(kw_only=True)
+class TinyModules:
+    transformer: FluxTransformer
+    clip_l: CLIPTextModel
+    t5xxl: T5EncoderModel
+    ae: AutoencoderKL
+
+
+def write_miniature(folder: Path) -> Miniature:
+    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned pictures: a few MB, in seconds."""
+    data_dir = drawn.write_pictures(folder / "pictures")
+    files = {
+        "pretrained_model_name_or_path": folder / "miniature_flux.safetensors",
+        "clip_l": folder / "clip_l.safetensors",
+        "t5xxl": folder / "t5xxl.safetensors",
+        "ae": folder / "ae.safetensors",
+    }
+    transformer = files["pretrained_model_name_or_path"]
+    clip, t5 = clip_tokenizer(), t5_tokenizer()
+    for name, tokenizer in {"tokenizer": clip, "tokenizer_2": t5}.items():
+        tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
+    modules = tiny_modules(len(clip))
+    save_model(transformer, modules.transformer.state_dict(), {})
+    clip_l = {f"text_model.{name}": tensor for name, tensor in modules.clip_l.state_dict().items()}
+    save_model(files["clip_l"], clip_l, {})
+    t5xxl = modules.t5xxl.state_dict()
+    t5xxl.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
+    save_model(files["t5xxl"], t5xxl, {})
+    save_model(files["ae"], ae_to_bfl(modules.ae.state_dict()), {})
+    return Miniature(family="flux", files=files, data_dir=data_dir)
+
+
+def t5_tokenizer() -> T5Tokenizer:
+    """T5's kind of tokenizer, trained on the captions of the drawn pictures."""
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=ROWS,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        initial_alphabet=[chr(code) for code in range(33, 127)],
+        show_progress=False,
+    )
+    trained.train_from_iterator(drawn.captions(), trainer)
+    pieces = json.loads(trained.to_str())["model"]["vocab"]
+    return T5Tokenizer(vocab=[(piece, score) for piece, score in pieces], extra_ids=0)
+
+
+@torch.no_grad()
+def tiny_modules(clip_vocabulary: int) -> TinyModules:
+    """All parts with random weights, the same at every call."""
+    t5_config = T5Config(
+        vocab_size=ROWS,
+        d_model=T5_WIDTH,
+        d_kv=16,
+        d_ff=96,
+        num_layers=2,
+        num_heads=3,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    modules = TinyModules(
+        transformer=FluxTransformer(SHAPE),
+        clip_l=CLIPTextModel(clip_config(clip_vocabulary, CLIP_WIDTH, "quick_gelu")),
+        t5xxl=T5EncoderModel(t5_config),
+        ae=AutoencoderKL(**AE),
+    )
+    generator = torch.Generator().manual_seed(0)
+    for part in (modules.transformer, modules.ae, modules.clip_l, modules.t5xxl):
+        randomize(part, generator)
+    _calm(modules.transformer)
+    _fit(modules.transformer, _calibrate(modules.ae, pictures()).repeat(4, 1, 1, 1), generator)
+    return modules
+
+
+def _calibrate(ae: Any, images: Tensor) -> Tensor:
+    """Give the latents mean 0 and deviation 1 after shift and scale, and a narrow distribution; returns them so."""
+    moments = ae.encode(images).latent_dist.parameters
+    channels = ae.config.latent_channels
+    spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
+    gain = 1 / (LATENT_SCALE * spread)
+    offset = torch.full_like(gain, LATENT_SHIFT)
+    gain[channels:] = 1e-3
+    offset[channels:] = -12.0  # logarithm of the variance
+    conv = ae.encoder.conv_out
+    conv.weight.mul_(gain[:, None, None, None])
+    conv.bias.copy_((conv.bias - middle) * gain + offset)
+    return (ae.encode(images).latent_dist.mode() - LATENT_SHIFT) * LATENT_SCALE
+
+
+def _calm(transformer: FluxTransformer) -> None:
+    """Let what a token is outweigh what all are told: vectors change little, and each layer adds by half."""
+    for module in transformer.modules():
+        if isinstance(module, Modulation):
+            module.lin.weight.mul_(CALM)
+            module.lin.bias.view(-1, 3, SHAPE.width)[:, 2] = 0.5  # shift, scale, gate
+    transformer.get_parameter("final_layer.adaLN_modulation.1.weight").mul_(CALM)
+
+
+def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generator) -> None:
+    """Least squares: the last layer learns to tell the velocity from the features before it, without attention."""
+    attention_outputs = [_attention_output(block) for block in (*transformer.double_blocks, *transformer.single_blocks)]
+    for weight in attention_outputs:
+        weight.zero_()
+    noise = torch.randn(latents.shape, generator=generator)
+    times = torch.sigmoid(torch.randn(len(latents), generator=generator) + math.log(SHIFT))
+    t = times[:, None, None, None]
+    noisy = (1 - t) * latents + t * noise
+    wanted = noise - latents
+    features: list[Tensor] = []
+    hook = transformer.final_layer.linear.register_forward_hook(lambda _, inputs, __: features.append(inputs[0]))
+    transformer(
+        pack(noisy),
+        torch.zeros(len(latents), 8, T5_WIDTH),
+        torch.randn(len(latents), CLIP_WIDTH, generator=generator),
+        times,
+        torch.full((len(latents),), GUIDANCE),
+        grid_of(latents),
+    )
+    hook.remove()
+    transformer.final_layer.linear.weight.copy_(least_squares(features[0].flatten(0, 1), pack(wanted).flatten(0, 1)))
+    for weight in attention_outputs:
+        weight.normal_(std=DISTURBANCE * SHAPE.width**-0.5, generator=generator)
+
+
+def _attention_output(block: Any) -> Tensor:
+    """What brings attention into the stream of picture tokens, as a view."""
+    if isinstance(block, DoubleBlock):
+        return block.img_attn.proj.weight
+    assert isinstance(block, SingleBlock)
+    return block.linear2.weight[:, : SHAPE.width]
