@@ -1,12 +1,13 @@
 """Encode every caption of a plan once, before the first step."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.caches import DAMAGED, TextStore
+from sd_scripts.data.caches import DAMAGED, Arrays, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.latent_caching import Progress
@@ -26,6 +27,7 @@ def cache_text(
     suffix: str = "te_outputs",
     batch_size: int = 16,
     skip_check: bool = False,
+    fits: Callable[[Arrays], bool] | None = None,
     progress: Progress = lambda done, total: None,
     rank: int = 0,
     world: int = 1,
@@ -33,15 +35,17 @@ def cache_text(
     """Encoded captions, prefix, suffix, first line and separators applied; each different caption is encoded once.
 
     `fingerprint` names the encoders and all that changes their result. A caption that changes between steps is refused
-    by the option's name. Ranks and `skip_check` as in cache_latents.
+    by the option's name. Ranks and `skip_check` as in cache_latents; a file that `fits` turns down is made anew all the
+    same. In memory outputs keep the dtype of the encoders.
     """
     _refuse_chance_in_captions(plan)
     pairs = [(item, steady_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if to_disk else None
     if disk is not None:
+        current = partial(_is_text_current, disk, fingerprint=None if skip_check else fingerprint, fits=fits, warn=warn)
         pairs = list({disk.file(*pair): pair for pair in pairs}.values())[rank::world]
-        pairs = [pair for pair in pairs if not _is_text_current(disk, *pair, fingerprint, skip_check, warn)]
+        pairs = [pair for pair in pairs if not current(*pair)]
     by_caption: dict[str, list[Item]] = {}
     for item, caption in pairs:
         by_caption.setdefault(caption, []).append(item)
@@ -49,7 +53,7 @@ def cache_text(
     progress(0, len(captions))
     for start in range(0, len(captions), batch_size):
         batch = captions[start : start + batch_size]
-        outputs = {name: tensor.detach().float().cpu() for name, tensor in encode(batch).items()}
+        outputs = {name: tensor.detach().cpu() for name, tensor in encode(batch).items()}
         for row, caption in enumerate(batch):
             # a copy of its own: a row of the batch would keep the whole batch alive
             entry = {name: tensor[row].clone() for name, tensor in outputs.items()}
@@ -69,11 +73,18 @@ def steady_caption(item: Item) -> str:
 
 
 def _is_text_current(
-    disk: TextOnDisk, item: Item, caption: str, fingerprint: str, skip_check: bool, warn: Warn
+    disk: TextOnDisk,
+    item: Item,
+    caption: str,
+    *,
+    fingerprint: str | None,
+    fits: Callable[[Arrays], bool] | None,
+    warn: Warn,
 ) -> bool:
-    if skip_check:
-        return disk.file(item, caption).is_file()
+    """Whether the file need not be made; without `fingerprint` it is not asked what it was made from."""
     try:
+        if fingerprint is None:
+            return disk.fits(item, caption, fits)
         return disk.is_current(item, caption, text_fingerprint(caption, fingerprint))
     except DAMAGED:
         warn(f"{disk.file(item, caption)} is damaged; it is made anew")

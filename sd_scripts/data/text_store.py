@@ -1,13 +1,13 @@
 """Encoded captions, in memory or in npz files beside the pictures."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sd_scripts.data.caches import DAMAGED, claim_files, digest, write_arrays
+from sd_scripts.data.caches import DAMAGED, Arrays, claim_files, digest, write_arrays
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import UnreadablePicture
 
@@ -58,9 +58,22 @@ class TextOnDisk:
         with np.load(path) as arrays:
             return "fingerprint" in arrays and str(arrays["fingerprint"]) == fingerprint
 
+    def fits(self, item: Item, caption: str, fits: Callable[[Arrays], bool] | None) -> bool:
+        """Whether there is a file, whoever made it, and its arrays are what `fits` asks for."""
+        path = self.file(item, caption)
+        if fits is None or not path.is_file():
+            return path.is_file()
+        with np.load(path) as arrays:
+            return fits(arrays)
+
     def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], fingerprint: str) -> None:
-        arrays = {name: tensor.numpy() for name, tensor in outputs.items()}
+        """In the field's form: numpy has no bfloat16, so float32 takes its place."""
+        arrays = {name: _storable(tensor).numpy() for name, tensor in outputs.items()}
         write_arrays(self.file(item, caption), {**arrays, "fingerprint": np.array(fingerprint)})
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def text_fingerprint(caption: str, encoder: str) -> str:

@@ -16,6 +16,7 @@ from sd_scripts.options.settings import Settings
 
 if TYPE_CHECKING:
     from sd_scripts.data.batch import Batch
+    from sd_scripts.data.caches import Arrays
 
 
 @dataclass(kw_only=True)
@@ -52,15 +53,22 @@ class Family:
     """Of latent cache files: "sdxl" in `name_1024x1024_sdxl.npz`."""
     text_cache_suffix: str
     """Of text cache files: "te_outputs" in `name_te_outputs.npz`."""
+    text_facts: Callable[[Parts, Settings], tuple[object, ...]]
+    """All beside the encoders that changes what they give: a cache made under others is made anew."""
+    text_cache_fits: Callable[[Parts, Arrays], bool] | None = None
+    """Whether a cache file of unknown origin can be used; None: any."""
+    adapted_encoders: Callable[[Settings], tuple[bool, ...]]
+    """Which text encoders a LoRA adapts where text encoders learn."""
     check: Callable[[Settings], list[str]]
     """What is wrong with the model files as far as names and headers tell; nothing is loaded."""
     load: Callable[[Settings, torch.dtype, torch.device], Parts]
     encode_images: Callable[[Parts, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
     tokenize: Callable[[Parts, Sequence[str], Settings], dict[str, Tensor]]
-    """Captions -> token ids and weights, on the CPU."""
+    """Captions -> token ids and weights, on the CPU; names end with the number of the encoder, from 1."""
     encode_text: Callable[[Parts, dict[str, Tensor]], dict[str, Tensor]]
-    """Token tensors -> what the text cache stores, batch first. Differentiable where encoders learn."""
+    """Tokens -> what the text cache stores, batch first, of the encoders whose tokens are there. Differentiable where
+    encoders learn."""
     place: Callable[[Parts, Settings, torch.device], None]
     """Bring the denoiser to where steps compute: quantized and swapped as the options say."""
     checkpoint_gradients: Callable[[nn.Module, Settings], None]

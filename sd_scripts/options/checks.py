@@ -1,10 +1,13 @@
 """What cannot be, or does nothing, between options of different groups.
 
-Each function asks for the groups it compares; where a run lacks one of them it is not asked.
+Each function asks for the groups it compares; where a run lacks one of them it is not asked. A group that may be
+missing is annotated `| None`.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import NoneType
+from typing import get_args
 
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset import (
@@ -15,6 +18,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.flux import RECOMMENDED, FluxNetworkOptions, FluxObjectiveOptions, trains_t5xxl
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -41,8 +45,8 @@ def remarks_between(filled: Filled) -> Findings:
 def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled) -> Iterator[tuple[str, str]]:
     for check in checks:
         wanted = [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
-        if all(group in filled for group in wanted):
-            yield from check(*(filled[group] for group in wanted))
+        if all(group in filled or NoneType in get_args(group) for group in wanted):
+            yield from check(*(filled.get((*get_args(group), group)[0]) for group in wanted))
 
 
 def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
@@ -88,14 +92,17 @@ def captions_that_change(cache: CacheOptions, captions: CaptionOptions) -> Findi
             yield name, "changes captions from step to step; turn it off, or turn cache_text_encoder_outputs off"
 
 
-def text_encoders_that_learn(cache: CacheOptions, network: NetworkOptions) -> Findings:
-    if not (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
+def text_encoders_that_learn(cache: CacheOptions, network: NetworkOptions, flux: FluxNetworkOptions | None) -> Findings:
+    cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
+    if not cached or network.network_train_unet_only:
         return
-    if not network.network_train_unet_only:
+    if flux is None:
         yield (
             "cache_text_encoder_outputs",
             "cached text encoders cannot be trained; set network_train_unet_only, or turn the cache off",
         )
+    elif trains_t5xxl(network, flux):
+        yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
 def velocity_losses(model: ModelOptions, loss: LossOptions) -> Findings:
@@ -150,6 +157,11 @@ def one_graph_of_foreign_code(compiled: CompileOptions, network: NetworkOptions)
         )
 
 
+def huber_schedule_of_another(objective: FluxObjectiveOptions, loss: LossOptions) -> Findings:
+    if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
+        yield "huber_schedule", "snr goes by Stable Diffusion's noise; set huber_schedule = constant or exponential"
+
+
 PROBLEMS = (
     training_size,
     latents_that_change,
@@ -159,6 +171,7 @@ PROBLEMS = (
     warmup_of_the_schedule,
     schedule_of_another,
     one_graph_of_foreign_code,
+    huber_schedule_of_another,
 )
 
 
@@ -244,6 +257,45 @@ def keeping_what_is_not_saved(saving: SavingOptions) -> Findings:
         yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
 
 
+def prediction_unlike_the_target(objective: FluxObjectiveOptions) -> Findings:
+    if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
+        return
+    recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
+    yield (
+        "model_prediction_type",
+        f"{objective.model_prediction_type} compares the prediction with what FLUX.1 does not predict; recommended are "
+        f"{recommended}",
+    )
+
+
+SHIFTED, SPREAD = ("sigma", "shift"), ("sigmoid", "shift", "flux_shift")
+"""The ways of timestep_sampling that read discrete_flow_shift, and those that read sigmoid_scale."""
+
+
+def timesteps_without_use(objective: FluxObjectiveOptions) -> Findings:
+    plain = FluxObjectiveOptions()
+    how, scheme = objective.timestep_sampling, objective.weighting_scheme
+    used = {
+        "discrete_flow_shift": how in SHIFTED,
+        "sigmoid_scale": how in SPREAD,
+        "logit_mean": (how, scheme) == ("sigma", "logit_normal"),
+        "logit_std": (how, scheme) == ("sigma", "logit_normal"),
+        "mode_scale": (how, scheme) == ("sigma", "mode"),
+    }
+    for name, has_use in used.items():
+        if not has_use and getattr(objective, name) != getattr(plain, name):
+            needs = "" if name in ("discrete_flow_shift", "sigmoid_scale") else f" and weighting_scheme = {scheme}"
+            yield name, f"has no effect with timestep_sampling = {how}{needs}"
+    if scheme in ("logit_normal", "mode") and how != "sigma":
+        yield "weighting_scheme", f"{scheme} has no effect with timestep_sampling = {how}; it needs sigma"
+    if scheme in ("sigma_sqrt", "cosmap") and objective.model_prediction_type != "sigma_scaled":
+        yield (
+            "weighting_scheme",
+            f"{scheme} has no effect with model_prediction_type = {objective.model_prediction_type}; "
+            "it needs sigma_scaled",
+        )
+
+
 REMARKS = (
     data_set_twice,
     masks_from_nowhere,
@@ -256,4 +308,6 @@ REMARKS = (
     decay_that_never_comes,
     samples_of_nothing,
     keeping_what_is_not_saved,
+    prediction_unlike_the_target,
+    timesteps_without_use,
 )

@@ -215,7 +215,9 @@ class CaptionOptions(OptionGroup, title="Captions"):
         0.0, "How often each part of a caption is left out, 0 to 1.", within=(0.0, 1.0)
     )
     weighted_captions: bool = option(
-        False, "Read (word:1.3) in captions as weight. Do not use it with brackets that are meant literally."
+        False,
+        "Read (word:1.3) in captions as weight. Do not use it with brackets that are meant literally.",
+        families=("sdxl",),
     )
 
 
@@ -271,18 +273,22 @@ class CacheOptions(OptionGroup, title="Caches"):
     )
     skip_cache_check: bool = option(
         False,
-        "Trust cache files without opening them: a quick start with a huge data set that surely did not change.",
+        "Trust cache files without asking what they were made from: a quick start with a huge data set that surely did "
+        "not change, and the way to use caches of other programs.",
     )
     cache_text_encoder_outputs: bool = option(
         False,
-        "Encode every caption once before training. Frees the text encoders' memory; they cannot be trained then, "
-        "and captions cannot change from step to step.",
+        "Encode every caption once before training. Frees the text encoders' memory; they cannot be trained then "
+        "(with FLUX.1, CLIP-L still can), and captions cannot change from step to step.",
         label="Cache text encoder outputs",
     )
     cache_text_encoder_outputs_to_disk: bool = option(
         False,
         "Keep the encoded captions as .npz files beside the pictures, for the next run too.",
         label="Cache text encoder outputs to disk",
+    )
+    text_encoder_batch_size: int | None = option(
+        None, "How many captions are encoded at once when they are cached; unset is 16.", within=(1, 1024)
     )
 
 

@@ -3,9 +3,17 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.spec import OptionGroup, option
 
 FLUX = ("flux",)
+RECOMMENDED = {
+    "timestep_sampling": "shift",
+    "discrete_flow_shift": 3.1582,
+    "model_prediction_type": "raw",
+    "guidance_scale": 1.0,
+}
+"""How FLUX.1 dev learns well; the defaults are those of the field."""
 
 
 class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
@@ -44,12 +52,6 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         False,
         "Hide the padding behind short captions from T5 and from the transformer. Off is how FLUX.1 was trained.",
         label="T5 attention mask",
-        families=FLUX,
-    )
-    text_encoder_batch_size: int | None = option(
-        None,
-        "How many captions are encoded at once when text is cached; unset is 16.",
-        within=(1, 1024),
         families=FLUX,
     )
     model_type: Literal["flux", "chroma"] = option("flux", "Architecture of the transformer.", families=FLUX)
@@ -237,3 +239,9 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
         families=FLUX,
         methods=("lora",),
     )
+
+
+def trains_t5xxl(network: NetworkOptions, flux: FluxNetworkOptions) -> bool:
+    """Whether T5 is adapted too, by the option or by network_args."""
+    given = (item.lower().replace(" ", "") for item in network.network_args)
+    return flux.train_t5xxl or any(item in ("train_t5xxl=true", "train_t5xxl=1") for item in given)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,11 @@ from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Family, Parts
-from sd_scripts.options.dataset import CacheOptions, CaptionOptions, DatasetOptions
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.dataset import CacheOptions, DatasetOptions
 from sd_scripts.training.context import Context
+
+CAPTIONS = 16
+"""Encoded at once for the cache, where text_encoder_batch_size is not set."""
 
 
 @dataclass(kw_only=True)
@@ -29,6 +32,8 @@ class Material:
     family: Family
     parts: Parts
     plan: DataPlan
+    learns_text: tuple[bool, ...]
+    """Which text encoders learn: steps encode with them."""
     latents: LatentStore | None = None
     text: TextStore | None = None
 
@@ -56,12 +61,10 @@ class Material:
             pin_memory=self.context.device.type == "cuda",
         )
 
-    def inputs(
-        self, batch: Batch, *key: object, timestep: float | None = None, encode: bool = True
-    ) -> dict[str, Tensor]:
+    def inputs(self, batch: Batch, *key: object, timestep: float | None = None) -> dict[str, Tensor]:
         """Everything a step reads, on the device; draws are keyed by the seed and `key`.
 
-        Names of text tensors start with `text.`; where encoders learn (`encode` False) they are the tokens.
+        Names of text tensors start with `text.`; of encoders that learn they are the tokens.
         """
         device, settings = self.context.device, self.context.settings
         latents = batch.latents
@@ -71,13 +74,27 @@ class Material:
         latents = latents.to(device, torch.float32, non_blocking=True)
         t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
         inputs = self.family.step_inputs(batch, latents, settings, self.context.generator(*key), t)
-        text = batch.text
-        if not text:
-            text = self.family.tokenize(self.parts, batch.captions, settings)
-            if encode:
-                with torch.no_grad():
-                    text = self.family.encode_text(self.parts, text)
+        text = self._text(batch)
         return inputs | {f"text.{name}": tensor.to(device, non_blocking=True) for name, tensor in text.items()}
+
+    def _text(self, batch: Batch) -> dict[str, Tensor]:
+        """What encoders give that do not learn, from the cache or made now, and the tokens of those that do."""
+        if batch.text and not any(self.learns_text):
+            return batch.text
+        tokens = self.family.tokenize(self.parts, batch.captions, self.context.settings)
+        learning = {name: tensor for name, tensor in tokens.items() if self._learns(name)}
+        others = {name: tensor for name, tensor in tokens.items() if name not in learning}
+        text = batch.text
+        if others and not text:
+            for encoder, learns in zip(self.parts.text_encoders, self.learns_text, strict=True):
+                encoder.train(learns and encoder.training)  # T5 drops values out while it trains
+            with torch.no_grad():
+                text = self.family.encode_text(self.parts, others)
+        return text | learning
+
+    def _learns(self, tokens: str) -> bool:
+        """Whether these tokens are those of an encoder that learns: their names end with its number."""
+        return self.learns_text[int(tokens[-1]) - 1]
 
 
 def read_data(context: Context, family: Family) -> DataPlan:
@@ -117,17 +134,18 @@ def encode_ahead(material: Material) -> None:
                 world=context.world,
             )
     if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
-        model = context.settings[ModelOptions]
-        weighted = context.settings[CaptionOptions].weighted_captions
+        family, fits = material.family, material.family.text_cache_fits
         with _on_device(context, parts.text_encoders):
             material.text = cache_text(
                 material.plan,
                 lambda captions: _encode_captions(material, captions),
-                fingerprint=_digest(parts.text_encoders, model.max_token_length, model.clip_skip, weighted),
+                fingerprint=_digest(parts.text_encoders, *family.text_facts(parts, context.settings)),
                 warn=context.warn,
                 to_disk=cache.cache_text_encoder_outputs_to_disk,
-                suffix=material.family.text_cache_suffix,
+                suffix=family.text_cache_suffix,
+                batch_size=cache.text_encoder_batch_size or CAPTIONS,
                 skip_check=cache.skip_cache_check,
+                fits=partial(fits, parts) if fits else None,
                 progress=context.phase("caching text"),
                 rank=context.rank,
                 world=context.world,
@@ -136,13 +154,13 @@ def encode_ahead(material: Material) -> None:
 
 
 def move_in(material: Material) -> None:
-    """Bring what the steps need onto the device; what was encoded ahead stays in main memory."""
+    """Bring what the steps need onto the device; what has encoded ahead and does not learn stays in main memory."""
     parts, device = material.parts, material.context.device
     material.family.place(parts, material.context.settings, device)
     if material.latents is None:
         parts.vae.to(device)
-    if material.text is None:
-        for encoder in parts.text_encoders:
+    for encoder, learns in zip(parts.text_encoders, material.learns_text, strict=True):
+        if material.text is None or learns:
             encoder.to(device)
 
 

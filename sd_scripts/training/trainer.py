@@ -66,9 +66,7 @@ class Trainer:
         self.saver = Saver(
             context, self.trained, self.course, file_metadata(context, family, self.material.parts, facts)
         )
-        self.validator = Validator(
-            context, family, self.material, self.trained, self.loss, learns_text=self.learns_text
-        )
+        self.validator = Validator(context, family, self.material, self.trained, self.loss)
         self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
         self.wishes = Wishes(context)
 
@@ -84,7 +82,8 @@ class Trainer:
         lowram = context.settings[ModelOptions].lowram
         parts = family.load(context.settings, context.dtype, context.device if lowram else torch.device("cpu"))
         self.method.change_base(family, parts, context)
-        material = Material(context=context, family=family, parts=parts, plan=plan)
+        learns_text = self.method.trains_text_encoders(family, context)
+        material = Material(context=context, family=family, parts=parts, plan=plan, learns_text=learns_text)
         encode_ahead(material)
         move_in(material)
         return material
@@ -92,7 +91,6 @@ class Trainer:
     def _attach(self) -> None:
         """What learns, in the order that compile asks for: the method, checkpointing, then the compiler."""
         parts = self.material.parts
-        self.learns_text = self.material.text is None and self.method.trains_text_encoders(self.context)
         self.learning = self.method.prepare(self.family, parts, self.context)
         self.learning.train()
         if self.options.gradient_checkpointing:
@@ -159,11 +157,11 @@ class Trainer:
         return None if stopped else self._finish()
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
-        """(B,) losses of one micro-batch: encode captions where the encoders learn, predict, compare."""
+        """(B,) losses of one micro-batch: encode captions with the encoders that learn, predict, compare."""
         text = {name[5:]: tensor for name, tensor in inputs.items() if name.startswith("text.")}
         with self._casting():
-            if self.learns_text:
-                text = self.family.encode_text(self.material.parts, text)
+            if any(self.material.learns_text):
+                text |= self.family.encode_text(self.material.parts, text)
             return self.family.loss(self.material.parts, inputs, text, self.context.settings)
 
     def _casting(self) -> AbstractContextManager[object]:
@@ -209,7 +207,7 @@ class Trainer:
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
         key = (self.trained.progress.step, number)
-        inputs = self.material.inputs(batch, *key, encode=not self.learns_text)
+        inputs = self.material.inputs(batch, *key)
         torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
         try:
             return self.step.micro(inputs)
@@ -270,6 +268,6 @@ class Trainer:
 
     def _checkpoint_gradients(self) -> None:
         self.family.checkpoint_gradients(self.material.parts.denoiser, self.context.settings)
-        if self.learns_text:
-            for encoder in self.material.parts.text_encoders:
+        for encoder, learns in zip(self.material.parts.text_encoders, self.material.learns_text, strict=True):
+            if learns:
                 encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

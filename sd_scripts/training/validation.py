@@ -21,11 +21,9 @@ class Validator:
         material: Material,
         trained: Trained,
         loss: Callable[[dict[str, Tensor]], Tensor],
-        *,
-        learns_text: bool,
     ):
         self._context, self._material, self._trained = context, material, trained
-        self._loss, self._learns_text = loss, learns_text
+        self._loss = loss
         self._options = context.settings[ValidationOptions]
         self._timesteps = family.validation_timesteps(context.settings)
         plan = material.plan.validation
@@ -53,7 +51,7 @@ class Validator:
             for number, batch in enumerate(islice(self._loader.epoch(1), total)):
                 for timestep in self._timesteps:
                     key = ("validation", self._options.validation_seed, number, timestep)
-                    inputs = self._material.inputs(batch, *key, timestep=timestep, encode=not self._learns_text)
+                    inputs = self._material.inputs(batch, *key, timestep=timestep)
                     losses.append(self._loss(inputs))
                 progress(number + 1, total)
         mean = torch.cat(losses).mean()

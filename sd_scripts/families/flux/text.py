@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sd_scripts.data.caches import Arrays
 from sd_scripts.families.family import Parts
 from sd_scripts.library.clip_tokenizer import LENGTH
+from sd_scripts.options.flux import FluxNetworkOptions, trains_t5xxl
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
 CLIP, T5 = 0, 1
@@ -57,3 +60,19 @@ def _states(parts: Parts, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
         "t5_attn_mask": mask,
         "apply_t5_attn_mask": torch.full((len(ids),), masked, device=device),
     }
+
+
+def text_facts(parts: Parts, settings: Settings) -> tuple[object, ...]:
+    """What of the settings changes the outputs."""
+    return parts.facts["t5_length"], parts.facts["apply_t5_attn_mask"]
+
+
+def text_cache_fits(parts: Parts, arrays: Arrays) -> bool:
+    """Whether a cache file is of T5's length and mask as they are now; it need not read the states."""
+    masked = bool(arrays["apply_t5_attn_mask"]) == parts.facts["apply_t5_attn_mask"]
+    return masked and len(arrays["t5_attn_mask"]) == parts.facts["t5_length"]
+
+
+def adapted_encoders(settings: Settings) -> tuple[bool, ...]:
+    """CLIP-L; T5 only if it is asked for."""
+    return True, trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions])

@@ -5,7 +5,7 @@ from sd_scripts.families.sdxl.load import check, load
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import sample
-from sd_scripts.families.sdxl.text import encode_text, tokenize
+from sd_scripts.families.sdxl.text import encode_text, text_facts, tokenize
 from sd_scripts.families.sdxl.unet import checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.library.prompts import SamplePrompt
@@ -21,6 +21,8 @@ SDXL = Family(
     latent_channels=4,
     latent_suffix="sdxl",
     text_cache_suffix="te_outputs",
+    text_facts=text_facts,
+    adapted_encoders=lambda settings: (True, True),
     check=check,
     load=load,
     encode_images=encode_images,

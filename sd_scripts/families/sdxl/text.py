@@ -52,6 +52,12 @@ def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     return states
 
 
+def text_facts(parts: Parts, settings: Settings) -> tuple[object, ...]:
+    """What of the settings changes the states."""
+    model = settings[ModelOptions]
+    return model.max_token_length, model.clip_skip, settings[CaptionOptions].weighted_captions
+
+
 def _weighted_ids(tokenizer: Any, caption: str, weighted: bool) -> tuple[list[int], list[float]]:
     """Ids without start and end, and the weight of each."""
     ids: list[int] = []
