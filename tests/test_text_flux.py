@@ -3,14 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from data_help import make_folder, plan_of
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.caches import TextStore
+from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Parts
-from sd_scripts.families.flux.text import encode_text, tokenize
+from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
 from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
 from sd_scripts.library import clip_tokenizer, t5_tokenizer
 from sd_scripts.options.catalog import script_for
@@ -172,3 +178,127 @@ def test_gradients_reach_both_encoders() -> None:
     (outputs["l_pooled"].square().sum() + outputs["t5_out"].square().sum()).backward()
     for encoder in parts.text_encoders:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_folder(tmp_path / "train/1_cat", [(64, 64), (64, 64)])
+    return tmp_path / "train"
+
+
+class Caching:
+    """The text cache of a run, with the captions that had to be encoded for it."""
+
+    def __init__(self, root: Path, parts: Parts, **how: Any):
+        self.encoded: list[str] = []
+        self.parts = parts
+        self.plan = plan_of(root, train_batch_size=2, cache_latents=True)
+        self.store: TextStore = cache_text(
+            self.plan,
+            self._encode,
+            fingerprint=str(text_facts(parts, flux_settings())),
+            warn=pytest.fail,
+            suffix="flux_te",
+            fits=lambda arrays: text_cache_fits(parts, arrays),
+            **{"to_disk": True, **how},
+        )
+
+    @torch.no_grad()
+    def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
+        self.encoded += captions
+        return encode_text(self.parts, tokenize(self.parts, captions, flux_settings()))
+
+    def batch(self) -> Batch:
+        return next(BatchLoader(self.plan, warn=pytest.fail, text=self.store).epoch(1))
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+def test_cached_outputs_are_what_the_encoders_give(root: Path, parts: Parts, to_disk: bool) -> None:
+    batch = Caching(root, parts, to_disk=to_disk).batch()
+    with torch.no_grad():
+        fresh = encode_text(parts, tokenize(parts, batch.captions, flux_settings()))
+    assert set(batch.text) == set(fresh)
+    for name, tensor in fresh.items():
+        torch.testing.assert_close(batch.text[name], tensor)
+
+
+def test_a_cache_file_has_the_fields_arrays_and_names(root: Path) -> None:
+    """In bf16, which numpy lacks: states are float32 then."""
+    parts = tiny_parts(masked=True)
+    for encoder in parts.text_encoders:
+        encoder.to(torch.bfloat16)
+    Caching(root, parts)
+    with np.load(root / "1_cat/00_flux_te.npz") as arrays:
+        facts = {name: (arrays[name].shape, arrays[name].dtype.name) for name in arrays.files if name != "fingerprint"}
+        assert bool(arrays["apply_t5_attn_mask"])
+    assert facts == {
+        "l_pooled": ((32,), "float32"),
+        "t5_out": ((24, 48), "float32"),
+        "txt_ids": ((24, 3), "float32"),
+        "t5_attn_mask": ((24,), "int64"),
+        "apply_t5_attn_mask": ((), "bool"),
+    }
+
+
+def test_in_memory_states_take_no_more_room_than_the_encoders_gave_them(root: Path) -> None:
+    parts = tiny_parts()
+    parts.text_encoders[1].to(torch.bfloat16)
+    text = Caching(root, parts, to_disk=False).batch().text
+    assert (text["t5_out"].dtype, text["l_pooled"].dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_another_length_or_mask_makes_the_cache_anew(root: Path, parts: Parts) -> None:
+    assert len(Caching(root, parts).encoded) == 2
+    assert not Caching(root, parts).encoded
+    assert len(Caching(root, tiny_parts(masked=True)).encoded) == 2
+    assert len(Caching(root, tiny_parts(t5_length=30)).encoded) == 2
+
+
+def write_foreign(root: Path, length: int, masked: bool) -> None:
+    """Files of another program: the arrays without a fingerprint."""
+    for number in range(2):
+        np.savez(
+            root / f"1_cat/{number:02d}_flux_te.npz",
+            l_pooled=np.full(32, 7, np.float32),
+            t5_out=np.full((length, 48), 7, np.float32),
+            txt_ids=np.zeros((length, 3), np.float32),
+            t5_attn_mask=np.ones(length, np.int64),
+            apply_t5_attn_mask=masked,
+        )
+
+
+def test_files_of_another_program_are_used_with_skip_cache_check(root: Path, parts: Parts) -> None:
+    write_foreign(root, length=24, masked=False)
+    caching = Caching(root, parts, skip_check=True)
+    assert not caching.encoded
+    text = caching.batch().text
+    assert (text["l_pooled"] == 7).all()
+    assert not text["apply_t5_attn_mask"].any()
+    assert len(Caching(root, parts).encoded) == 2
+
+
+@pytest.mark.parametrize(("length", "masked"), [(24, True), (30, False)])
+def test_files_of_another_mask_or_length_are_made_anew_even_then(
+    root: Path, parts: Parts, length: int, masked: bool
+) -> None:
+    write_foreign(root, length, masked)
+    assert len(Caching(root, parts, skip_check=True).encoded) == 2
+
+
+@pytest.mark.parametrize("given", [{"train_t5xxl": True}, {"network_args": ["train_t5xxl=True"]}])
+def test_t5_is_adapted_only_if_asked_for(given: dict[str, Any]) -> None:
+    assert adapted_encoders(flux_settings()) == (True, False)
+    assert adapted_encoders(flux_settings(**given)) == (True, True)
+
+
+def cache_problems(**values: Any) -> list[str]:
+    problems = flux_settings(cache_text_encoder_outputs=True, **values).problems()
+    return [problem for problem in problems if "cache" in problem]
+
+
+def test_clip_can_learn_while_t5_is_cached_but_t5_cannot() -> None:
+    assert not cache_problems()
+    assert cache_problems(train_t5xxl=True) == [
+        "train_t5xxl: T5 cannot be trained while its outputs are cached; turn off one of the two"
+    ]
+    assert not cache_problems(train_t5xxl=True, network_train_unet_only=True)
