@@ -13,7 +13,8 @@ from sd_scripts.runs.store import RunStore
 TITLE = "SD Scripts Studio"
 HEAD = f"""
 <header class="page-head">
-  <h1>{TITLE}</h1><p>LoRA training for SDXL</p><button id="theme-switch" type="button" title="Light or dark">◐</button>
+  <h1>{TITLE}</h1><p>LoRA training for SDXL and FLUX.1</p>
+  <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """
 

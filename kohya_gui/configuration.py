@@ -9,11 +9,16 @@ from typing import Any
 from kohya_gui import legacy_config
 from kohya_gui.launch_command import LaunchCommand, build
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
-from sd_scripts.options.reading import from_file, from_values
+from sd_scripts.options.model_file import describe, is_hub_id
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Settings
-from sd_scripts.options.toml_files import write_toml
+from sd_scripts.options.spec import OptionGroup, each_option
+from sd_scripts.options.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
+
+HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
+"""How models on the Hugging Face Hub are called."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +62,46 @@ def place_to_save(text: str) -> Path:
     return place_of(text).with_suffix(".toml").absolute()
 
 
-def open_file(path: Path, method: str) -> Opened:
-    """Read TOML, or the JSON of kohya_ss. Raises ValueError when the file is not there or broken."""
+def open_file(path: Path, method: str, shown: str | None = None) -> Opened:
+    """Read TOML, or the JSON of kohya_ss; `shown` is the family of a file that does not tell its own.
+
+    Raises ValueError when the file is not there or broken.
+    """
     if path.suffix.lower() == ".json":
         legacy = legacy_config.read(path)
         family = legacy.family if legacy.family in families_of(method) else families_of(method)[0]
         prompts, told = _prompt_file(path, legacy.prompts)
         settings = from_values(script_for(family, method), legacy.values, prompts)
         return _opened(settings, family, (*(r for r in legacy.remarks if r.name not in prompts), *told))
-    family = families_of(method)[0]
-    return _opened(from_file(script_for(family, method), path), family)
+    raw = read_toml(path)
+    family = family_of(raw, method) or shown or families_of(method)[0]
+    return _opened(from_values(script_for(family, method), raw), family)
+
+
+def family_of(values: Mapping[str, Any], method: str) -> str | None:
+    """The family that settings are for: told by options that it alone has, else by the base model."""
+    families = families_of(method)
+    groups = {family: set(script_for(family, method).groups) for family in families}
+    for family, mine in groups.items():
+        others = set[type[OptionGroup]]().union(*(theirs for other, theirs in groups.items() if other != family))
+        if any(o.name in values for group in mine - others for o in each_option(group)):
+            return family
+    if str(values.get("network_module", "")).endswith("_flux"):
+        return "flux"
+    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")))
+    return found if found in families else None
+
+
+def _family_of_model(name: str) -> str | None:
+    place = Path(os.path.expanduser(name))
+    try:
+        if name and place.exists():
+            return describe(place).family
+    except (OSError, ValueError):  # no path at all
+        return None
+    if not is_hub_id(name):
+        return None
+    return next((family for word, family in HUB_WORDS.items() if word in name.lower()), None)
 
 
 def _prompt_file(path: Path, prompts: str) -> tuple[dict[str, Any], tuple[Remark, ...]]:
@@ -86,9 +121,15 @@ def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = ()) -
     return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks))
 
 
+def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
+    """What counts for a script: the page holds the values of other families too, and hides them."""
+    known = {o.name: o for group in script.groups for o in each_option(group)}
+    return {name: v for name, v in values.items() if name in known and script.family in known[name].families}
+
+
 def save_file(path: Path, values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any]) -> Path:
     """Write what differs from the defaults, and the unknown keys. Raises ValueError for a bad value or a bad place."""
-    settings = from_values(script, unknown, values)
+    settings = from_values(script, unknown, of_family(values, script))
     if wrong := settings.wrong_values():
         raise ValueError("\n".join(wrong))
     try:
@@ -103,6 +144,7 @@ def prepare(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any
 
     Raises ValueError with one sentence a line for all that stands in the way.
     """
+    values = of_family(values, script)
     settings = from_values(script, unknown, values)
     if problems := settings.problems():
         raise ValueError("\n".join(problems))

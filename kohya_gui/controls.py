@@ -1,6 +1,7 @@
 """From an option to the control that edits it. The GUI holds no label, range or default of its own."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -11,6 +12,8 @@ from sd_scripts.options.spec import Option, each_option
 
 SLIDER_STEPS = 64
 """A whole number with no more values than this gets a slider."""
+QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+"""How the page talks to itself."""
 UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
@@ -100,6 +103,19 @@ def unquoted(text: str) -> str:
     return inner if whole and ("/" in inner or "\\" in inner) else text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Values that suit a family better than those of the field, offered where others stand."""
+
+    family: str
+    values: Mapping[str, Any]
+    text: str
+    button: str
+
+    def wanted(self, values: Mapping[str, Any], family: str) -> bool:
+        return family == self.family and any(values.get(name) != good for name, good in self.values.items())
+
+
 class Form:
     """Every control of some option groups, by option name: read as one dict, written as one dict."""
 
@@ -117,6 +133,9 @@ class Form:
         self.controls: dict[str, FormComponent] = {}
         self.facts: dict[str, gr.HTML] = {}
         """A line under a control for what is found at the path in it."""
+        self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
+        self.taken: list[Any] = []
+        """Events after which the page holds advised values."""
         self._panels: list[tuple[gr.Accordion, list[str]]] = []
 
     def place(self, names: Iterable[str]) -> None:
@@ -136,7 +155,14 @@ class Form:
         return "option-words" if kind(option) == "text" and option.type is str else "option-small"
 
     def panel(
-        self, title: str, names: Iterable[str], more: Iterable[str] = (), *, note: str = "", open: bool = False
+        self,
+        title: str,
+        names: Iterable[str],
+        more: Iterable[str] = (),
+        *,
+        note: str = "",
+        advice: Advice | None = None,
+        open: bool = False,
     ) -> None:
         """An accordion with these options, those of `more` folded away; hidden where none of them has an effect."""
         first, later = ([name for name in some if name in self.options] for some in (names, more))
@@ -147,6 +173,8 @@ class Form:
         with gr.Accordion(title, open=open, elem_id=f"{self.tab}-panel-{slug(title)}") as accordion:
             if note:
                 gr.Markdown(note, elem_classes="note")
+            if advice:
+                self._advise(advice)
             self.place(first)
             if later:
                 with gr.Accordion(
@@ -156,6 +184,12 @@ class Form:
                 self._panels.append((folded, later))
         self._panels.append((accordion, [*first, *later]))
 
+    def _advise(self, advice: Advice) -> None:
+        with gr.Row(elem_classes="advice", elem_id=f"{self.tab}-advice-{advice.family}") as row:
+            gr.Markdown(advice.text)
+            button = gr.Button(advice.button, size="sm", min_width=120, scale=0)
+        self.advice.append((advice, row, button))
+
     def left_of(self, *groups: Any) -> list[str]:
         """The options of these groups that stand nowhere yet."""
         return [name for name in self.options if self.group_of[name] in groups and name not in self.controls]
@@ -164,7 +198,8 @@ class Form:
         return list(self.controls.values())
 
     def outputs(self) -> list[Any]:
-        return [*self.controls.values(), *(accordion for accordion, _ in self._panels)]
+        rows = [row for _, row, _ in self.advice]
+        return [*self.controls.values(), *self.facts.values(), *rows, *(accordion for accordion, _ in self._panels)]
 
     def read(self, data: Mapping[Any, Any]) -> dict[str, Any]:
         """Options by name, from the dict that Gradio hands to a function whose inputs are a set."""
@@ -173,7 +208,7 @@ class Form:
     def write(self, values: Mapping[str, Any], family: str) -> tuple[dict[Any, Any], list[Remark]]:
         """Updates that show the defaults overlaid by `values`, and what could not be shown."""
         full, remarks = self.complete(values)
-        updates = self.visibility(full, family)
+        updates = self.visibility(full, family) | self.advised(full, family)
         for name, component in self.controls.items():
             updates[component]["value"] = shown(self.options[name], full[name])
         return updates, remarks
@@ -205,9 +240,13 @@ class Form:
     def visibility(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
         seen = {name: self.shows(name, values, family) for name in self.controls}
         updates: dict[Any, Any] = {self.controls[name]: gr.update(visible=on) for name, on in seen.items()}
+        updates |= {line: gr.update(visible=seen[name]) for name, line in self.facts.items()}
         for accordion, names in self._panels:
             updates[accordion] = gr.update(visible=any(seen[name] for name in names))
         return updates
+
+    def advised(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
+        return {row: gr.update(visible=advice.wanted(values, family)) for advice, row, _ in self.advice}
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
         """What a new page shows: the defaults overlaid by `values`."""
@@ -217,7 +256,9 @@ class Form:
                 component.value = update["value"]
 
     def connect(self, family: FormComponent) -> None:
-        """Show and hide whenever the family or a switch changes."""
+        """Show and hide whenever the family, a switch or what advice is about changes."""
+        for advice, row, button in self.advice:
+            self._connect_advice(advice, row, button, family)
         masters = {name: self.controls[name] for name in self._masters()}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
@@ -229,10 +270,20 @@ class Form:
             show,
             inputs={family, *masters.values()},
             outputs=self.outputs(),
-            queue=False,
-            show_progress="hidden",
-            api_visibility="private",
+            **QUIET,
         )
+
+    def _connect_advice(self, advice: Advice, row: gr.Row, button: gr.Button, family: FormComponent) -> None:
+        about = {name: self.controls[name] for name in advice.values}
+
+        def show(data: dict[Any, Any]) -> dict[Any, Any]:
+            values = {name: given(self.options[name], data[c]) for name, c in about.items()}
+            return {row: gr.update(visible=advice.wanted(values, data[family]))}
+
+        changes = [family.change, *(c.change for c in about.values())]  # type: ignore[attr-defined]
+        gr.on(changes, show, {family, *about.values()}, row, **QUIET)
+        good = [shown(self.options[name], value) for name, value in advice.values.items()]
+        self.taken.append(button.click(lambda: good, None, list(about.values()), **QUIET))
 
     def _masters(self) -> Sequence[str]:
         return list(dict.fromkeys(o.shown_when for o in self.options.values() if o.shown_when))

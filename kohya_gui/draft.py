@@ -22,14 +22,18 @@ class Draft:
         kept = {"family": family, "file": file, "preset": preset}
         kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
         names = json.dumps(list(kept))
-        gr.on(
-            [component.input for component in kept.values()],  # type: ignore[attr-defined]
-            None,
-            inputs=list(kept.values()),
-            outputs=self.state,
-            js=f"(...now) => Object.fromEntries([...{names}.map((name, i) => [name, now[i]]), ['launch', '{launch}']])",
-            api_visibility="private",
-        )
+        self._write: dict[str, Any] = {
+            "fn": None,
+            "inputs": list(kept.values()),
+            "outputs": self.state,
+            "js": f"(...now) => Object.fromEntries([...{names}.map((n, i) => [n, now[i]]), ['launch', '{launch}']])",
+            "api_visibility": "private",
+        }
+        gr.on([component.input for component in kept.values()], **self._write)  # type: ignore[attr-defined]
+
+    def keep_after(self, event: Any) -> None:
+        """Keep what the page holds once an event has changed it."""
+        event.then(**self._write)
 
     def of(self, values: Mapping[str, Any], family: str, file: str, preset: str | None) -> dict[str, Any]:
         """The draft of a form that Python fills in."""

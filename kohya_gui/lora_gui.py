@@ -5,9 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.configuration import Opened, Prepared, open_file, prepare, save_file
+from kohya_gui.controls import Advice
 from kohya_gui.training_tab import Method, Panel
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.options.flux import (
+    RECOMMENDED,
+    FluxMemoryOptions,
+    FluxModelOptions,
+    FluxNetworkOptions,
+    FluxObjectiveOptions,
+)
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.sampling import SampleOptions
@@ -16,10 +24,23 @@ from sd_scripts.runs.book import RunBook, WatchedRun
 
 METHOD = "lora"
 
+GOOD_TIMESTEPS = Advice(
+    family="flux",
+    values=RECOMMENDED,
+    text="**Other values are recommended for FLUX.1:** "
+    + ", ".join(f"`{name} = {value}`" for name, value in RECOMMENDED.items())
+    + ". The defaults of the field train it on something else than it predicts.",
+    button="Use them",
+)
+
 PANELS = (
     Panel(
         "Model",
-        ("pretrained_model_name_or_path", "vae", "max_token_length", "clip_skip", "no_half_vae", "v_parameterization"),
+        (
+            *("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length"),
+            *("apply_t5_attn_mask", "vae", "max_token_length", "clip_skip", "no_half_vae", "v_parameterization"),
+        ),
+        rest=(FluxModelOptions,),
         open=True,
     ),
     Panel(
@@ -47,6 +68,35 @@ PANELS = (
         rest=(CacheOptions,),
         open=True,
     ),
+    Panel(
+        FluxObjectiveOptions.title,
+        (
+            *("timestep_sampling", "discrete_flow_shift", "model_prediction_type"),
+            *("guidance_scale", "sigmoid_scale", "weighting_scheme"),
+        ),
+        rest=(FluxObjectiveOptions,),
+        advice=GOOD_TIMESTEPS,
+        open=True,
+    ),
+    Panel(
+        "Memory",
+        (
+            *("gradient_checkpointing", "cpu_offload_checkpointing", "blocks_to_swap"),
+            *("fp8_base", "fp8_base_unet", "fp8_compute", "lowram"),
+        ),
+        rest=(FluxMemoryOptions,),
+        open=True,
+    ),
+    Panel(
+        FluxNetworkOptions.title,
+        (
+            *("train_double_block_indices", "train_single_block_indices"),
+            *("train_blocks", "split_qkv", "train_t5xxl"),
+            *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
+            *("single_dim", "single_mod_dim", "in_dims"),
+        ),
+        rest=(FluxNetworkOptions,),
+    ),
     Panel("Samples", rest=(SampleOptions,), late=True),
     Panel("Metadata", rest=(MetadataOptions,), late=True),
 )
@@ -57,9 +107,9 @@ def save_configuration(path: Path, values: Mapping[str, Any], family: str, unkno
     return save_file(path, values, script_for(family, METHOD), unknown)
 
 
-def open_configuration(path: Path) -> Opened:
-    """What a TOML file, or a JSON file of kohya_ss, says."""
-    return open_file(path, METHOD)
+def open_configuration(path: Path, shown: str = "sdxl") -> Opened:
+    """What a TOML file, or a JSON file of kohya_ss, says; a file that tells no family is of the one shown."""
+    return open_file(path, METHOD, shown)
 
 
 def train_model(
@@ -80,7 +130,7 @@ def train_model(
 LORA = Method(
     name=METHOD,
     panels=PANELS,
-    first_preset="sdxl_safe_start",
+    first_presets={"sdxl": "sdxl_safe_start", "flux": "flux_safe_start"},
     without=("run_dir",),  # the GUI chooses it
     save_configuration=save_configuration,
     open_configuration=open_configuration,

@@ -24,6 +24,12 @@
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("[data-choose]");
+    if (!button) return;
+    const [choice, value] = button.dataset.choose.split(":");
+    document.querySelector(`#${choice} input[value="${value}"]`)?.click();
+  });
   document.addEventListener("mousemove", (event) => {
     const svg = event.target.closest?.(".chart svg");
     if (!svg) return;

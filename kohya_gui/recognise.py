@@ -5,10 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted, numbered
-from sd_scripts.options.model_file import ModelFile, describe, is_hub_id
+from sd_scripts.options.model_file import CLIP_L, FLUX_AE, T5_XXL, ModelFile, describe, is_hub_id
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
+PARTS = {
+    "clip_l": ("the CLIP-L text encoder", (CLIP_L, "CLIP text encoder")),
+    "t5xxl": ("the T5-XXL text encoder", (T5_XXL, "T5 text encoder")),
+    "ae": ("FLUX.1's autoencoder", (FLUX_AE,)),
+}
+"""Option -> what it wants, and what does as well: smaller ones, for models of other sizes."""
 MOST_FILES = 20_000
 """A folder is counted up to here, so that a glance at a disk's root stays a glance."""
 
@@ -19,6 +26,8 @@ class Recognised:
 
     text: str
     good: bool | None = None
+    family: str | None = None
+    """The family that the file is a base model for."""
 
 
 NOTHING = Recognised("")
@@ -27,6 +36,11 @@ NOTHING = Recognised("")
 def model(path: str, family: str) -> Recognised:
     """What the base model at `path` is, and whether `family` can train on it."""
     return _glance(path, lambda place: _model(place, path.strip(), family))
+
+
+def part(path: str, option: str) -> Recognised:
+    """Whether what is at `path` is the part of FLUX.1 that an option of this name wants."""
+    return _glance(path, lambda place: _part(place, option))
 
 
 def data_folder(path: str, caption_extension: str) -> Recognised:
@@ -48,7 +62,7 @@ def _model(place: Path, name: str, family: str) -> Recognised:
     if place.is_dir() or (place.is_file() and place.suffix == ".safetensors"):
         return _judged(describe(place), place, family)
     if place.is_file() and place.suffix in PICKLED:
-        return Recognised(f"{size(place.stat().st_size)}, {place.suffix}: looked into when the run starts")
+        return _pickled(place)
     if place.is_file():
         return Recognised("This is no model file: choose a .safetensors or .ckpt file", good=False)
     if is_hub_id(name):
@@ -58,12 +72,42 @@ def _model(place: Path, name: str, family: str) -> Recognised:
 
 def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
     if found.problem:
-        return Recognised(found.problem.replace(f"'{place}'", "This"), good=False)  # the path stands right above
-    variant = found.variant or "A model of another kind"
-    text = ", ".join(part for part in (variant, found.precision, size(found.bytes)) if part)
-    if found.family != family or variant.endswith(("LoRA", "alone")):
-        return Recognised(f"{text}: not a base model for {family.upper()}", good=False)
-    return Recognised(text, good=True)
+        return _broken(found.problem, place)
+    text = _words(found, "A model of another kind")
+    base = None if found.variant.endswith(("LoRA", "alone")) else found.family
+    if base != family:
+        return Recognised(f"{text}: not a base model for {FAMILY_TITLES[family]}", good=False, family=base)
+    return Recognised(text, good=True, family=base)
+
+
+def _part(place: Path, option: str) -> Recognised:
+    wanted, fitting = PARTS[option]
+    if place.is_file() and place.suffix in PICKLED:
+        return _pickled(place)
+    if place.is_dir():
+        return Recognised(f"This is a folder; name the file of {wanted}", good=False)
+    if not place.is_file():
+        return Recognised("There is no such file", good=False)
+    if place.suffix != ".safetensors":
+        return Recognised(f"This is no model file: choose the .safetensors file of {wanted}", good=False)
+    found = describe(place)
+    if found.problem:
+        return _broken(found.problem, place)
+    good, text = found.variant in fitting, _words(found, "A file of another kind")
+    return Recognised(text if good else f"{text}: not {wanted}", good=good)
+
+
+def _words(found: ModelFile, unknown: str) -> str:
+    """FLUX.1 dev, bf16, 23.8 GB"""
+    return ", ".join(said for said in (found.variant or unknown, found.precision, size(found.bytes)) if said)
+
+
+def _pickled(place: Path) -> Recognised:
+    return Recognised(f"{size(place.stat().st_size)}, {place.suffix}: looked into when the run starts")
+
+
+def _broken(problem: str, place: Path) -> Recognised:
+    return Recognised(problem.replace(f"'{place}'", "This"), good=False)  # the path stands right above
 
 
 def _data_folder(folder: Path, caption_extension: str) -> Recognised:

@@ -13,7 +13,7 @@ import gradio as gr
 from kohya_gui import recognise
 from kohya_gui.class_advanced_training import AdvancedTraining
 from kohya_gui.configuration import Opened, Prepared, families_of, place_of, place_to_save
-from kohya_gui.controls import Form, unquoted
+from kohya_gui.controls import QUIET, Advice, Form, unquoted
 from kohya_gui.draft import SECRET, Draft
 from kohya_gui.launch_command import shell_line
 from kohya_gui.messages import message
@@ -28,6 +28,9 @@ PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
     "pretrained_model_name_or_path",
     "vae",
+    "clip_l",
+    "t5xxl",
+    "ae",
     "train_data_dir",
     "reg_data_dir",
     "dataset_config",
@@ -41,9 +44,8 @@ KEPT_BY_PRESETS = (
 """Where things are and how they are called; a preset is about how to train."""
 FIRST_OUTPUT = "outputs"
 """The output folder of a new page."""
-TOLD = ("pretrained_model_name_or_path", "train_data_dir")
+TOLD = ("pretrained_model_name_or_path", "train_data_dir", *recognise.PARTS)
 RECENT = 12
-QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 Updates = dict[Any, Any]
 
 
@@ -54,6 +56,7 @@ class Panel:
     title: str
     names: tuple[str, ...] = ()
     rest: tuple[type[OptionGroup], ...] = ()
+    advice: Advice | None = None
     open: bool = False
     late: bool = False
     """Stands below Advanced Training."""
@@ -78,10 +81,11 @@ class Method:
     panels: tuple[Panel, ...]
     without: tuple[str, ...]
     """Options that have no control here."""
-    first_preset: str
-    """What a new page begins with: its name in presets/, where the defaults are those of sd-scripts."""
+    first_presets: Mapping[str, str]
+    """What a new page begins with, by family: names in presets/, where the defaults are those of sd-scripts."""
     save_configuration: Callable[[Path, Mapping[str, Any], str, Mapping[str, Any]], Path]
-    open_configuration: Callable[[Path], Opened]
+    open_configuration: Callable[[Path, str], Opened]
+    """Takes the family that the page shows, for a file that does not tell its own."""
     train_model: TrainModel
 
 
@@ -103,11 +107,22 @@ class TrainingTab:
         self.opened = gr.BrowserState("", storage_key=f"{method.name}-opened", secret=SECRET)
         self.replacing = gr.State("")
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
-        opened = method.open_configuration(preset_file(method.name, method.first_preset))
-        self.form.begin({**opened.values, "output_dir": FIRST_OUTPUT}, opened.family)
+        self.form.begin(self._first_values(families), families[0])
         self.form.connect(self.family)
         self._tell_facts()
         self._wire()
+
+    def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
+        """The first family's preset; of the others', what that family alone has, for when it is chosen."""
+        values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
+        for family in reversed(families):
+            preset = preset_file(self.method.name, self.method.first_presets[family])
+            said = self.method.open_configuration(preset, family).values
+            values |= {n: v for n, v in said.items() if family == families[0] or self._is_of_one(n)}
+        return values
+
+    def _is_of_one(self, name: str) -> bool:
+        return len(self.form.options[name].families) == 1
 
     # What stands where
 
@@ -124,7 +139,7 @@ class TrainingTab:
             self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
             self.preset = gr.Dropdown(
                 presets,
-                value=self.method.first_preset,
+                value=next(iter(self.method.first_presets.values())),
                 label="Preset",
                 elem_id=f"{tab}-preset",
                 scale=2,
@@ -158,14 +173,16 @@ class TrainingTab:
     def _panel(self, panel: Panel) -> None:
         elsewhere = {name for other in self.method.panels if other is not panel for name in other.names}
         rest = [name for name in self.form.left_of(*panel.rest) if name not in elsewhere | set(panel.names)]
-        self.form.panel(panel.title, panel.names, rest, open=panel.open)
+        self.form.panel(panel.title, panel.names, rest, advice=panel.advice, open=panel.open)
 
     def _tell_facts(self) -> None:
         """Under a path: what is found there."""
         controls, facts = self.form.controls, self.form.facts
 
         def tell_model(path: str, family: str) -> str:
-            return fact(recognise.model(unquoted(path or ""), family))
+            found = recognise.model(unquoted(path or ""), family)
+            other = found.family if found.family in families_of(self.method.name) else None
+            return fact(found, offer(self.family.elem_id or "", other) if other and other != family else "")
 
         def tell_data(path: str, extension: str) -> str:
             return fact(recognise.data_folder(unquoted(path or ""), extension or ".caption"))
@@ -177,6 +194,12 @@ class TrainingTab:
             facts[name].value = tell("", other.value)
             pair = [controls[name], other]
             gr.on([c.change for c in pair], tell, pair, facts[name], **QUIET)  # type: ignore[attr-defined]
+        for name in facts.keys() & recognise.PARTS.keys():
+            controls[name].change(self._tell_part(name), controls[name], facts[name], **QUIET)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _tell_part(name: str) -> Callable[[str], str]:
+        return lambda path: fact(recognise.part(unquoted(path or ""), name))
 
     # What the buttons do
 
@@ -190,7 +213,10 @@ class TrainingTab:
             self.opened, self.replacing,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
-        self.open.click(self._open, {self.file, self.recent}, self._everything, **QUIET)
+        self.open.click(self._open, {self.file, self.recent, self.family}, self._everything, **QUIET)
+        self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
+        for taken in self.form.taken:
+            self.draft.keep_after(taken)
         self.preset.select(self._open_preset, page, self._everything, **QUIET)
         self.save.click(self._save, page, self._everything, **QUIET)
         self.save_new.click(self._save_as, page, self._everything, **QUIET)
@@ -204,26 +230,34 @@ class TrainingTab:
         """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line."""
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
+            families = families_of(self.method.name)
             if config and not self.draft.of_this_launch(draft):
-                return self._opened(str(config), recent)
+                return self._opened(str(config), recent, draft.get("family") or families[0])
             if not draft:  # a new browser: nothing to bring back, and nothing typed by now may be lost
                 return {self.file: gr.update(choices=recent)}
-            families = families_of(self.method.name)
             family = draft["family"] if draft.get("family") in families else families[0]
             updates, remarks = self.form.write(self.draft.values(draft), family)
             file = gr.update(value=draft.get("file") or "", choices=recent)
-            updates |= {self.family: family, self.file: file, self.preset: draft.get("preset")}
+            preset = draft.get("preset") or ""
+            shown_preset = preset if preset_family(preset) == family else None
+            updates |= {self.family: family, self.file: file, self.preset: shown_preset}
             return updates | ({self.run.message: told(remarks, "Restored what stood here")} if remarks else {})
 
         page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
 
     def _open(self, data: Updates) -> Updates:
-        return self._opened(data[self.file] or "", data[self.recent])
+        return self._opened(data[self.file] or "", data[self.recent], data[self.family])
 
-    def _opened(self, text: str, recent: list[str]) -> Updates:
+    def _chosen(self, family: str, preset: str | None) -> list[Any]:
+        """Another family: what both have stays, and no preset of the former is shown as if it were set."""
+        first = preset_title(preset_file(self.method.name, self.method.first_presets[family]))
+        said = f"{FAMILY_TITLES[family]} is chosen; what you set stays. The preset {first} sets what suits it"
+        return [preset if preset and preset_family(preset) == family else None, message("ok", said)]
+
+    def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
             path = place_of(text)
-            opened = self.method.open_configuration(path)
+            opened = self.method.open_configuration(path, family)
         except ValueError as error:
             return {self.run.message: refused(error)}
         updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
@@ -232,7 +266,7 @@ class TrainingTab:
     def _open_preset(self, data: Updates) -> Updates:
         path = preset_file(self.method.name, data[self.preset])
         try:
-            opened = self.method.open_configuration(path)
+            opened = self.method.open_configuration(path, preset_family(data[self.preset]))
         except ValueError as error:
             return {self.run.message: refused(error)}
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
@@ -346,6 +380,11 @@ def preset_file(method: str, name: str) -> Path:
     return PRESETS / method / f"{name}.toml"
 
 
+def preset_family(name: str) -> str:
+    """sdxl of sdxl_safe_start."""
+    return name.partition("_")[0]
+
+
 def preset_title(path: Path) -> str:
     """ "SDXL safe start" of sdxl_safe_start.toml."""
     family, _, rest = path.stem.partition("_")
@@ -358,11 +397,16 @@ def preset_words(path: Path) -> str:
     return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
-def fact(found: Recognised) -> str:
+def fact(found: Recognised, more: str = "") -> str:
     if not found.text:
         return ""
     tone = {True: "good", False: "bad", None: "plain"}[found.good]
-    return f'<p class="fact fact-{tone}">{escape(found.text)}</p>'
+    return f'<p class="fact fact-{tone}">{escape(found.text)}{more}</p>'
+
+
+def offer(choice: str, family: str) -> str:
+    """A button that chooses another family; `choice` is the element of the choice."""
+    return f' <button type="button" data-choose="{choice}:{family}">Switch to {FAMILY_TITLES[family]}</button>'
 
 
 def told(remarks: Sequence[Remark], title: str) -> str:

@@ -1,6 +1,7 @@
 """The form, the files and the refusals of the GUI, without a browser."""
 
 import json
+import math
 import os
 import struct
 import subprocess
@@ -20,10 +21,13 @@ from kohya_gui.draft import Draft
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
-from kohya_gui.training_tab import PRESETS, TrainingTab, preset_title, preset_words
-from sd_scripts.options.catalog import SDXL_LORA
+from kohya_gui.training_tab import PRESETS, TrainingTab, fact, offer, preset_title, preset_words
+from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.flux import RECOMMENDED
+from sd_scripts.options.model_file import describe
 from sd_scripts.options.spec import each_option
+from sd_scripts.options.toml_files import read_toml
 from sd_scripts.runs.book import RunBook
 from sd_scripts.runs.store import RunStore
 from sd_scripts.runs.story import RunStory
@@ -49,7 +53,7 @@ def page_after(form: Form, values: dict, family: str = "sdxl") -> dict:
 
 
 def test_every_option_that_works_has_one_control(form):
-    options = [o for group in SDXL_LORA.groups for o in each_option(group)]
+    options = [o for script in (SDXL_LORA, FLUX_LORA) for group in script.groups for o in each_option(group)]
     expected = {o.name for o in options if not o.not_yet and "lora" in o.methods} - {"run_dir"}
     assert set(form.controls) == expected
     assert len({id(c) for c in form.controls.values()}) == len(expected)
@@ -59,8 +63,36 @@ def test_a_new_page_begins_with_the_preset_that_it_names(form, tab):
     defaults = {name: form.options[name].default for name in form.controls}
     preset = open_configuration(PRESETS / "lora" / "sdxl_safe_start.toml").values
     read = form.read({c: c.value for c in form.controls.values()})
-    assert read == {**defaults, **preset, "output_dir": "outputs"}
+    assert read == {**defaults, **RECOMMENDED, **preset, "output_dir": "outputs"}
     assert tab.preset.value == "sdxl_safe_start"
+
+
+def test_a_family_shows_its_own_controls_and_hides_the_others(form):
+    for family, seen, hidden in (("sdxl", "clip_skip", "clip_l"), ("flux", "clip_l", "clip_skip")):
+        updates = form.visibility({}, family)
+        assert updates[form.controls[seen]]["visible"] is True
+        assert updates[form.controls[hidden]]["visible"] is False
+        panels = {a.label: updates[a]["visible"] for a, _ in form._panels}
+        assert panels["FLUX.1 timesteps"] is panels["FLUX.1 layers"] is (family == "flux")
+    assert form.visibility({}, "sdxl")[form.facts["t5xxl"]]["visible"] is False
+
+
+def test_recommended_values_are_offered_to_flux_where_others_stand(form):
+    ((_, row, _),) = form.advice
+    assert form.advised({**RECOMMENDED, "guidance_scale": 3.5}, "flux")[row]["visible"] is True
+    assert form.advised(RECOMMENDED, "flux")[row]["visible"] is False
+    assert form.advised({}, "sdxl")[row]["visible"] is False
+    assert row.visible is False
+
+
+def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_path):
+    values = form.read(page_after(form, {**RECOMMENDED, "fp8_base": True, "clip_skip": 3, "seed": 1}))
+    assert read_toml(save_configuration(tmp_path / "s.toml", values, "sdxl", {})) == {"clip_skip": 3, "seed": 1}
+    flux = {**RECOMMENDED, "fp8_base": True, "seed": 1}
+    assert read_toml(save_configuration(tmp_path / "f.toml", values, "flux", {})) == flux
+    values |= {"pretrained_model_name_or_path": "m", "train_data_dir": "d", "output_dir": str(tmp_path)}
+    prepared = prepare({**values, "resolution": "1024"}, SDXL_LORA, {}, print_only=True)
+    assert not {*flux} - {"seed"} & prepared.command.toml.keys()
 
 
 def test_the_six_compile_controls_stand_in_their_accordion(form):
@@ -175,7 +207,7 @@ def test_a_kohya_file_opens_with_its_prompts_in_a_file_beside_it(tmp_path):
 
 def test_every_preset_says_what_it_is_for():
     for path in (PRESETS / "lora").glob("*.toml"):
-        assert preset_title(path).startswith("SDXL ")
+        assert preset_title(path).startswith(("SDXL ", "FLUX.1 "))
         assert len(preset_words(path)) > 30
 
 
@@ -276,6 +308,142 @@ def test_a_checkpoint_is_recognised_by_its_header(tmp_path, keys, good, words):
     found = recognise.model(str(safetensors(tmp_path / "m.safetensors", *keys)), "sdxl")
     assert found.good is good
     assert words in found.text
+
+
+FLUX = {"double_blocks.0.img_attn.qkv.weight": (9216, 3072), "img_in.weight": (3072, 64)}
+DEV = {**FLUX, "guidance_in.in_layer.weight": (3072, 256)}
+CLIP = "text_model.final_layer_norm.weight"
+TOKENS = "text_model.embeddings.token_embedding.weight"
+QUERY = "encoder.block.0.layer.0.SelfAttention.q.weight"
+
+
+def shaped(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> Path:
+    """A file with these shapes in its header, and a hole where the weights would be."""
+    size, end, header = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}[dtype], 0, {}
+    for key, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * size
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shapes", "family", "variant"),
+    [
+        (DEV, "flux", "FLUX.1 dev"),
+        (FLUX, "flux", "FLUX.1 schnell"),
+        ({f"model.diffusion_model.{key}": shape for key, shape in DEV.items()}, "flux", "FLUX.1 dev"),
+        ({**DEV, "img_in.weight": (3072, 384)}, None, "FLUX.1 Fill"),
+        ({**FLUX, "distilled_guidance_layer.norms.0.scale": (5120,)}, None, "Chroma"),
+        ({**DEV, "double_blocks.0.img_attn.qkv.weight.quant_state.bitsandbytes__nf4": (80,)}, None, "FLUX.1 in 4 bits"),
+        ({CLIP: (768,), TOKENS: (49408, 768)}, None, "CLIP-L text encoder"),
+        ({CLIP: (1280,), TOKENS: (49408, 1280)}, None, "CLIP-G text encoder"),
+        ({QUERY: (4096, 4096)}, None, "T5-XXL text encoder"),
+        ({QUERY: (48, 48)}, None, "T5 text encoder"),
+        ({"decoder.conv_in.weight": (512, 16, 3, 3)}, None, "FLUX.1 autoencoder"),
+        ({"decoder.conv_in.weight": (512, 4, 3, 3)}, None, "VAE"),
+    ],
+)
+def test_what_belongs_to_flux_is_told_by_its_shapes(tmp_path, shapes, family, variant):
+    found = describe(shaped(tmp_path / "m.safetensors", shapes))
+    assert (found.family, found.variant, found.precision) == (family, variant, "bf16")
+
+
+def test_a_base_model_says_its_variant_its_precision_and_its_size(tmp_path):
+    path = shaped(tmp_path / "m.safetensors", {**DEV, "rest": (11_873, 1000, 1000)})
+    found = recognise.model(str(path), "flux")
+    assert (found.text, found.good) == ("FLUX.1 dev, bf16, 23.8 GB", True)
+    fp8 = shaped(tmp_path / "fp8.safetensors", DEV, "F8_E4M3")
+    assert recognise.model(str(fp8), "flux").text == "FLUX.1 dev, fp8, 29.3 MB"
+
+
+def test_a_model_of_the_other_family_is_refused_and_names_its_own(tmp_path):
+    dev, sdxl = shaped(tmp_path / "f.safetensors", DEV), safetensors(tmp_path / "s.safetensors", SDXL_KEY)
+    wrong = recognise.model(str(dev), "sdxl"), recognise.model(str(sdxl), "flux")
+    assert [(found.good, found.family) for found in wrong] == [(False, "flux"), (False, "sdxl")]
+    assert "not a base model for FLUX.1" in wrong[1].text
+    lora = safetensors(tmp_path / "l.safetensors", "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight")
+    assert recognise.model(str(lora), "flux").family is None
+    assert "data-choose" in fact(wrong[1], offer("lora-family", "sdxl"))
+
+
+@pytest.mark.parametrize(
+    ("option", "shapes", "good", "words"),
+    [
+        ("clip_l", {CLIP: (768,), TOKENS: (49408, 768)}, True, "CLIP-L text encoder, bf16"),
+        ("clip_l", {QUERY: (4096, 4096)}, False, "T5-XXL text encoder, bf16, 33.6 MB: not the CLIP-L text encoder"),
+        ("t5xxl", {QUERY: (4096, 4096)}, True, "T5-XXL text encoder, bf16"),
+        ("t5xxl", DEV, False, "FLUX.1 dev, bf16, 58.6 MB: not the T5-XXL text encoder"),
+        ("ae", {"decoder.conv_in.weight": (512, 16, 3, 3)}, True, "FLUX.1 autoencoder"),
+        ("ae", {"decoder.conv_in.weight": (512, 4, 3, 3)}, False, "VAE, bf16, 37 kB: not FLUX.1's autoencoder"),
+        ("ae", {"something.else": (4,)}, False, "A file of another kind"),
+    ],
+)
+def test_a_part_of_flux_is_recognised_where_it_is_asked_for(tmp_path, option, shapes, good, words):
+    found = recognise.part(str(shaped(tmp_path / "m.safetensors", shapes)), option)
+    assert found.good is good
+    assert words in found.text
+
+
+def test_a_part_that_is_no_file_is_told(tmp_path):
+    assert "This is a folder" in recognise.part(str(tmp_path), "t5xxl").text
+    assert "no such file" in recognise.part(str(tmp_path / "gone"), "ae").text
+    assert recognise.part("", "ae").text == ""
+    (tmp_path / "t5.gguf").touch()
+    assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl").text
+
+
+def flux_folder(folder: Path) -> Path:
+    """A diffusers folder whose transformer comes in two files."""
+    (folder / "transformer").mkdir(parents=True)
+    (folder / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    (folder / "transformer" / "config.json").write_text('{"guidance_embeds": true}')
+    shards = [f"diffusion_pytorch_model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    index = {"weight_map": {f"{n}.weight": shard for n, shard in enumerate(shards)}}
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    for shard in shards:
+        shaped(folder / "transformer" / shard, {"a": (4,)})
+    return folder
+
+
+def test_a_folder_in_several_files_is_recognised_and_a_missing_one_is_told(tmp_path):
+    folder = flux_folder(tmp_path / "flux")
+    found = describe(folder)
+    assert (found.family, found.variant, found.precision) == ("flux", "FLUX.1 dev diffusers folder", "bf16")
+    (folder / "transformer" / "diffusion_pytorch_model-00002-of-00002.safetensors").unlink()
+    told = recognise.model(str(folder), "flux")
+    assert not told.good
+    assert told.text.startswith("This lacks transformer/diffusion_pytorch_model-00002-of-00002.safetensors")
+
+
+# Which family a file is for
+
+
+@pytest.mark.parametrize(
+    ("toml", "shown", "family"),
+    [
+        ('clip_l = "clip_l.safetensors"', "sdxl", "flux"),
+        ("guidance_scale = 3.5", "sdxl", "flux"),
+        ('network_module = "networks.lora_flux"', "sdxl", "flux"),
+        ('train_blocks = "single"', "sdxl", "flux"),  # kohya_ss leaves it at the top of its TOML
+        ("fp8_base = true", "sdxl", "sdxl"),  # stands in files for SDXL too
+        ("seed = 1", "sdxl", "sdxl"),
+        ("seed = 1", "flux", "flux"),
+        ('pretrained_model_name_or_path = "black-forest-labs/FLUX.1-dev"', "sdxl", "flux"),
+        ('pretrained_model_name_or_path = "stabilityai/stable-diffusion-xl-base-1.0"', "flux", "sdxl"),
+        ('pretrained_model_name_or_path = "DEV"', "sdxl", "flux"),
+        ('pretrained_model_name_or_path = "SDXL"', "flux", "sdxl"),
+        ('pretrained_model_name_or_path = "/gone/m.safetensors"', "flux", "flux"),
+    ],
+)
+def test_a_file_finds_its_family_again(tmp_path, toml, shown, family):
+    dev, sdxl = shaped(tmp_path / "f.safetensors", DEV), safetensors(tmp_path / "s.safetensors", SDXL_KEY)
+    path = tmp_path / "a.toml"
+    path.write_text(toml.replace("DEV", dev.as_posix()).replace("SDXL", sdxl.as_posix()))
+    assert open_configuration(path, shown).family == family
 
 
 def test_half_a_file_and_no_file_are_told(tmp_path):

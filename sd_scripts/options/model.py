@@ -13,7 +13,7 @@ class ModelOptions(OptionGroup, title="Model"):
         "The model that training starts from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face id "
         "such as stabilityai/stable-diffusion-xl-base-1.0.",
         label="Base model",
-        placeholder="/models/sd_xl_base_1.0.safetensors",
+        placeholder="/models/sd_xl_base_1.0.safetensors or /models/flux1-dev.safetensors",
     )
     vae: str | None = option(
         None,

@@ -1,6 +1,7 @@
 """What a model file is, told from its first kilobytes: no torch, no weights read, so that the page can ask too."""
 
 import json
+import math
 import re
 import struct
 from collections import Counter
@@ -88,6 +89,9 @@ def read_header(path: Path) -> Header:
     )
 
 
+CLIP_L, T5_XXL, FLUX_AE = "CLIP-L text encoder", "T5-XXL text encoder", "FLUX.1 autoencoder"
+"""The parts that FLUX.1 is shipped in beside its transformer."""
+
 FLUX_MARKS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
 MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
@@ -104,6 +108,24 @@ MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
 )
 """A key that only such a file has; the first that is there decides."""
+
+FLUX_COUSINS: tuple[tuple[str, str], ...] = (
+    ("distilled_guidance_layer.", "Chroma"),
+    ("double_stream_modulation_img.", "FLUX.2"),
+    ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
+)
+"""A part of a key of models that are built like FLUX.1 and cannot be trained as such."""
+
+FLUX_INPUTS = {384: "FLUX.1 Fill", 128: "FLUX.1 Canny or Depth"}
+"""Columns of img_in -> variants that are shown more than noise, and so cannot be trained as FLUX.1 either."""
+
+WIDTHS: tuple[tuple[str, str, int, int, str], ...] = (
+    ("CLIP text encoder", "embeddings.token_embedding.weight", 1, 768, CLIP_L),
+    ("CLIP text encoder", "embeddings.token_embedding.weight", 1, 1280, "CLIP-G text encoder"),
+    ("T5 text encoder", "encoder.block.0.layer.0.SelfAttention.q.weight", 1, 4096, T5_XXL),
+    ("VAE", "decoder.conv_in.weight", 1, 16, FLUX_AE),
+)
+"""(variant, end of a key, axis, size there, what it is then)."""
 
 LORA_MARKS: tuple[tuple[str, str, str], ...] = (
     ("double_blocks", "flux", "FLUX.1 LoRA"),
@@ -129,20 +151,42 @@ def recognise(header: Header) -> tuple[str | None, str]:
         return _recognise_lora(header)
     for prefix in ("", "model.diffusion_model."):
         if any(prefix + mark in keys for mark in FLUX_MARKS):
-            guided = any("guidance_in." in key or "guidance_embedder." in key for key in keys)
-            return "flux", "FLUX.1 dev" if guided else "FLUX.1 schnell"
+            return _recognise_flux(header, prefix)
     for mark, family, variant in MARKS:
         if mark in keys:
-            return family, variant + (", v-prediction" if "v_pred" in keys else "")
+            return family, _by_width(variant, header) + (", v-prediction" if "v_pred" in keys else "")
     return None, ""
+
+
+def _recognise_flux(header: Header, prefix: str) -> tuple[str | None, str]:
+    for mark, variant in FLUX_COUSINS:
+        if any(mark in key for key in header.shapes):
+            return None, variant
+    columns = header.shapes.get(f"{prefix}img_in.weight", (0,))[-1]
+    if columns in FLUX_INPUTS:
+        return None, FLUX_INPUTS[columns]
+    guided = any("guidance_in." in key or "guidance_embedder." in key for key in header.shapes)
+    return "flux", "FLUX.1 dev" if guided else "FLUX.1 schnell"
+
+
+def _by_width(variant: str, header: Header) -> str:
+    """Which of several sizes of a part it is."""
+    for kind, end, axis, size, name in WIDTHS:
+        shapes = (shape for key, shape in header.shapes.items() if key.endswith(end))
+        if kind == variant and any(len(shape) > axis and shape[axis] == size for shape in shapes):
+            return name
+    return variant
 
 
 PRECISIONS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
 
 
 def _precision(header: Header) -> str:
-    counts = Counter(header.dtypes.values()).most_common(1)
-    return PRECISIONS.get(counts[0][0], "") if counts else ""
+    """That of most weights; a file in fp8 holds as many small scales in fp32."""
+    counts: Counter[str] = Counter()
+    for key, dtype in header.dtypes.items():
+        counts[dtype] += math.prod(header.shapes[key])
+    return PRECISIONS.get(counts.most_common(1)[0][0], "") if counts else ""
 
 
 def _recognise_lora(header: Header) -> tuple[str | None, str]:
@@ -158,6 +202,9 @@ def _recognise_lora(header: Header) -> tuple[str | None, str]:
 
 PIPELINES = {
     "StableDiffusionXL": ("sdxl", "SDXL diffusers folder"),
+    "FluxFill": (None, "FLUX.1 Fill diffusers folder"),
+    "FluxControl": (None, "FLUX.1 Canny or Depth diffusers folder"),
+    "Flux2": (None, "FLUX.2 diffusers folder"),
     "Flux": ("flux", "FLUX.1 diffusers folder"),
     "StableDiffusion3": ("sd3", "Stable Diffusion 3 diffusers folder"),
     "StableDiffusion": ("sd15", "Stable Diffusion 1.5 or 2.x diffusers folder"),
@@ -170,11 +217,59 @@ def _describe_folder(folder: Path) -> ModelFile:
     if not index.is_file():
         return ModelFile(problem=f"'{folder}' is a folder without model_index.json; name a file or a diffusers folder")
     try:
-        pipeline = str(json.loads(index.read_text(encoding="utf-8"))["_class_name"])
+        pipeline = str(_read_json(index)["_class_name"])
     except (ValueError, KeyError, TypeError):
         return ModelFile(problem=f"'{index}' cannot be read; download it again")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if shard := _missing_shard(folder):
+        return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
     for beginning, (family, variant) in PIPELINES.items():
         if pipeline.startswith(beginning):
-            return ModelFile(family=family, variant=variant, bytes=size)
+            return ModelFile(
+                family=family, variant=_guided(folder, variant), precision=_folder_precision(folder), bytes=size
+            )
     return ModelFile(variant=f"diffusers folder ({pipeline})", bytes=size)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return read
+
+
+def _missing_shard(folder: Path) -> str:
+    """A file, as part/name, without which a part that comes in several files is not whole; "" if all are there."""
+    for part in sorted({index.parent for index in folder.glob("*/*.safetensors.index.json")}):
+        missing = [_first_missing(index) for index in sorted(part.glob("*.safetensors.index.json"))]
+        if all(missing) and not any(part.glob("*model.safetensors")):  # one whole form of several is enough
+            return f"{part.name}/{missing[0]}"
+    return ""
+
+
+def _first_missing(index: Path) -> str:
+    try:
+        shards = sorted({str(name) for name in _read_json(index)["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError):
+        return index.name
+    return next((shard for shard in shards if not (index.parent / shard).is_file()), "")
+
+
+def _guided(folder: Path, variant: str) -> str:
+    """FLUX.1's folder says in its transformer's configuration whether it is dev or schnell."""
+    if variant != PIPELINES["Flux"][1]:
+        return variant
+    try:
+        guided = _read_json(folder / "transformer" / "config.json").get("guidance_embeds")
+    except (OSError, ValueError, AttributeError):
+        return variant
+    return f"FLUX.1 {'dev' if guided else 'schnell'} diffusers folder"
+
+
+def _folder_precision(folder: Path) -> str:
+    """That of the largest file of the part that is trained."""
+    files = [file for part in ("unet", "transformer") for file in (folder / part).glob("*.safetensors")]
+    if not files:
+        return ""
+    try:
+        return _precision(read_header(max(files, key=lambda file: file.stat().st_size)))
+    except ValueError:
+        return ""
