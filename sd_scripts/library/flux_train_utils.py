@@ -39,7 +39,7 @@ _SINGLE = {
     "norm.key_norm": ("attn.norm_k",),
     "linear2": ("proj_out",),
 }
-_ENDS = {
+_ENDS: dict[str, tuple[str, ...]] = {
     "img_in": ("x_embedder",),
     "txt_in": ("context_embedder",),
     "time_in.in_layer": ("time_text_embed.timestep_embedder.linear_1",),
@@ -127,8 +127,10 @@ def to_diffusers(state: State) -> State:
 
 
 def ae_from_bfl(file: State, names: Iterable[str]) -> State:
-    """The autoencoder's tensors under `names` of diffusers' AutoencoderKL. A name without a key is left out."""
-    return sgm.read_vae(file, names, prefix="")
+    """The autoencoder under `names` of diffusers' AutoencoderKL. Keys that have no name there are left as they are."""
+    names = list(names)
+    known = {sgm.vae_key(name, sgm.vae_levels(names)) for name in names}
+    return {**sgm.read_vae(file, names, prefix=""), **{key: file[key] for key in file if key not in known}}
 
 
 def ae_to_bfl(state: State) -> State:

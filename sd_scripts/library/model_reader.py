@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sd_scripts.options.model_file import Header, read_header
 
+SAFETENSORS = (".safetensors", ".sft")
 COMPILED = "_orig_mod."
 """What torch.compile put into the keys of some files written elsewhere."""
 
@@ -19,7 +20,7 @@ def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Ten
 
     Raises ValueError, which names `option`, if the file is not there, not whole or not a file of weights.
     """
-    if path.suffix == ".safetensors":
+    if path.suffix in SAFETENSORS:
         _header(path, option)  # says in one sentence what is wrong with the file
         state = safetensors.torch.load_file(path) if mmap else safetensors.torch.load(path.read_bytes())
     else:
@@ -29,9 +30,34 @@ def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Ten
 
 def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
     """Shapes by key; of a .safetensors file only the header is read."""
-    if path.suffix == ".safetensors":
+    if path.suffix in SAFETENSORS:
         return {key.replace(COMPILED, ""): shape for key, shape in _header(path, option).shapes.items()}
     return {key: tuple(tensor.shape) for key, tensor in read_weights(path, option).items()}
+
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+"""How a .safetensors file names the kinds of numbers that weights are made of."""
+
+
+def read_empty(path: Path, option: str) -> dict[str, Tensor]:
+    """As read_weights, but tensors without memory; of a .safetensors file only the header is read.
+
+    What are no floating point numbers, such as packed weights of 4 bits, are told as int8.
+    """
+    if path.suffix not in SAFETENSORS:
+        return {key: tensor.to("meta") for key, tensor in read_weights(path, option).items()}
+    header = _header(path, option)
+    return {
+        key.replace(COMPILED, ""): torch.empty(shape, dtype=DTYPES.get(header.dtypes[key], torch.int8), device="meta")
+        for key, shape in header.shapes.items()
+    }
 
 
 def _header(path: Path, option: str) -> Header:

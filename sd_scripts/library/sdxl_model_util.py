@@ -137,7 +137,7 @@ def read_unet(file: State, names: Iterable[str]) -> State:
 def read_vae(file: State, names: Iterable[str], prefix: str = VAE_PREFIX) -> State:
     """The autoencoder's tensors. The file keeps the attention's linear layers as 1x1 convolutions."""
     names = list(names)
-    levels = _vae_levels(names)
+    levels = vae_levels(names)
     state = _take(file, {name: prefix + vae_key(name, levels) for name in names})
     return {
         name: tensor.flatten(1) if _is_vae_linear(name) and tensor.ndim == 4 else tensor
@@ -162,7 +162,7 @@ def read_text_encoder2(file: State, names: Iterable[str]) -> State:
 
 def vae_from_diffusers(state: State) -> State:
     """A VAE under diffusers' names -> the same tensors under the file's keys, without prefix."""
-    levels = _vae_levels(state)
+    levels = vae_levels(state)
     return {vae_key(name, levels): _as_convolution(name, tensor) for name, tensor in state.items()}
 
 
@@ -292,7 +292,7 @@ def _replace_start(name: str, table: dict[str, str]) -> str:
     return name
 
 
-def _vae_levels(names: Iterable[str]) -> int:
+def vae_levels(names: Iterable[str]) -> int:
     return len({found[0] for name in names if (found := re.match(r"encoder\.down_blocks\.\d+", name))})
 
 

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
+from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.family import Parts
-from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, MODEL, Modules, check_file, load_file, load_vae_file
+from sd_scripts.families.loading import MODEL, download, place
+from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules, check_file, load_file, load_vae_file
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import make_ours
 from sd_scripts.options.model import ModelOptions
@@ -21,9 +22,9 @@ def check(settings: Settings) -> list[str]:
     options = settings[ModelOptions]
     problems = []
     try:
-        place = _place(options.pretrained_model_name_or_path)
-        if isinstance(place, Path):
-            _check_folder(place) if place.is_dir() else check_file(place, with_vae=not options.vae)
+        where = place(options.pretrained_model_name_or_path, "an SDXL file")
+        if isinstance(where, Path):
+            _check_folder(where) if where.is_dir() else check_file(where, with_vae=not options.vae)
     except ValueError as error:
         problems.append(str(error))
     if options.vae and not Path(options.vae).exists() and not is_hub_id(options.vae):
@@ -39,8 +40,8 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
     options = settings[ModelOptions]
     vae_dtype = torch.float32 if options.no_half_vae else dtype
     mmap = not options.disable_mmap_load_safetensors
-    place = _place(options.pretrained_model_name_or_path)
-    source = place if isinstance(place, Path) else _download(place)
+    where = place(options.pretrained_model_name_or_path, "an SDXL file")
+    source = where if isinstance(where, Path) else download(where)
     if source.is_dir():
         modules = _load_folder(source, dtype, vae_dtype, with_vae=not options.vae)
     else:
@@ -55,32 +56,9 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
         vae=vae,
         text_encoders=encoders,
         tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [e.config.vocab_size for e in encoders]),
-        source=place,
+        source=where,
         facts={"logit_scale": modules.logit_scale, "clip_skip": options.clip_skip},
     )
-
-
-def _place(name: str | None) -> Path | str:
-    """The file or folder, or the Hugging Face id where there is none of that name."""
-    if not name:
-        raise ValueError(f"{MODEL}: no model is chosen; give an SDXL file, a diffusers folder or a Hugging Face id")
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
-    if is_hub_id(name):
-        return name
-    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
-
-
-def _download(name: str) -> Path:
-    """The folder in the Hugging Face cache that holds the model; what is not there is fetched."""
-    try:
-        return Path(DiffusionPipeline.download(name))
-    except (OSError, ValueError):
-        raise ValueError(
-            f"{MODEL}: '{name}' is neither a file or folder nor in the Hugging Face cache, and could not be fetched; "
-            "is the name right, is there a network?"
-        ) from None
 
 
 def _check_folder(folder: Path) -> None:

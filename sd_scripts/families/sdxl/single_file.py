@@ -1,7 +1,6 @@
 """SDXL modules out of one checkpoint file: made without memory in the sizes its shapes tell, then filled."""
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,16 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from sd_scripts.families import loading
+from sd_scripts.families.loading import MODEL, fill, shapes_of, some
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_shapes, read_weights
 from sd_scripts.options.model_file import Header, recognise
 
-MODEL = "pretrained_model_name_or_path"
 VAE = "vae"
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's, for files that were saved without it."""
 PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX, sgm.VAE_PREFIX)
-HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
-"""Keys that some programs write and loading does not need."""
 
 ADVICE = {"LoRA": "; to go on with a LoRA set network_weights", "VAE": "; a VAE belongs into the option vae"}
 """What to do with a file that was given as the base model, by the last word of what it is."""
@@ -51,11 +49,11 @@ def load_file(path: Path, dtype: torch.dtype, vae_dtype: torch.dtype, *, with_va
     file = read_weights(path, MODEL, mmap=mmap)
     modules = _empty_modules(shapes_of(file), path, with_vae=with_vae)
     must_fit(shapes_of(file), modules.checkpoint(), MODEL, path)
-    _fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtype)
-    _fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtype)
-    _fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtype)
+    fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtype)
+    fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtype)
+    fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtype)
     if modules.vae:
-        _fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), vae_dtype)
+        fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), vae_dtype)
     modules.logit_scale = file.get(sgm.LOGIT_SCALE, modules.logit_scale)
     return modules
 
@@ -74,25 +72,13 @@ def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderK
     levels = len(vae.config["block_out_channels"])
     expected = {sgm.VAE_PREFIX + sgm.vae_key(name, levels): tensor for name, tensor in vae.state_dict().items()}
     must_fit(shapes_of(file), expected, VAE, path)
-    return _fill(vae, sgm.read_vae(file, vae.state_dict()), dtype)
-
-
-def shapes_of(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+    return fill(vae, sgm.read_vae(file, vae.state_dict()), dtype)
 
 
 def must_fit(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
-    """Every expected key is there in its shape, and none beside it in the parts that are expected."""
-    missing = [key for key in expected if key not in shapes and not HARMLESS.search(key)]
-    if missing:
-        raise ValueError(f"{option}: '{path}' is not whole; missing: {_some(missing)}")
-    parts = tuple(prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected))
-    extra = [k for k in shapes if k.startswith(parts) and k not in expected and not HARMLESS.search(k)]
-    if extra:
-        raise ValueError(f"{option}: '{path}' is not plain SDXL; unknown keys: {_some(extra)}")
-    other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
-    if other:
-        raise ValueError(f"{option}: '{path}' does not fit together; of a wrong size: {_some(other)}")
+    """As loading.must_fit; beside the parts that are expected, a file may hold anything."""
+    parts = [prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected)]
+    loading.must_fit(shapes, expected, option, path, "SDXL", parts)
 
 
 def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules:
@@ -127,17 +113,11 @@ def _configuration(
         raise ValueError(f"{option}: '{path}' is not whole: {error}") from None
 
 
-def _fill(module: Any, state: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    """Each tensor takes its place as it is read, so that a model is never in memory twice."""
-    module.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()}, assign=True)
-    return module
-
-
 def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
     if all(any(key.startswith(prefix) for key in shapes) for prefix in PREFIXES[:3]):
         return
     _, what = recognise(Header(metadata={}, shapes=dict(shapes), dtypes={}))
-    what = what or f"something with keys such as {_some(shapes)}"
+    what = what or f"something with keys such as {some(shapes)}"
     raise ValueError(f"{MODEL}: '{path}' is no SDXL checkpoint but {what}{ADVICE.get(what.split()[-1], '')}")
 
 
@@ -148,14 +128,3 @@ def _with_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
     if any("_blocks.0.resnets." in key for key in file):
         file = sgm.vae_from_diffusers(file)
     return {sgm.VAE_PREFIX + key: tensor for key, tensor in file.items()}
-
-
-def _plain(shape: Iterable[int]) -> list[int]:
-    """A shape without ones: a 1x1 convolution may be stored as a matrix."""
-    return [size for size in shape if size != 1]
-
-
-def _some(keys: Iterable[str]) -> str:
-    """The first three: `'a', 'b', 'c' and 7 more`"""
-    names = [f"'{key}'" for key in keys]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,210 @@
+"""FLUX.1's four parts in files of any layout: made without memory in the sizes their headers tell, then filled."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import AutoencoderKL
+from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.loading import MODEL, fill, must_fit, shapes_of, some
+from sd_scripts.library import flux_train_utils as flux
+from sd_scripts.library.model_reader import read_empty, read_weights
+from sd_scripts.library.sdxl_model_util import State
+from sd_scripts.options.model_file import FLUX_MARKS, Header, recognise
+
+FP8 = torch.float8_e4m3fn
+BLOCK_WEIGHT = re.compile(r"(double|single)_blocks\..*\.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One of the four parts, and how to know it."""
+
+    option: str
+    """Which names a file of it."""
+    title: str
+    folder: str
+    """Where a diffusers folder has it."""
+    prefixes: tuple[str, ...]
+    """Before its keys in a file of its own, or in one that holds all parts."""
+    marks: tuple[str, ...]
+    """Keys of which each layout has one."""
+    prepare: Callable[[State], tuple[Any, State]]
+    """Tensors under the file's keys, without prefix -> the module, and the tensors under its names.
+    Raises KeyError with the missing key, or ValueError."""
+
+    def prefix(self, state: State) -> str | None:
+        """What stands before this part's keys in a file; None if it is not there."""
+        return next((p for p in self.prefixes if any(p + mark in state for mark in self.marks)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part before it is loaded, known to be whole as far as headers tell."""
+
+    kind: Kind
+    option: str
+    path: Path
+    """As the user named it."""
+    files: tuple[Path, ...]
+    module: Any
+    """Without memory."""
+
+    def load(self, dtype: torch.dtype, *, mmap: bool, keep_fp8: bool = False) -> Any:
+        """The module in `dtype`, frozen and in eval mode.
+
+        With `keep_fp8` the transformer's blocks keep the weights that the file has in e4m3.
+        """
+        state: State = {}
+        for file in self.files:
+            state |= read_weights(file, self.option, mmap=mmap)
+        module, named = _prepared(self.kind, state, dtype)
+        fill(module.eval().requires_grad_(False), named, dtype, keep=_stays_fp8 if keep_fp8 else None)
+        if isinstance(module, T5EncoderModel):
+            _settle_t5(module)
+        return module
+
+
+def open_piece(kind: Kind, option: str, path: Path, files: tuple[Path, ...]) -> Piece:
+    """Look at the headers. Raises ValueError, one sentence that names `option`, unless they are of a whole `kind`."""
+    empty: State = {}
+    for file in files:
+        empty |= read_empty(file, option)
+    if kind.prefix(empty) is None:
+        raise ValueError(f"{option}: '{path}' is no {kind.title} but {_what_else(kind, empty)}")
+    if kind is TRANSFORMER:
+        _must_be_plain(empty, path)
+    try:
+        module, named = _prepared(kind, empty, torch.float32)
+    except KeyError as error:
+        raise ValueError(f"{option}: '{path}' is not whole; missing: '{error.args[0]}'") from None
+    except ValueError as error:
+        raise ValueError(f"{option}: '{path}' is not whole: {error}") from None
+    expected = module.state_dict()
+    if packed := [name for name, tensor in named.items() if name in expected and not tensor.is_floating_point()]:
+        raise ValueError(
+            f"{option}: '{path}' holds packed integers in place of weights, such as {some(packed[:1])}; "
+            "take the bf16, fp16 or fp8 file"
+        )
+    must_fit(shapes_of(named), expected, option, path, kind.title)
+    return Piece(kind=kind, option=option, path=path, files=files, module=module)
+
+
+def files_in(folder: Path, option: str) -> tuple[Path, ...]:
+    """The weights in one part's folder: one file, or all that an index names. Full precision is preferred."""
+    for variant in ("", ".bf16", ".fp16"):
+        for index in sorted(folder.glob(f"*model.safetensors.index{variant}.json")):
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return tuple(folder / name for name in sorted(set(shards)))
+        for file in sorted(folder.glob(f"*model{variant}.safetensors")):
+            return (file,)
+    raise ValueError(f"{option}: the folder '{folder}' holds no weights, such as model.safetensors")
+
+
+def _prepared(kind: Kind, state: State, dtype: torch.dtype) -> tuple[Any, State]:
+    prefix = kind.prefix(state) or ""
+    own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    with init_empty_weights():
+        return kind.prepare(flux.multiplied_out(own, dtype))
+
+
+def _transformer(state: State) -> tuple[FluxTransformer, State]:
+    if FLUX_MARKS[1] in state:
+        state = flux.from_diffusers(state)
+    return FluxTransformer(FluxShape.of(shapes_of(state))), state
+
+
+def _clip(state: State) -> tuple[CLIPTextModel, State]:
+    state = {key: tensor for key, tensor in state.items() if not key.startswith("text_projection.")}  # not read here
+    return CLIPTextModel(CLIPTextConfig(**flux.clip_config(shapes_of(state)))), state
+
+
+def _t5(state: State) -> tuple[T5EncoderModel, State]:
+    """The words' embeddings lie under either name or both; a decoder is passed over."""
+    words = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
+    state = {key: tensor for key, tensor in state.items() if key.startswith("encoder.")}
+    if words is not None:
+        state["shared.weight"] = state["encoder.embed_tokens.weight"] = words
+    return T5EncoderModel(T5Config(**flux.t5_config(shapes_of(state)))), state
+
+
+def _settle_t5(t5: Any) -> None:
+    t5.encoder.embed_tokens.weight = t5.shared.weight
+    if t5.dtype == torch.float16:
+        for block in t5.encoder.block:  # what comes out of these overflows in fp16
+            block.layer[1].DenseReluDense.wo.float()
+
+
+def _autoencoder(state: State) -> tuple[AutoencoderKL, State]:
+    if any("_blocks.0.resnets." in key for key in state):
+        state = flux.ae_to_bfl(state)
+    vae = AutoencoderKL(**flux.ae_config(shapes_of(state)))
+    return vae, flux.ae_from_bfl(state, vae.state_dict())
+
+
+TRANSFORMER = Kind(
+    option=MODEL,
+    title="FLUX.1 transformer",
+    folder="transformer",
+    prefixes=("", "model.diffusion_model."),
+    marks=FLUX_MARKS,
+    prepare=_transformer,
+)
+CLIP_L = Kind(
+    option="clip_l",
+    title="CLIP text encoder",
+    folder="text_encoder",
+    prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
+    marks=("encoder.layers.0.self_attn.q_proj.weight",),
+    prepare=_clip,
+)
+T5XXL = Kind(
+    option="t5xxl",
+    title="T5 text encoder",
+    folder="text_encoder_2",
+    prefixes=("", "text_encoders.t5xxl.transformer."),
+    marks=("encoder.block.0.layer.0.SelfAttention.q.weight",),
+    prepare=_t5,
+)
+AE = Kind(
+    option="ae",
+    title="autoencoder",
+    folder="vae",
+    prefixes=("", "vae."),
+    marks=("decoder.conv_in.weight",),
+    prepare=_autoencoder,
+)
+KINDS = (TRANSFORMER, CLIP_L, T5XXL, AE)
+
+
+def _must_be_plain(state: State, path: Path) -> None:
+    """Cousins that are built alike are told by their names."""
+    family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
+    if family != "flux":
+        raise ValueError(f"{MODEL}: '{path}' is {what}, which is not trained here; choose FLUX.1 dev or schnell")
+
+
+def _what_else(kind: Kind, state: State) -> str:
+    """What a file is that is not of this kind, and what to do with it."""
+    family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
+    if what.endswith("LoRA"):
+        return f"{what}; to go on with a LoRA set network_weights"
+    for other in KINDS:
+        if other is not kind and other.prefix(state) in other.prefixes[:2]:
+            return f"{what or other.title}; it belongs into {other.option}"
+    if kind is TRANSFORMER and family == "sdxl":
+        return f"{what}; SDXL is trained by sdxl_train_network.py"
+    return what or f"something with keys such as {some(state)}"
+
+
+def _stays_fp8(name: str, tensor: Tensor) -> bool:
+    whole_tiles = tensor.ndim == 2 and all(size % 16 == 0 for size in tensor.shape)  # what fp8 is multiplied in
+    return tensor.dtype == FP8 and whole_tiles and bool(BLOCK_WEIGHT.fullmatch(name))

@@ -1,0 +1,164 @@
+"""FLUX.1 as files, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
+
+from pathlib import Path
+
+import torch
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.flux import lora
+from sd_scripts.families.flux.files import AE, CLIP_L, KINDS, T5XXL, TRANSFORMER, Kind, Piece, files_in, open_piece
+from sd_scripts.families.flux.model import FluxShape
+from sd_scripts.families.flux.tokenizer import load_tokenizers
+from sd_scripts.families.loading import MODEL, download, place
+from sd_scripts.library.block_swap import most_swapped
+from sd_scripts.library.model_reader import read_empty
+from sd_scripts.networks.args import network_arguments
+from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model_file import describe
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+
+T5_LENGTHS = {"dev": 512, "schnell": 256}
+
+Pieces = dict[str, Piece]
+"""By the option that names a file of each."""
+
+
+def check(settings: Settings) -> list[str]:
+    """What is wrong with the files, and with options that the model sets bounds to: only headers are read."""
+    try:
+        where = place(settings[ModelOptions].pretrained_model_name_or_path, "a FLUX.1 file")
+    except ValueError as error:
+        return [str(error)]
+    pieces, problems = _open(settings[FluxModelOptions], where)
+    if MODEL in pieces:
+        problems += _out_of_bounds(pieces[MODEL].module.shape, settings)
+        problems += _blocks_that_are_not(pieces[MODEL], settings)
+    return problems
+
+
+def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "cpu") -> Parts:
+    """The base model, frozen, in eval mode and in `dtype`; what a file has in e4m3 stays so where the options hold
+    weights in fp8.
+
+    Raises ValueError, one sentence that names the option, if a part is not there, not whole or not FLUX.1's.
+    """
+    options, training = settings[ModelOptions], settings[TrainingOptions]
+    where = place(options.pretrained_model_name_or_path, "a FLUX.1 file")
+    source = where if isinstance(where, Path) else download(where)
+    pieces, problems = _open(settings[FluxModelOptions], source)
+    if problems:
+        raise ValueError(problems[0])
+
+    mmap = not options.disable_mmap_load_safetensors
+    fp8 = training.fp8_base or training.fp8_base_unet or settings[FluxMemoryOptions].fp8_compute
+    transformer = pieces[MODEL].load(dtype, mmap=mmap, keep_fp8=fp8).to(device)
+    clip = pieces[CLIP_L.option].load(dtype, mmap=mmap).to(device)
+    t5 = pieces[T5XXL.option].load(dtype, mmap=mmap).to(device)
+    vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
+    variant = "dev" if transformer.shape.guidance else "schnell"
+    sizes = [encoder.config.vocab_size for encoder in (clip, t5)]
+    flux = settings[FluxModelOptions]
+    return Parts(
+        denoiser=transformer,
+        vae=vae,
+        text_encoders=[clip, t5],
+        tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, sizes),
+        source=where,
+        facts={
+            "variant": variant,
+            "guidance": transformer.shape.guidance,
+            "t5_length": flux.t5xxl_max_token_length or T5_LENGTHS[variant],
+            "apply_t5_attn_mask": flux.apply_t5_attn_mask,
+        },
+    )
+
+
+def _open(options: FluxModelOptions, where: Path | str) -> tuple[Pieces, list[str]]:
+    """The parts that are whole, and what is wrong with the others. Of a model that is still to be downloaded only
+    the parts that lie in files of their own are looked at."""
+    pieces: Pieces = {}
+    problems: list[str] = []
+    for kind in KINDS:
+        given = None if kind is TRANSFORMER else getattr(options, kind.option)
+        if not given and (isinstance(where, str) or (problems and MODEL not in pieces)):
+            continue  # a wrong model tells nothing about its other parts
+        try:
+            pieces[kind.option] = _open_file(kind, Path(given).expanduser()) if given else _open_own(kind, Path(where))
+        except ValueError as error:
+            problems.append(str(error))
+    return pieces, problems or _misfits(pieces)
+
+
+def _open_file(kind: Kind, path: Path) -> Piece:
+    """A part that is named by its own option: a file, or a folder of it or of a whole model."""
+    if not path.exists():
+        raise ValueError(f"{kind.option}: there is no file or folder '{path}'")
+    if path.is_file():
+        return open_piece(kind, kind.option, path, (path,))
+    folder = path / kind.folder if (path / kind.folder).is_dir() else path
+    return open_piece(kind, kind.option, path, files_in(folder, kind.option))
+
+
+def _open_own(kind: Kind, model: Path) -> Piece:
+    """A part of the base model: of its folder, or of a file that may hold all of them."""
+    if model.is_file():
+        if kind is not TRANSFORMER and kind.prefix(read_empty(model, MODEL)) is None:
+            raise ValueError(f"{kind.option}: '{model}' holds no {kind.title}; set {kind.option} to a file of it")
+        return open_piece(kind, MODEL, model, (model,))
+    whole = (model / "model_index.json").is_file()
+    if whole and (found := describe(model)).family != "flux":
+        problem = found.problem or f"'{model}' is not FLUX.1 but a {found.variant}"
+        raise ValueError(f"{MODEL}: {problem}")
+    if whole or (model / kind.folder).is_dir():
+        return open_piece(kind, MODEL, model, files_in(model / kind.folder, MODEL))
+    if kind is TRANSFORMER:  # a folder of the transformer alone
+        return open_piece(kind, MODEL, model, files_in(model, MODEL))
+    raise ValueError(f"{kind.option}: '{model}' holds no {kind.title}; set {kind.option} to a file of it")
+
+
+def _misfits(pieces: Pieces) -> list[str]:
+    """Parts of other models: the transformer tells what it reads."""
+    if MODEL not in pieces:
+        return []
+    shape: FluxShape = pieces[MODEL].module.shape
+    wanted = {
+        CLIP_L.option: ("hidden_size", shape.pooled_width, "vectors of {} values"),
+        T5XXL.option: ("d_model", shape.text_width, "vectors of {} values"),
+        AE.option: ("latent_channels", shape.channels // 4, "latents of {} channels"),
+    }
+    problems = []
+    for option, (number, size, what) in wanted.items():
+        if option in pieces and (given := getattr(pieces[option].module.config, number)) != size:
+            problems.append(
+                f"{option}: '{pieces[option].path}' makes {what.format(given)}, the transformer reads {size}; "
+                f"choose the {pieces[option].kind.title} of FLUX.1"
+            )
+    return problems
+
+
+def _out_of_bounds(shape: FluxShape, settings: Settings) -> list[str]:
+    problems = []
+    swap, most = settings[FluxMemoryOptions].blocks_to_swap or 0, most_swapped(shape.double_blocks, shape.single_blocks)
+    if swap > most:
+        problems.append(
+            f"blocks_to_swap: {swap} is beyond the {most} that a model of {shape.double_blocks} double and "
+            f"{shape.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it out")
+        )
+    guidance = settings[FluxObjectiveOptions].guidance_scale
+    if not shape.guidance and guidance != settings.options["guidance_scale"].default:
+        problems.append(f"guidance_scale: {guidance:g} has no effect on schnell, which takes no guidance; leave it out")
+    return problems
+
+
+def _blocks_that_are_not(transformer: Piece, settings: Settings) -> list[str]:
+    try:
+        rules = lora.TRANSFORMER.rules(network_arguments(settings, lora.TRANSFORMER.options), lambda _: None)
+    except ValueError:
+        return []  # what is no rule is told where the network is made
+    try:
+        rules.check(transformer.module)
+    except ValueError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,83 @@
+"""What loading has in common between families: where a model lies, whether tensors fit a module, filling it."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from sd_scripts.library.sdxl_model_util import Shapes, State
+from sd_scripts.options.model_file import is_hub_id
+
+MODEL = "pretrained_model_name_or_path"
+HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
+"""Keys that some programs write and loading does not need."""
+
+
+def place(name: str | None, kind: str) -> Path | str:
+    """The file or folder of the base model, or the Hugging Face id where there is none of that name.
+
+    `kind` is what should be given, such as "an SDXL file".
+    """
+    if not name:
+        raise ValueError(f"{MODEL}: no model is chosen; give {kind}, a diffusers folder or a Hugging Face id")
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if is_hub_id(name):
+        return name
+    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
+
+
+def download(name: str) -> Path:
+    """The folder in the Hugging Face cache that holds the model; what is not there is fetched."""
+    try:
+        return Path(DiffusionPipeline.download(name))
+    except (OSError, ValueError):
+        raise ValueError(
+            f"{MODEL}: '{name}' is neither a file or folder nor in the Hugging Face cache, and could not be fetched; "
+            "is the name right, is there a network?"
+        ) from None
+
+
+def must_fit(
+    shapes: Shapes, expected: Mapping[str, Tensor], option: str, path: Path, title: str, parts: Iterable[str] = ("",)
+) -> None:
+    """Every expected key is there in its shape, and below the prefixes `parts` none beside it."""
+    missing = [key for key in expected if key not in shapes and not HARMLESS.search(key)]
+    if missing:
+        raise ValueError(f"{option}: '{path}' is not whole; missing: {some(missing)}")
+    extra = [k for k in shapes if k.startswith(tuple(parts)) and k not in expected and not HARMLESS.search(k)]
+    if extra:
+        raise ValueError(f"{option}: '{path}' is not plain {title}; unknown keys: {some(extra)}")
+    other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
+    if other:
+        raise ValueError(f"{option}: '{path}' does not fit together; of a wrong size: {some(other)}")
+
+
+def fill(module: Any, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
+    """Each tensor takes its place as it is read, so that a model is never in memory twice.
+
+    One that `keep` is true of, by name, stays in the dtype that it has.
+    """
+    ready = {name: t if keep and keep(name, t) else t.to(dtype) for name, t in state.items()}
+    module.load_state_dict(ready, assign=True)
+    return module
+
+
+def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+
+
+def some(keys: Iterable[str]) -> str:
+    """The first three: `'a', 'b', 'c' and 7 more`"""
+    names = [f"'{key}'" for key in keys]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _plain(shape: Iterable[int]) -> list[int]:
+    """A shape without ones: a 1x1 convolution may be stored as a matrix."""
+    return [size for size in shape if size != 1]
