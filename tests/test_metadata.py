@@ -148,11 +148,14 @@ def test_a_thumbnail_file_becomes_a_data_url(tmp_path: Path) -> None:
 
 def test_base_files_are_named_and_hashed_and_ids_are_named(tmp_path: Path) -> None:
     (tmp_path / "base.safetensors").write_bytes(b"x")
-    found = base_file_metadata(
-        ModelOptions(pretrained_model_name_or_path=str(tmp_path / "base.safetensors"), vae="someone/vae")
-    )
+    base = str(tmp_path / "base.safetensors")
+    found = base_file_metadata(Settings((ModelOptions,), {"pretrained_model_name_or_path": base, "vae": "someone/vae"}))
     assert found.keys() == {"ss_sd_model_name", "ss_sd_model_hash", "ss_new_sd_model_hash", "ss_vae_name"}
     assert (found["ss_sd_model_name"], found["ss_vae_name"]) == ("base.safetensors", "someone/vae")
+    flux = script_for("flux", "lora").groups
+    of_flux = base_file_metadata(Settings(flux, {"pretrained_model_name_or_path": base, "ae": base}))
+    assert of_flux["ss_vae_name"] == "base.safetensors"
+    assert of_flux["ss_new_vae_hash"] == of_flux["ss_new_sd_model_hash"] == found["ss_new_sd_model_hash"]
 
 
 def test_a_file_carries_all_of_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
+from sd_scripts.options.flux import FluxModelOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.model import ModelOptions
@@ -149,11 +150,16 @@ def training_metadata(settings: Settings, facts: TrainingFacts, *, epoch: int, s
     return {key: str(value) for key, value in found.items()}
 
 
-def base_file_metadata(options: ModelOptions) -> Texts:
-    """Names and hashes of the base model and the VAE. Reads the files whole: once a run, seconds for a checkpoint."""
+def base_file_metadata(settings: Settings) -> Texts:
+    """Names and hashes of the base model and the VAE, which FLUX.1 calls ae.
+
+    Reads the files whole: once a run, seconds for a checkpoint.
+    """
+    model = settings[ModelOptions]
+    vae = settings[FluxModelOptions].ae if FluxModelOptions in settings.groups else model.vae
     return {
-        **_file_metadata(options.pretrained_model_name_or_path, "sd_model"),
-        **_file_metadata(options.vae, "vae"),
+        **_file_metadata(model.pretrained_model_name_or_path, "sd_model"),
+        **_file_metadata(vae, "vae"),
     }
 
 

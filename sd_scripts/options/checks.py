@@ -268,24 +268,22 @@ def prediction_unlike_the_target(objective: FluxObjectiveOptions) -> Findings:
     )
 
 
-SHIFTED, SPREAD = ("sigma", "shift"), ("sigmoid", "shift", "flux_shift")
-"""The ways of timestep_sampling that read discrete_flow_shift, and those that read sigmoid_scale."""
+READERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "discrete_flow_shift": ("timestep_sampling", ("sigma", "shift")),
+    "sigmoid_scale": ("timestep_sampling", ("sigmoid", "shift", "flux_shift")),
+    "logit_mean": ("weighting_scheme", ("logit_normal",)),
+    "logit_std": ("weighting_scheme", ("logit_normal",)),
+    "mode_scale": ("weighting_scheme", ("mode",)),
+}
+"""Number of FLUX.1's timesteps -> the choice, and those of its values that read the number."""
 
 
 def timesteps_without_use(objective: FluxObjectiveOptions) -> Findings:
-    plain = FluxObjectiveOptions()
+    for name, (choice, readers) in READERS.items():
+        chosen = getattr(objective, choice)
+        if chosen not in readers and getattr(objective, name) != getattr(FluxObjectiveOptions, name):
+            yield name, f"has no effect with {choice} = {chosen}"
     how, scheme = objective.timestep_sampling, objective.weighting_scheme
-    used = {
-        "discrete_flow_shift": how in SHIFTED,
-        "sigmoid_scale": how in SPREAD,
-        "logit_mean": (how, scheme) == ("sigma", "logit_normal"),
-        "logit_std": (how, scheme) == ("sigma", "logit_normal"),
-        "mode_scale": (how, scheme) == ("sigma", "mode"),
-    }
-    for name, has_use in used.items():
-        if not has_use and getattr(objective, name) != getattr(plain, name):
-            needs = "" if name in ("discrete_flow_shift", "sigmoid_scale") else f" and weighting_scheme = {scheme}"
-            yield name, f"has no effect with timestep_sampling = {how}{needs}"
     if scheme in ("logit_normal", "mode") and how != "sigma":
         yield "weighting_scheme", f"{scheme} has no effect with timestep_sampling = {how}; it needs sigma"
     if scheme in ("sigma_sqrt", "cosmap") and objective.model_prediction_type != "sigma_scaled":

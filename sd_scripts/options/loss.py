@@ -53,15 +53,14 @@ class NoiseOptions(OptionGroup, title="Noise"):
     )
     min_timestep: int | None = option(
         None,
-        "Train on timesteps from here on, 0 to 999; small ones are fine detail.",
+        "Train on timesteps from here on, 0 to 999; small ones are fine detail. FLUX.1's are drawn as for the whole "
+        "range, then squeezed between min_timestep and max_timestep.",
         within=(0, 999),
-        families=("sdxl",),
     )
     max_timestep: int | None = option(
         None,
         "Train on timesteps below this, 1 to 1000; large ones are composition.",
         within=(1, 1000),
-        families=("sdxl",),
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -78,7 +77,7 @@ class LossOptions(OptionGroup, title="Loss"):
         "l2", "How differences are counted: l2 is usual; huber and smooth_l1 make less of outliers."
     )
     huber_schedule: Literal["constant", "exponential", "snr"] = option(
-        "snr", "How huber_c changes with the timestep, for huber and smooth_l1."
+        "snr", "How huber_c changes with the timestep, for huber and smooth_l1. FLUX.1 takes constant and exponential."
     )
     huber_c: float = option(0.1, "Where huber and smooth_l1 turn from square to linear.", within=(1e-06, 1000.0))
     huber_scale: float = option(1.0, "Factor on huber_c, for constant and exponential.", within=(1e-06, 1000.0))

@@ -13,7 +13,6 @@ from sd_scripts.library.metadata import TrainingFacts, base_file_metadata, model
 from sd_scripts.networks.plan import DEFAULT_DIM
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions
-from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
@@ -54,7 +53,7 @@ def training_facts(
 def file_metadata(context: Context, family: Family, parts: Parts, facts: TrainingFacts) -> Metadata:
     """Makes the metadata of a file at the moment it is saved. The base model is hashed meanwhile."""
     settings = context.settings
-    hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings[ModelOptions])
+    hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings)
 
     def metadata(epochs: int, steps: int) -> dict[str, str]:
         now = time.time()
