@@ -159,6 +159,28 @@ def test_a_loss_reads_no_value_of_a_tensor() -> None:
     assert loss(parts, inputs, text, settings).shape == (3,)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: it is the GPU that nobody may wait for")
+@pytest.mark.parametrize("sampling", ["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
+def test_nothing_in_a_step_waits_for_the_gpu(sampling: str) -> None:
+    parts, device = tiny_parts(), torch.device("cuda")
+    parts.denoiser.to(device)
+    text = {name: tensor.to(device) for name, tensor in text_of(3).items()}
+    latents, settings = LATENTS.to(device), flux_settings(timestep_sampling=sampling, apply_t5_attn_mask=True)
+    batch = batch_of(LATENTS).pin_memory()
+
+    def step() -> Tensor:
+        generator = torch.Generator(device).manual_seed(1)
+        return loss(parts, step_inputs(batch, latents, settings, generator), text, settings)
+
+    first = step()  # tables are made once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, first)
+
+
 def test_huber_by_snr_is_refused_before_anything_is_loaded() -> None:
     refused = [text for text in flux_settings(loss_type="huber").problems() if text.startswith("huber")]
     assert refused == [

@@ -1,0 +1,164 @@
+"""Pictures of FLUX.1 while training: diffusers' own for the same noise, and nothing of the training is touched."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from flux_help import flux_settings
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.flux.sampling import SAMPLE_DEFAULTS, sample
+from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
+from sd_scripts.families.miniature import clip_tokenizer
+from sd_scripts.families.sampling import lent
+from sd_scripts.library.flux_train_utils import to_diffusers
+from sd_scripts.library.prompts import SamplePrompt
+
+T5_LENGTH = 16
+PROMPT = {"prompt": "a red circle", "width": 64, "height": 80, "seed": 1, "steps": 4, "scale": 1.0}
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    clip = clip_tokenizer()
+    modules = tiny_modules(len(clip))
+    encoders = [modules.clip_l, modules.t5xxl]
+    for module in (modules.transformer, modules.ae, *encoders):
+        module.eval().requires_grad_(False)
+    return Parts(
+        denoiser=modules.transformer,
+        vae=modules.ae,
+        text_encoders=encoders,
+        tokenizers=[clip, t5_tokenizer()],
+        source="tiny",
+        facts={"variant": "dev", "t5_length": T5_LENGTH, "apply_t5_attn_mask": False},
+    )
+
+
+@pytest.fixture(scope="module")
+def pipeline(parts: Parts) -> Any:
+    shape = parts.denoiser.shape
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=shape.channels,
+        num_layers=shape.double_blocks,
+        num_single_layers=shape.single_blocks,
+        attention_head_dim=shape.head_width,
+        num_attention_heads=shape.heads,
+        joint_attention_dim=shape.text_width,
+        pooled_projection_dim=shape.pooled_width,
+        guidance_embeds=True,
+        axes_dims_rope=shape.rope_widths,
+    )
+    transformer.load_state_dict(to_diffusers(parts.denoiser.state_dict()))
+    made = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=parts.vae,
+        text_encoder=parts.text_encoders[0],
+        text_encoder_2=parts.text_encoders[1],
+        tokenizer=parts.tokenizers[0],
+        tokenizer_2=parts.tokenizers[1],
+        transformer=transformer,
+    )
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def make(parts: Parts, **changes: Any) -> np.ndarray:
+    return np.asarray(sample(parts, SamplePrompt(**{**PROMPT, **changes}), flux_settings()))
+
+
+@pytest.mark.parametrize(
+    ("guidance", "scale", "negative"), [(3.5, 1.0, ""), (1.0, 1.0, ""), (3.5, 3.0, "a blue square")]
+)
+def test_a_picture_is_what_diffusers_makes_of_the_same_noise(
+    parts: Parts, pipeline: Any, guidance: float, scale: float, negative: str
+) -> None:
+    theirs = pipeline(
+        PROMPT["prompt"],
+        negative_prompt=negative or None,
+        true_cfg_scale=scale,
+        width=64,
+        height=80,
+        num_inference_steps=4,
+        guidance_scale=guidance,
+        max_sequence_length=T5_LENGTH,
+        generator=torch.Generator().manual_seed(1),
+        output_type="np",
+    ).images[0]
+    ours = make(parts, guidance=guidance, scale=scale, negative_prompt=negative).astype(np.float32) / 255
+    assert np.abs(ours - theirs).max() < 2 / 255
+
+
+def test_a_seed_decides_and_guidance_and_the_negative_prompt_have_their_say(parts: Parts) -> None:
+    picture = make(parts)
+    assert picture.shape == (80, 64, 3)
+    assert np.array_equal(make(parts), picture)
+    assert not np.array_equal(make(parts, seed=2), picture)
+    assert not np.array_equal(make(parts, guidance=20.0), picture)
+    assert not np.array_equal(make(parts, scale=3.0, negative_prompt="a blue square"), picture)
+
+
+def test_no_picture_is_steered_away_from_nothing(parts: Parts) -> None:
+    assert np.array_equal(make(parts, scale=7.5), make(parts))
+    assert np.array_equal(make(parts, negative_prompt="a blue square"), make(parts))
+
+
+def test_sides_are_rounded_down_to_16(parts: Parts) -> None:
+    assert np.array_equal(make(parts, width=79, height=95), make(parts))
+
+
+def test_what_a_prompt_does_not_say() -> None:
+    said = SAMPLE_DEFAULTS
+    assert (said.width, said.height, said.steps, said.guidance, said.scale) == (512, 512, 20, 3.5, 1.0)
+
+
+def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(parts: Parts) -> None:
+    parts.denoiser.train()
+    parts.denoiser.img_in.eval()
+    before = torch.get_rng_state()
+    make(parts, seed=None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert parts.denoiser.training
+    assert not parts.denoiser.img_in.training
+    assert not parts.vae.training
+    assert all(p.grad is None for p in parts.denoiser.parameters())
+    parts.denoiser.eval()
+
+
+def test_compiled_blocks_sample_without_graphs_of_their_own(parts: Parts) -> None:
+    eager, graphs = make(parts), []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for block in parts.denoiser.double_blocks:
+        block.compile(backend=backend)
+    assert np.array_equal(make(parts), eager)
+    assert graphs == []
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: weights go there and come back")
+def test_modules_are_lent_to_the_gpu_and_their_weights_are_where_they_were(parts: Parts) -> None:
+    on_the_cpu = make(parts)
+    lendable = (parts.vae, *parts.text_encoders)
+    before = [(tensor, tensor.data_ptr(), tensor.clone()) for module in lendable for tensor in module.parameters()]
+    parts.denoiser.cuda()
+    on_the_gpu = make(parts)
+    parts.denoiser.cpu()
+    assert np.abs(on_the_gpu.astype(int) - on_the_cpu.astype(int)).max() <= 4
+    for tensor, address, values in before:
+        assert tensor.data_ptr() == address
+        assert torch.equal(tensor, values)
+
+
+def test_a_failure_while_a_module_is_lent_leaves_it_as_it_was() -> None:
+    module = torch.nn.Linear(2, 2)
+    address = module.weight.data_ptr()
+    with pytest.raises(RuntimeError, match="incompatible tensor type"), lent(module, torch.device("meta")):
+        pass
+    assert module.weight.data_ptr() == address
+    assert not module.weight.is_meta
