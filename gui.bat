@@ -1,6 +1,6 @@
 @echo off
 rem Opens the GUI in the browser: gui.bat [--listen ADDRESS] [--server_port PORT] ...
-rem A first training with nothing to download: gui.bat --demo
+rem A first training with nothing to download: gui.bat --demo [sdxl or flux]
 setlocal
 call "%~dp0setup.bat" || exit /b 1
 

@@ -1,4 +1,4 @@
-"""What several test modules need: one miniature SDXL model for the whole run."""
+"""What several test modules need: a miniature model of each family for the whole run."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,20 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from sd_scripts.families.sdxl.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("miniature"))
+
+
+@pytest.fixture(scope="session")
+def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The four files of a FLUX.1 dev, its tokenizers beside them, and captioned pictures. Do not write to it."""
+    from sd_scripts.families.flux.tiny import write_miniature
+
+    return write_miniature(tmp_path_factory.mktemp("flux_miniature"))
+
+
+@pytest.fixture(scope="session", params=["sdxl", "flux"])
+def each_miniature(request: pytest.FixtureRequest) -> Any:
+    """What is true of every family is tested on each."""
+    return request.getfixturevalue({"sdxl": "miniature", "flux": "flux_miniature"}[request.param])
 
 
 def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:

@@ -3,23 +3,28 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from conftest import sdxl_settings
 from PIL import Image
 
 from sd_scripts import demo
 from sd_scripts.data import drawn
+from sd_scripts.families.family import Family
+from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux import tiny as flux_tiny
 from sd_scripts.families.miniature import pictures
-from sd_scripts.families.sdxl import tiny
-from sd_scripts.families.sdxl.load import check, load
+from sd_scripts.families.sdxl import SDXL, tiny
+from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_file
+from sd_scripts.options.settings import Settings
 
 
-def test_a_dozen_pictures_of_several_sizes_with_captions(miniature: Any) -> None:
-    folder = miniature.data_dir / drawn.FOLDER
+def test_a_dozen_pictures_of_several_sizes_with_captions(each_miniature: Any) -> None:
+    folder = each_miniature.data_dir / drawn.FOLDER
     sizes = {Image.open(path).size for path in folder.glob("*.png")}
     captions = {path.read_text().strip() for path in folder.glob("*.txt")}
     assert len(list(folder.glob("*.png"))) == 12
@@ -27,16 +32,21 @@ def test_a_dozen_pictures_of_several_sizes_with_captions(miniature: Any) -> None
     assert captions == set(drawn.captions())
 
 
-def test_the_checkpoint_is_small_and_every_block_type_is_in_it(miniature: Any) -> None:
-    assert miniature.checkpoint.stat().st_size < 30_000_000
+def test_the_files_are_small(each_miniature: Any) -> None:
+    assert sum(path.stat().st_size for path in each_miniature.files.values()) < 25_000_000
+
+
+def test_every_block_type_of_sdxl_is_in_the_checkpoint(miniature: Any) -> None:
     unet = load(sdxl_settings(miniature.checkpoint), torch.float32).denoiser
     assert [type(block).__name__ for block in unet.down_blocks] == list(tiny.UNET["down_block_types"])
     assert [type(block).__name__ for block in unet.up_blocks] == list(tiny.UNET["up_block_types"])
 
 
-def test_it_is_the_same_every_time(miniature: Any, tmp_path: Path) -> None:
-    again = tiny.write_miniature(tmp_path)
-    assert again.checkpoint.read_bytes() == miniature.checkpoint.read_bytes()
+def test_it_is_the_same_every_time(each_miniature: Any, tmp_path: Path) -> None:
+    again = {"sdxl": tiny, "flux": flux_tiny}[each_miniature.family].write_miniature(tmp_path)
+    assert again.files.keys() == each_miniature.files.keys()
+    for option, path in again.files.items():
+        assert path.read_bytes() == each_miniature.files[option].read_bytes()
 
 
 def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
@@ -46,9 +56,19 @@ def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(4), atol=1e-2, rtol=0)
 
 
-def test_the_demo_writes_settings_that_training_accepts(tmp_path: Path) -> None:
+def test_latents_have_the_spread_that_flux_learns_from(flux_miniature: Any) -> None:
+    settings = Settings(script_for("flux", "lora").groups, {k: str(path) for k, path in flux_miniature.files.items()})
+    parts = FLUX.load(settings, torch.float32, torch.device("cpu"))
+    latents = FLUX.encode_images(parts, pictures())
+    torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(16), atol=1e-3, rtol=0)
+    torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(16), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("family", [SDXL, FLUX], ids=lambda family: family.name)
+def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
-    assert demo.main(["--folder", str(folder), "--make"]) == 0
-    settings = from_file(script_for("sdxl", "lora"), folder / "demo.toml")
+    assert demo.main([family.name, "--folder", str(folder), "--make"]) == 0
+    settings = from_file(script_for(family.name, "lora"), folder / "demo.toml")
     assert settings.problems() == []
-    assert check(settings) == []
+    assert settings.remarks == []
+    assert family.check(settings) == []

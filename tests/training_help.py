@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from data_help import make_folder
 from torch import Tensor
 
-from sd_scripts import sdxl_train_network
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 
@@ -36,6 +37,18 @@ SHORT: dict[str, Any] = {
     "save_state": False,
 }
 """Three steps on pictures of 64 pixels; None in what is given beside takes a setting away."""
+
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "sdxl": {},
+    "flux": {
+        "t5xxl_max_token_length": 16,
+        "timestep_sampling": "shift",
+        "discrete_flow_shift": 3.1582,
+        "model_prediction_type": "raw",
+        "guidance_scale": 1.0,
+    },
+}
+"""What a run of each family has beside SHORT."""
 
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
 TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
@@ -75,21 +88,26 @@ class Run:
 
 def train(miniature: Any, output: Path, **values: Any) -> Run:
     """Train on two pictures beside the output, or on train_data_dir; settings go through a TOML file."""
-    settings = {**SHORT, "pretrained_model_name_or_path": miniature.checkpoint, "output_dir": output}
-    settings |= {"run_dir": output / "run", **values}
+    settings = {**settings_for(miniature), "output_dir": output, "run_dir": output / "run", **values}
     if "train_data_dir" not in settings and "dataset_config" not in settings:
         settings["train_data_dir"] = pictures(output.parent / "pictures")
     config = output.with_name(f"{output.name}.toml")
     write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
-    return run(["--config_file", str(config)], output)
+    return run(["--config_file", str(config)], output, miniature.family)
 
 
-def run(flags: list[str], output: Path) -> Run:
-    """What these flags of the SDXL LoRA script do; the run's folder is `output`/run."""
+def settings_for(miniature: Any) -> dict[str, Any]:
+    """Three steps on this model; data and output are still to be named."""
+    return {**SHORT, **OF_FAMILY[miniature.family], **miniature.files}
+
+
+def run(flags: list[str], output: Path, family: str = "sdxl") -> Run:
+    """What these flags of the family's LoRA script do; the run's folder is `output`/run."""
+    script = import_module(f"sd_scripts.{Path(script_for(family, 'lora').file).stem}")
     ours = logging.getLogger("sd_scripts")
     before = ours.handlers, ours.propagate, ours.level
     try:
-        status = sdxl_train_network.main(flags)
+        status = script.main(flags)
     except SystemExit as leaving:  # a mistake in the settings
         status = int(leaving.code or 0)
     finally:
