@@ -9,16 +9,21 @@ from typing import Any
 
 from kohya_gui.legacy_keys import (
     CANNOT,
+    CANNOT_FOR,
     DEFAULTS,
+    DEFAULTS_FOR,
     DROPPED,
     FAMILIES,
     OTHER_MODELS,
     RENAMED,
+    RENAMED_FOR,
     SAME,
+    SAME_FOR,
     TITLES,
     ZERO_IS_UNSET,
 )
-from kohya_gui.legacy_networks import FIELDS, network_from, network_to
+from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, flux_fields, network_from, network_to
+from kohya_gui.legacy_networks import is_on as _on
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.settings import Remark, Settings
@@ -57,15 +62,18 @@ def read(path: Path) -> LegacyConfig:
 def from_kohya(legacy: Mapping[str, Any]) -> LegacyConfig:
     """Keys of kohya_ss's LoRA tab in our words; a key left out means what it meant there."""
     family = next((name for key, name in FAMILIES.items() if _on(legacy.get(key))), "sd15")
-    said = [Remark(key, why) for key, why in CANNOT.items() if _number(legacy.get(key)) > 0]
+    cannot = {**CANNOT, **CANNOT_FOR.get(family, {})}
+    said = [Remark(key, why) for key, why in cannot.items() if _number(legacy.get(key)) > 0]
     if all(script.family != family for script in SCRIPTS):
         said.insert(0, Remark("sdxl", f"is off: this is for {TITLES[family]}, which cannot be trained yet"))
-    values = _same_meaning(legacy)
+    values = _same_meaning(legacy, family)
     for function in (_rates, _warmup, _length, _noise, _tracker):
         values |= function(legacy)
-    network, lost = network_from(legacy)
-    values |= {name: value for name, value in network.items() if value}
-    flags, unread = _additional(legacy)
+    if family == "flux":
+        values |= _flux_rates(legacy)
+    network, lost = network_from(legacy, family)
+    values |= network
+    flags, unread = _additional(legacy, family)
     said += [*lost, *unread]
     schedule = str(values.get("lr_scheduler"))
     if values.get("lr_warmup_steps") and schedule in ("constant", "adafactor"):
@@ -77,18 +85,20 @@ def from_kohya(legacy: Mapping[str, Any]) -> LegacyConfig:
     return LegacyConfig(family=family, values=values | flags, prompts=prompts, remarks=tuple(said))
 
 
-def _same_meaning(legacy: Mapping[str, Any]) -> Values:
+def _same_meaning(legacy: Mapping[str, Any], family: str) -> Values:
     """Every key that is one option, and those that nobody knows."""
     given = {key: value for key, value in legacy.items() if value is not None}
     if "use_8bit_adam" in given and not given.get("optimizer"):
         given["optimizer"] = "AdamW8bit" if _on(given["use_8bit_adam"]) else "AdamW"
     values: Values = {}
-    for key, value in {**DEFAULTS, **given}.items():
-        if is_dropped(key) or (key in ZERO_IS_UNSET and _number(value) == 0):
+    defaults = {**DEFAULTS, **DEFAULTS_FOR.get(family, {})}
+    renamed = {**RENAMED, **RENAMED_FOR.get(family, {})}
+    for key, value in {**defaults, **given}.items():
+        if is_dropped(key, family) or (key in ZERO_IS_UNSET and _number(value) == 0):
             continue
-        if value == "" and isinstance(DEFAULTS.get(key, ""), str):
+        if value == "" and isinstance(defaults.get(key, ""), str):
             continue  # an empty text field is unset
-        values[RENAMED.get(key, key)] = DEFAULTS[key] if value == "" else value
+        values[renamed.get(key, key)] = defaults[key] if value == "" else value
     for key in ("optimizer_args", "lr_scheduler_args"):
         if isinstance(values.get(key), str):
             values[key] = _arguments(values[key])
@@ -99,10 +109,13 @@ def _same_meaning(legacy: Mapping[str, Any]) -> Values:
     return values
 
 
-def is_dropped(key: str) -> bool:
-    """Whether a key is no option by itself."""
-    elsewhere = key in FAMILIES or key in FIELDS or key in CANNOT
-    return elsewhere or key in DROPPED or key.startswith(OTHER_MODELS)
+def is_dropped(key: str, family: str) -> bool:
+    """Whether a key is no option by itself in a file for this family."""
+    if key in RENAMED_FOR.get(family, {}) or key in SAME_FOR.get(family, ()):
+        return False
+    elsewhere = key in FAMILIES or key in FIELDS or key in FLUX_FIELDS or key in CANNOT
+    of_others = any(key in names for names in SAME_FOR.values()) or key.startswith(OTHER_MODELS)
+    return elsewhere or of_others or key in DROPPED
 
 
 def _rates(legacy: Mapping[str, Any]) -> Values:
@@ -114,6 +127,13 @@ def _rates(legacy: Mapping[str, Any]) -> Values:
         "network_train_unet_only": bool(unet and not text),
         "network_train_text_encoder_only": bool(text and not unet),
     }
+
+
+def _flux_rates(legacy: Mapping[str, Any]) -> Values:
+    """T5 has a rate of its own, where one is set; the timesteps of SDXL, all of which are the default, say nothing."""
+    text, t5 = _number(_of(legacy, "text_encoder_lr")), _number(legacy.get("t5xxl_lr"))
+    rates: Values = {"text_encoder_lr": [text, t5], "network_train_unet_only": False} if t5 else {}
+    return rates | ({"max_timestep": None} if _number(_of(legacy, "max_timestep")) == 1000 else {})
 
 
 def _warmup(legacy: Mapping[str, Any]) -> Values:
@@ -145,10 +165,11 @@ def _tracker(legacy: Mapping[str, Any]) -> Values:
     return {"wandb_run_name": named, **({"log_with": legacy.get("log_with") or "wandb"} if wandb else {})}
 
 
-def _additional(legacy: Mapping[str, Any]) -> tuple[Values, list[Remark]]:
+def _additional(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
     """Flags typed into the field for more parameters."""
+    script = next((script for script in SCRIPTS if script.family == family), SDXL_LORA)
     try:
-        flags = given_flags(SDXL_LORA, shell_words(str(legacy.get("additional_parameters") or "")))
+        flags = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
     except ValueError as error:
         return {}, [Remark("additional_parameters", f"left out: {line}") for line in str(error).splitlines()]
     return {name: value for name, value in flags.items() if name not in ("config_file", "output_config")}, []
@@ -157,18 +178,26 @@ def _additional(legacy: Mapping[str, Any]) -> tuple[Values, list[Remark]]:
 def to_kohya(settings: Settings, script: Script) -> tuple[Values, list[Remark]]:
     """Our settings as kohya_ss's LoRA tab keeps them, and what has no place there. Secrets stay out."""
     values = settings.values()
+    family, flux = script.family, script.family == "flux"
     names = {option: old for old, option in RENAMED.items() if old != "lora_network_weights"}
-    names |= {name: name for name in SAME if not settings.options[name].secret}
-    legacy, lost = network_to(values["network_module"], values["network_args"])
+    names |= {option: old for old, option in RENAMED_FOR.get(family, {}).items()}
+    names |= {name: name for name in SAME | SAME_FOR.get(family, frozenset()) if not settings.options[name].secret}
+    ours = values["network_module"] in (None, "networks.lora")
+    legacy, lost = network_to(
+        "networks.lora_flux" if flux and ours else values["network_module"], values["network_args"]
+    )
+    if flux:
+        legacy |= flux_fields(values)
+        legacy["t5xxl_lr"] = ([*values["text_encoder_lr"], 0, 0])[1]
     legacy |= {old: _plain(values[name]) for name, old in names.items()}
     legacy |= _rates_back(values) | _warmup_back(values["lr_warmup_steps"])
     legacy["noise_offset_type"] = "Multires" if values["multires_noise_iterations"] else "Original"
     legacy["max_token_length"] = values["max_token_length"] or 75
     legacy["clip_skip"] = values["clip_skip"] or 1
     legacy["xformers"] = "sdpa"
-    legacy |= {key: family == script.family for key, family in FAMILIES.items() if key != "sdxl_checkbox"}
+    legacy |= {key: of == family for key, of in FAMILIES.items() if key != "sdxl_checkbox"}
     placed = {*names, "network_module", "network_args", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}
-    placed |= {"network_train_unet_only", "network_train_text_encoder_only"}
+    placed |= {"network_train_unet_only", "network_train_text_encoder_only", *(FLUX_FIELDS if flux else ())}
     lost += [Remark(name, "has no place in a file of kohya_ss") for name in settings.changed() if name not in placed]
     return {**settings.unknown, **legacy}, lost
 
@@ -198,10 +227,6 @@ def _plain(value: Any) -> Any:
 def _of(legacy: Mapping[str, Any], key: str) -> Any:
     value = legacy.get(key)
     return DEFAULTS.get(key) if value is None else value
-
-
-def _on(value: Any) -> bool:
-    return value is True or str(value).strip().lower() in ("true", "1")
 
 
 def _off(value: Any) -> bool:

@@ -22,11 +22,21 @@ TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
 RENAMED = {
     "optimizer": "optimizer_type",
     "max_resolution": "resolution",
-    "sdxl_no_half_vae": "no_half_vae",
-    "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
     "lora_network_weights": "network_weights",
 }
 """Old key -> option."""
+
+RENAMED_FOR = {
+    "sdxl": {
+        "sdxl_no_half_vae": "no_half_vae",
+        "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+    },
+    "flux": {
+        "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+        "flux1_cache_text_encoder_outputs_to_disk": "cache_text_encoder_outputs_to_disk",
+    },
+}
+"""Old key -> option, where the file is for this family; in other files these keys are left over and mean nothing."""
 
 SAME = frozenset(
     """
@@ -36,7 +46,7 @@ SAME = frozenset(
     caption_extension shuffle_caption keep_tokens caption_dropout_rate caption_dropout_every_n_epochs
     weighted_captions color_aug flip_aug random_crop masked_loss cache_latents cache_latents_to_disk
     vae_batch_size skip_cache_check max_train_steps max_train_epochs seed gradient_accumulation_steps
-    gradient_checkpointing mixed_precision full_fp16 full_bf16 fp8_base fp8_base_unet mem_eff_attn learning_rate
+    gradient_checkpointing mixed_precision full_fp16 full_bf16 fp8_base mem_eff_attn learning_rate
     optimizer_args max_grad_norm lr_scheduler lr_scheduler_num_cycles lr_scheduler_power lr_scheduler_type
     lr_scheduler_args noise_offset noise_offset_random_strength adaptive_noise_scale multires_noise_iterations
     multires_noise_discount ip_noise_gamma ip_noise_gamma_random_strength min_timestep max_timestep loss_type
@@ -53,6 +63,16 @@ SAME = frozenset(
     """.split()  # noqa: SIM905, a table is to be read
 )
 """Keys that are an option of the same name and meaning."""
+
+SAME_FOR = {
+    "flux": frozenset(
+        """
+        clip_l t5xxl ae model_type t5xxl_max_token_length apply_t5_attn_mask timestep_sampling discrete_flow_shift
+        model_prediction_type guidance_scale blocks_to_swap cpu_offload_checkpointing fp8_base_unet
+        """.split()  # noqa: SIM905, a table is to be read
+    )
+}
+"""The same, where the file is for this family."""
 
 DEFAULTS: dict[str, Any] = {
     "output_name": "last",
@@ -81,6 +101,9 @@ DEFAULTS: dict[str, Any] = {
 }
 """What a key that a file leaves out meant to kohya_ss, where that is not our default too."""
 
+DEFAULTS_FOR: dict[str, dict[str, Any]] = {"flux": {"t5xxl_max_token_length": 512}}
+"""The same, where the file is for this family."""
+
 ZERO_IS_UNSET = (
     *("seed", "vae_batch_size", "network_dropout", "noise_offset", "adaptive_noise_scale", "ip_noise_gamma"),
     *("min_timestep", "max_timestep"),
@@ -91,24 +114,27 @@ DROPPED = frozenset(
     """
     epoch lr_warmup t5xxl_lr noise_offset_type xformers additional_parameters use_8bit_adam sample_prompts
     model_list lowvram save_as_bool save_as file_path headless print_only use_wandb no_token_padding conv_dims
-    conv_alphas stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic ae clip_l
-    t5xxl clip_g clip_g_dropout_rate model_type discrete_flow_shift split_mode model_prediction_type
-    timestep_sampling train_blocks t5xxl_max_token_length enable_all_linear guidance_scale mem_eff_save
-    apply_t5_attn_mask split_qkv train_t5xxl single_blocks_to_swap double_blocks_to_swap blocks_to_swap
-    img_attn_dim img_mlp_dim img_mod_dim single_dim txt_attn_dim txt_mlp_dim txt_mod_dim single_mod_dim in_dims
-    train_double_block_indices train_single_block_indices train_lora_ggpo ggpo_sigma ggpo_beta logit_mean
-    logit_std mode_scale pos_emb_random_crop_rate save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme
-    show_timesteps show_timesteps_resolution cpu_offload_checkpointing
+    conv_alphas stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic clip_g
+    clip_g_dropout_rate split_mode enable_all_linear mem_eff_save single_blocks_to_swap double_blocks_to_swap
+    logit_mean logit_std mode_scale pos_emb_random_crop_rate save_clip save_t5xxl t5xxl_device t5xxl_dtype
+    weighting_scheme show_timesteps show_timesteps_resolution
     """.split()  # noqa: SIM905, a table is to be read
 )
 """Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's own way
 to compile, in whose place stands compile; and those of other models."""
 
-OTHER_MODELS = ("flux1_", "sd3_", "hunyuan_", "anima_", "lumina_")
-"""How keys of other models begin."""
+OTHER_MODELS = ("sdxl_", "flux1_", "sd3_", "hunyuan_", "anima_", "lumina_")
+"""How keys of single models begin."""
 
 CANNOT = {
     "train_inpainting": "inpainting models are not trained here",
     "stop_text_encoder_training": "text encoders learn to the end; set network_train_unet_only to leave them alone",
 }
 """Keys that asked for something that is lost."""
+
+CANNOT_FOR = {
+    "flux": dict.fromkeys(
+        ("single_blocks_to_swap", "double_blocks_to_swap"), "has no effect, as in sd-scripts; set blocks_to_swap"
+    )
+}
+"""The same, where the file is for this family."""

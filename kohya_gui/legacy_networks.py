@@ -92,9 +92,24 @@ FIELDS: dict[str, Any] = {
 }
 """Every field that network_args are made from, with its default in kohya_ss."""
 
+FLUX_LAYERS: dict[str, Any] = {
+    **dict.fromkeys(("img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "single_mod_dim"), ""),
+    **dict.fromkeys(("txt_attn_dim", "txt_mlp_dim", "txt_mod_dim", "in_dims"), ""),
+    "train_double_block_indices": "all",
+    "train_single_block_indices": "all",
+    "train_blocks": "all",
+    "split_qkv": False,
+    "train_t5xxl": False,
+}
+"""Fields of the type Flux1 that are options of the same name, with their defaults in kohya_ss."""
 
-def network_from(legacy: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
-    """network_module and network_args of a file of kohya_ss, and what cannot be done of it."""
+GGPO: dict[str, Any] = {"train_lora_ggpo": False, "ggpo_sigma": 0.03, "ggpo_beta": 0.01}
+"""Fields of the type Flux1 that become network_args, where the first is on."""
+FLUX_FIELDS = {**FLUX_LAYERS, **GGPO}
+
+
+def network_from(legacy: Mapping[str, Any], family: str) -> tuple[dict[str, Any], list[Remark]]:
+    """network_module, network_args and what else is said of the network, and what cannot be done of it."""
     fields = {name: default if legacy.get(name) is None else legacy[name] for name, default in FIELDS.items()}
     kind = "LyCORIS/LoCon" if fields["LoRA_type"] == "LoCon" else fields["LoRA_type"]
     plus = _pairs(fields, LORA_PLUS_ARGS)
@@ -105,6 +120,8 @@ def network_from(legacy: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark
         said = f"{kind} is made by the lycoris package: pip install lycoris_lora. It is not part of this program"
         values = {"network_module": "lycoris.kohya", "network_args": [*args, f"algo={algorithm}", *plus]}
         return values, [Remark("LoRA_type", said)]
+    if family == "flux":
+        return _flux_network(kind, legacy, [*_pairs(fields, ("rank_dropout", "module_dropout")), *plus])
     conv = [f"{name}={fields[name]}" for name in CONV_ARGS] if kind == "Kohya LoCon" else []
     remarks = []
     if kind not in ("Standard", "Kohya LoCon"):
@@ -112,9 +129,47 @@ def network_from(legacy: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark
     return {"network_module": "networks.lora", "network_args": [*conv, *_pairs(fields, LORA_ARGS), *plus]}, remarks
 
 
+def _flux_network(kind: str, legacy: Mapping[str, Any], args: list[str]) -> tuple[dict[str, Any], list[Remark]]:
+    """The fields for layers counted with the type Flux1 only; train_blocks did not count at all."""
+    values: dict[str, Any] = {"network_module": "networks.lora_flux", "network_args": args}
+    if kind not in ("Flux1", "Standard"):
+        return values, [Remark("LoRA_type", f"{kind} cannot be trained here; a standard LoRA takes its place")]
+    if kind == "Standard":
+        return values, []
+    remarks = []
+    layers = {name: legacy[name] for name, default in FLUX_LAYERS.items() if legacy.get(name) not in (None, default)}
+    values |= {name: _flux_layer(name, value) for name, value in layers.items() if value not in ("", False)}
+    if is_on(legacy.get("train_lora_ggpo")):
+        ggpo = {name: default if legacy.get(name) is None else legacy[name] for name, default in GGPO.items()}
+        values["network_args"] = [*args, *_pairs(ggpo, ("ggpo_sigma", "ggpo_beta"))]
+    if "train_blocks" in values:
+        remarks.append(Remark("train_blocks", "counts here; kohya_ss trained all blocks whatever was chosen"))
+    if is_on(legacy.get("split_mode")):
+        values |= {"train_blocks": "single", "blocks_to_swap": legacy.get("blocks_to_swap") or 18}
+        remarks.append(Remark("split_mode", "is now train_blocks = single and blocks_to_swap"))
+    return values, remarks
+
+
+def _flux_layer(name: str, value: Any) -> Any:
+    if name in ("split_qkv", "train_t5xxl"):
+        return is_on(value)
+    return str(value).replace(" ", "").strip("[]()")
+
+
+def is_on(value: Any) -> bool:
+    return value is True or str(value).strip().lower() in ("true", "1")
+
+
+def flux_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the type Flux1 for our options."""
+    said = {name: values[name] for name in FLUX_LAYERS if values[name] is not None}
+    return {**FLUX_LAYERS, **{name: v if isinstance(v, bool) else str(v) for name, v in said.items()}}
+
+
 def network_to(network_module: str | None, network_args: list[str]) -> tuple[dict[str, Any], list[Remark]]:
     """The fields of kohya_ss for a network, and what they have no place for."""
     pairs = dict(item.split("=", 1) for item in network_args)
+    defaults = FIELDS
     kinds = {algorithm: kind for kind, (algorithm, _) in LYCORIS.items()}
     fields: dict[str, Any] = {}
     if network_module == "lycoris.kohya":
@@ -122,13 +177,17 @@ def network_to(network_module: str | None, network_args: list[str]) -> tuple[dic
         fields["LyCORIS_preset"] = pairs.pop("preset", "full")
         ours = {theirs: name for name, theirs in LYCORIS_NAMES.items()}
         pairs = {ours.get(key, key): value for key, value in pairs.items()}
+    elif network_module == "networks.lora_flux":
+        defaults = {**FIELDS, **FLUX_FIELDS}
+        fields["LoRA_type"] = "Flux1"
+        fields["train_lora_ggpo"] = "ggpo_sigma" in pairs
     else:
         fields["LoRA_type"] = "Kohya LoCon" if "conv_dim" in pairs else "Standard"
-    lost = [Remark("network_args", f"{key} has no place in a file of kohya_ss") for key in pairs if key not in FIELDS]
-    if network_module not in (None, "networks.lora", "lycoris.kohya"):
+    lost = [Remark("network_args", f"{key} has no place in a file of kohya_ss") for key in pairs if key not in defaults]
+    if network_module not in (None, "networks.lora", "networks.lora_flux", "lycoris.kohya"):
         lost.append(Remark("network_module", f"{network_module} has no place in a file of kohya_ss"))
-    known = {key: _typed(value, FIELDS[key]) for key, value in pairs.items() if key in FIELDS}
-    return {**FIELDS, **fields, **known}, lost
+    known = {key: _typed(value, defaults[key]) for key, value in pairs.items() if key in defaults}
+    return {**defaults, **fields, **known}, lost
 
 
 def _pairs(fields: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.launch_command import LaunchCommand, build, shell_line
-from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.reading import from_values
 
 
@@ -26,6 +26,15 @@ def test_it_starts_the_script_through_accelerate_with_this_python():
         *("--num_cpu_threads_per_process", "2", "--mixed_precision", "bf16"),
     ]
     assert argv[argv.index(script) + 1 :] == ["--config_file", str(Path("/my runs/cat.toml"))]
+
+
+def test_each_family_has_its_script():
+    settings = from_values(FLUX_LORA, {"clip_l": "c.safetensors", "timestep_sampling": "shift", "compile": True})
+    flux = build(settings, FLUX_LORA, Path("/my runs/cat.toml"), cpu=False)
+    script = next(at for at, word in enumerate(flux.argv) if word.endswith(".py"))
+    assert Path(flux.argv[script]).name == "flux_train_network.py"
+    assert flux.argv[script + 1 :] == ["--config_file", str(Path("/my runs/cat.toml")), "--compile"]
+    assert flux.toml == {"clip_l": "c.safetensors", "timestep_sampling": "shift", "compile": True}
 
 
 def test_compile_and_what_was_chosen_with_it_are_seen_in_the_command_and_stand_in_the_file():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.legacy_config import from_kohya, is_dropped, read, to_kohya
-from kohya_gui.legacy_keys import DEFAULTS, RENAMED, SAME
-from kohya_gui.legacy_networks import FIELDS
-from sd_scripts.options.catalog import SDXL_LORA
+from kohya_gui.legacy_keys import DEFAULTS, DEFAULTS_FOR, RENAMED, RENAMED_FOR, SAME, SAME_FOR
+from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS
+from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.reading import from_values
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -21,6 +21,7 @@ FILLED = {
     "train_data_dir": "<train_data_dir>",
     "output_dir": "<output_dir>",
 }
+FLUX = {**FILLED, "sdxl": False, "flux1_checkbox": True, "LoRA_type": "Flux1"}
 NOT_COMPARED = ("xformers", "sample_prompts", "wandb_run_name")
 """Attention is always torch's own, the prompts were a file of kohya_ss's making, and no run was sent to wandb."""
 
@@ -30,11 +31,16 @@ def meaning(**legacy):
     return from_values(SDXL_LORA, from_kohya({"sdxl": True, **legacy}).values).changed()
 
 
+def flux_meaning(**legacy):
+    values = from_kohya({"flux1_checkbox": True, "LoRA_type": "Flux1", **legacy}).values
+    return from_values(FLUX_LORA, values).changed()
+
+
 def remarks(**legacy) -> list[str]:
     return [str(remark) for remark in from_kohya({"sdxl": True, **legacy}).remarks]
 
 
-@pytest.mark.parametrize("case", KOHYA_TOML)
+@pytest.mark.parametrize("case", [case for case in KOHYA_TOML if "Flux1" not in case])
 def test_our_settings_mean_what_kohyas_own_toml_says(case):
     kind = case.removeprefix("lora/type:") if "type:" in case else "Standard"
     theirs = from_values(SDXL_LORA, KOHYA_TOML[case]).changed()
@@ -46,8 +52,21 @@ def test_our_settings_mean_what_kohyas_own_toml_says(case):
     assert ours == {name: value for name, value in theirs.items() if name not in NOT_COMPARED}
 
 
-def test_every_key_of_kohyas_tab_has_a_place():
-    lost = [key for key in KOHYA_DEFAULTS if not (key in SAME or key in RENAMED or is_dropped(key))]
+@pytest.mark.parametrize("kind", ["Flux1", "Flux1 OFT"])
+def test_our_settings_for_flux_mean_what_kohyas_own_toml_says(kind):
+    theirs = from_values(FLUX_LORA, KOHYA_TOML[f"lora/type:{kind}"]).changed()
+    ours = from_values(FLUX_LORA, from_kohya({**FLUX, "LoRA_type": kind}).values).changed()
+    assert theirs.pop("max_timestep") == 1000  # all of them, and FLUX.1 does not read it
+    assert theirs.pop("network_args", []) in ([], ["train_double_block_indices=all", "train_single_block_indices=all"])
+    if kind == "Flux1 OFT":  # cannot be trained here, and says so
+        theirs["network_module"] = "networks.lora_flux"
+    assert ours == {name: value for name, value in theirs.items() if name not in NOT_COMPARED}
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_every_key_of_kohyas_tab_has_a_place(family):
+    same, renamed = SAME | SAME_FOR.get(family, frozenset()), RENAMED | RENAMED_FOR[family]
+    lost = [key for key in KOHYA_DEFAULTS if not (key in same or key in renamed or is_dropped(key, family))]
     assert set(lost) == {"dynamo_backend", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}, "options by the same name"
 
 
@@ -57,6 +76,8 @@ def test_a_key_left_out_means_what_it_meant_there():
     assert from_values(SDXL_LORA, from_kohya({key: FILLED[key] for key in kept}).values).changed() == whole
     assert {key: KOHYA_DEFAULTS[key] for key in DEFAULTS} == DEFAULTS
     assert {key: KOHYA_DEFAULTS[key] for key in FIELDS} == FIELDS
+    assert {key: KOHYA_DEFAULTS[key] for key in DEFAULTS_FOR["flux"]} == DEFAULTS_FOR["flux"]
+    assert {key: KOHYA_DEFAULTS[key] for key in FLUX_FIELDS} == FLUX_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -121,6 +142,88 @@ def test_many_keys_become_one_option_and_one_key_several(legacy, ours):
 
 
 @pytest.mark.parametrize(
+    ("legacy", "ours"),
+    [
+        (
+            {"clip_l": "c.safetensors", "t5xxl": "t.safetensors", "ae": "ae.safetensors"},
+            {"clip_l": "c.safetensors", "t5xxl": "t.safetensors", "ae": "ae.safetensors"},
+        ),
+        (
+            {"timestep_sampling": "shift", "discrete_flow_shift": 3.1582, "model_prediction_type": "raw"},
+            {"timestep_sampling": "shift", "discrete_flow_shift": 3.1582, "model_prediction_type": "raw"},
+        ),
+        ({"guidance_scale": 1, "apply_t5_attn_mask": True}, {"guidance_scale": 1.0, "apply_t5_attn_mask": True}),
+        ({"t5xxl_max_token_length": 256}, {"t5xxl_max_token_length": 256}),
+        ({}, {"t5xxl_max_token_length": 512, "network_module": "networks.lora_flux"}),
+        (
+            {"flux1_cache_text_encoder_outputs": True, "flux1_cache_text_encoder_outputs_to_disk": True},
+            {"cache_text_encoder_outputs": True, "cache_text_encoder_outputs_to_disk": True},
+        ),
+        ({"sdxl_cache_text_encoder_outputs": True}, {"cache_text_encoder_outputs": None}),
+        (
+            {"blocks_to_swap": 18, "fp8_base": True, "fp8_base_unet": True, "cpu_offload_checkpointing": True},
+            {"blocks_to_swap": 18, "fp8_base": True, "fp8_base_unet": True, "cpu_offload_checkpointing": True},
+        ),
+        ({"blocks_to_swap": 0}, {"blocks_to_swap": None}),
+        (
+            {"img_attn_dim": "8", "txt_mod_dim": "0", "single_dim": "", "in_dims": "[4, 0, 0, 0, 4]"},
+            {"img_attn_dim": 8, "txt_mod_dim": 0, "single_dim": None, "in_dims": "4,0,0,0,4"},
+        ),
+        (
+            {"train_double_block_indices": "0-3,7", "train_single_block_indices": "all"},
+            {"train_double_block_indices": "0-3,7", "train_single_block_indices": None},
+        ),
+        ({"train_blocks": "single", "split_qkv": True}, {"train_blocks": "single", "split_qkv": True}),
+        ({"train_t5xxl": True, "t5xxl_lr": 1e-5}, {"train_t5xxl": True, "text_encoder_lr": [1e-4, 1e-5]}),
+        ({"text_encoder_lr": 0}, {"network_train_unet_only": True, "text_encoder_lr": None}),
+        ({"split_mode": True}, {"train_blocks": "single", "blocks_to_swap": 18}),
+        ({"train_lora_ggpo": True, "ggpo_beta": 0.02}, {"network_args": ["ggpo_sigma=0.03", "ggpo_beta=0.02"]}),
+        (
+            {"LoRA_type": "Standard", "img_attn_dim": "8"},
+            {"network_module": "networks.lora_flux", "img_attn_dim": None},
+        ),
+        ({"rank_dropout": 0.1, "loraplus_lr_ratio": 4}, {"network_args": ["rank_dropout=0.1", "loraplus_lr_ratio=4"]}),
+        ({"additional_parameters": "--sigmoid_scale 2"}, {"sigmoid_scale": 2.0}),
+    ],
+)
+def test_the_fields_of_flux_become_its_options(legacy, ours):
+    said = flux_meaning(**legacy)
+    assert {name: said.get(name) for name in ours} == ours
+
+
+def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing():
+    left = {"clip_l": "c.safetensors", "blocks_to_swap": 18, "img_attn_dim": "8", "fp8_base_unet": True}
+    config = from_kohya({**FILLED, **left})
+    assert (
+        from_values(SDXL_LORA, config.values).changed() == from_values(SDXL_LORA, from_kohya(FILLED).values).changed()
+    )
+    assert config.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("legacy", "told"),
+    [
+        ({"train_blocks": "double"}, "train_blocks: counts here"),
+        ({"split_mode": True}, "split_mode: is now train_blocks = single and blocks_to_swap"),
+        ({"single_blocks_to_swap": 4}, "single_blocks_to_swap: has no effect, as in sd-scripts"),
+        ({"LoRA_type": "Flux1 OFT"}, "LoRA_type: Flux1 OFT cannot be trained here"),
+    ],
+)
+def test_what_changes_for_flux_is_told(legacy, told):
+    lines = [str(remark) for remark in from_kohya({**FLUX, **legacy}).remarks]
+    assert any(line.startswith(told) for line in lines), lines
+
+
+def test_an_ordinary_configuration_for_flux_loses_nothing():
+    config = from_kohya(FLUX)
+    settings = from_values(FLUX_LORA, config.values)
+    assert config.family == "flux"
+    assert config.remarks == ()
+    assert settings.unknown == {}
+    assert {problem.split(":")[0] for problem in settings.problems()} <= {"clip_l", "t5xxl", "ae"}
+
+
+@pytest.mark.parametrize(
     ("legacy", "told"),
     [
         (
@@ -128,7 +231,7 @@ def test_many_keys_become_one_option_and_one_key_several(legacy, ours):
             "LoRA_type: LyCORIS/LoKr is made by the lycoris package: pip install lycoris_lora",
         ),
         ({"LoRA_type": "Kohya DyLoRA"}, "LoRA_type: Kohya DyLoRA cannot be trained here; a standard LoRA"),
-        ({"sdxl": False, "flux1_checkbox": True}, "sdxl: is off: this is for FLUX.1, which cannot be trained yet"),
+        ({"sdxl": False, "sd3_checkbox": True}, "sdxl: is off: this is for SD 3, which cannot be trained yet"),
         ({"sdxl": False}, "sdxl: is off: this is for Stable Diffusion 1.5"),
         ({"train_inpainting": True}, "train_inpainting: inpainting models are not trained here"),
         ({"stop_text_encoder_training": 50}, "stop_text_encoder_training: text encoders learn to the end"),
@@ -172,6 +275,30 @@ def test_the_way_back_gives_the_same_settings():
     assert "wandb_api_key" not in legacy
     assert json.loads(json.dumps(legacy)) == legacy
     assert from_values(SDXL_LORA, from_kohya(legacy).values).changed() == chosen.changed()
+
+
+def test_the_way_back_gives_the_same_settings_for_flux():
+    chosen = from_values(
+        FLUX_LORA,
+        {
+            **from_kohya(FLUX).values,
+            **{
+                "clip_l": "c",
+                "t5xxl": "t",
+                "ae": "a",
+                "timestep_sampling": "shift",
+                "img_attn_dim": 8,
+                "in_dims": "4,0,0,0,4",
+            },
+            **{"train_single_block_indices": "0-7", "split_qkv": True, "blocks_to_swap": 10, "fp8_base": True},
+            **{"text_encoder_lr": [1e-4, 1e-5], "train_t5xxl": True, "cache_text_encoder_outputs": True},
+            "network_args": ["rank_dropout=0.1", "ggpo_sigma=0.03", "ggpo_beta=0.01"],
+        },
+    )
+    legacy, lost = to_kohya(chosen, FLUX_LORA)
+    assert lost == []
+    assert (legacy["flux1_checkbox"], legacy["sdxl"], legacy["LoRA_type"]) == (True, False, "Flux1")
+    assert from_values(FLUX_LORA, from_kohya(legacy).values).changed() == chosen.changed()
 
 
 def test_what_kohya_has_no_key_for_is_told_on_the_way_back():

@@ -42,6 +42,16 @@ def test_a_file_of_kohya_is_read_too_and_what_is_lost_is_told_aside(tmp_path, ca
     assert "train_inpainting: inpainting models are not trained here" in printed.err
 
 
+def test_a_file_for_flux_is_printed_with_its_own_script(tmp_path, capsys):
+    parts = {"clip_l": "clip_l.safetensors", "t5xxl": "t5xxl.safetensors", "ae": "ae.safetensors"}
+    flux = {**START, **parts, "output_dir": str(tmp_path), "timestep_sampling": "shift"}
+    write_toml(tmp_path / "in.toml", flux)
+    assert print_command("lora", tmp_path / "in.toml") == 0
+    line, toml = capsys.readouterr().out.splitlines()
+    assert "flux_train_network.py" in line
+    assert read_toml(Path(toml)) == flux
+
+
 def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
     write_toml(tmp_path / "in.toml", {"resolution": "1024"})
     assert print_command("lora", tmp_path / "in.toml") == 2
