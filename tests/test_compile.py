@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import SDXL_CONFIG, compile_targets, graph_kinds, make_ours, predict
 from sd_scripts.library.compile_utils import (
+    KnownInputs,
     add_compile_arguments,
     compile_model,
     disable_linear_from_compile,
@@ -165,3 +166,16 @@ def test_inductor_agrees_with_eager() -> None:
     assert run(fast).item() == pytest.approx(run(eager).item(), rel=1e-4)
     assert counters["stats"]["unique_graphs"] == 2  # two sizes inside the U-Net
     assert not counters["graph_break"]
+
+
+def test_guards_are_spared_only_for_inputs_that_have_run_twice() -> None:
+    """Sizes take turns, a new one comes late: each gives what the eager model gives, and later turns add no graph."""
+    model, eager = unet(), unet()
+    compile_model(CompileOptions(compile=True, compile_backend="aot_eager"), model, compile_targets(model), static=True)
+    known, seen = KnownInputs(), []
+    for size in (16, 8, 16, 8, 16, 8, 12, 16, 12, 12, 8):
+        with known({"noisy": torch.zeros(2, 4, size, size)}):
+            loss = run(model, size)
+        assert float(loss) == pytest.approx(float(run(eager, size)), rel=1e-5)
+        seen.append(counters["stats"]["unique_graphs"])
+    assert seen[1] == seen[5] < seen[6] == seen[-1]

@@ -147,6 +147,7 @@ class ForeignLearning:
     """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
 
     needs_autocast = True
+    steady = False
 
     def __init__(self, network: Any, groups: list[dict[str, Any]], modules: list[nn.Module], names: Names):
         self.network, self._groups, self._modules, self._names = network, groups, modules, names

@@ -15,6 +15,8 @@ from sd_scripts.networks.lora import LoraNetwork
 class Learning(Protocol):
     needs_autocast: bool
     """Whether its weights are of another dtype than the model's, so that the forward must cast."""
+    steady: bool
+    """Whether its forward is the same code at every step, so that compiled graphs need no guards against it."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """For the optimizer: dicts of `params`, `lr` and `name`."""
@@ -63,6 +65,7 @@ class LoraLearning:
     """Our own LoRA: float32 masters in one flat buffer."""
 
     needs_autocast = False
+    steady = True
 
     def __init__(self, network: LoraNetwork, groups: list[dict[str, Any]], modules: list[nn.Module]):
         self.network, self._groups, self._modules = network, groups, modules

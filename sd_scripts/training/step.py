@@ -5,10 +5,12 @@ small batches and leaves the way open to capture the whole step as one CUDA grap
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.training.learning import Learning
 
 Loss = Callable[[dict[str, Tensor]], Tensor]
@@ -29,18 +31,20 @@ class TrainStep:
         scaler: torch.amp.GradScaler | None = None,
         processes: int = 1,
         cuda_graphs: bool = False,
+        known: KnownInputs | None = None,
     ):
         self.loss, self.learning, self.optimizer = loss, learning, optimizer
         self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
-        self.processes, self.cuda_graphs = processes, cuda_graphs
+        self.processes, self.cuda_graphs, self.known = processes, cuda_graphs, known
 
     def micro(self, inputs: dict[str, Tensor]) -> Tensor:
         """Gradients of one batch, added to those of earlier micro-steps; returns its mean loss, on the device."""
         if self.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()  # what the last step computed may be overwritten now
-        loss = self.loss(inputs).mean()
-        scaled = loss / self.accumulation
-        (self.scaler.scale(scaled) if self.scaler else scaled).backward()
+        with self.known(inputs) if self.known else nullcontext():
+            loss = self.loss(inputs).mean()
+            scaled = loss / self.accumulation
+            (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         self.learning.collect_gradients()
         return loss.detach()
 
