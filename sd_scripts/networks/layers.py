@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sd_scripts.library.frozen_linear import compute_dtype, frozen_linear
+from sd_scripts.library.frozen_linear import compute_dtype, frozen_linear, share_frozen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,7 @@ class LoraLinear(nn.Linear):
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
-        self.fp8_compute = getattr(base, "fp8_compute", False)
-        self.register_buffer("weight_scale", getattr(base, "weight_scale", None))
+        share_frozen(self, base)
         self.register_buffer("row_noise", None, persistent=False)
         dtype = compute_dtype(base)
         self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_features, dtype=dtype))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sd_scripts.library.attention import attention
+from sd_scripts.library.checkpoint_offload import CheckpointOffload
 
 _NOTHING = contextlib.nullcontext()
 ROPE_BASE = 10_000
@@ -233,7 +234,7 @@ class FluxTransformer(nn.Module):
         self.single_blocks = nn.ModuleList(SingleBlock(shape) for _ in range(shape.single_blocks))
         self.final_layer = FinalLayer(shape)
         self.checkpointing = False
-        self.offload_checkpoints = False
+        self.offload: CheckpointOffload | None = None
         self.swapper: Swapper | None = None
 
     @property
@@ -243,7 +244,7 @@ class FluxTransformer(nn.Module):
 
     def enable_gradient_checkpointing(self, *, offload: bool = False) -> None:
         """Keep only the input of each block for backward; with `offload`, in main memory."""
-        self.checkpointing, self.offload_checkpoints = True, offload
+        self.checkpointing, self.offload = True, CheckpointOffload() if offload else None
 
     def forward(
         self,
@@ -285,7 +286,7 @@ class FluxTransformer(nn.Module):
         if self.swapper:
             hidden = self.swapper.enter(block, *hidden)
         if self.checkpointing and torch.is_grad_enabled():
-            with torch.autograd.graph.save_on_cpu(pin_memory=True) if self.offload_checkpoints else _NOTHING:
+            with self.offload.keeping(hidden) if self.offload else _NOTHING:
                 out = checkpoint(block, *hidden, vec, rope, mask, use_reentrant=False)
         else:
             out = block(*hidden, vec, rope, mask)

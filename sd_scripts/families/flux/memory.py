@@ -1,0 +1,86 @@
+"""Where FLUX.1's weights lie while it learns, and in which form: 24 GB in bf16, less in fp8 or with blocks swapped."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import T5EncoderModel
+from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
+
+from sd_scripts.families.family import Parts
+from sd_scripts.families.flux.model import FluxTransformer, Modulation
+from sd_scripts.library import fp8
+from sd_scripts.library.block_swap import BlockSwap, SwapGroup, moving, swap_counts
+from sd_scripts.options.flux import FluxMemoryOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+
+
+def place(parts: Parts, settings: Settings, device: torch.device) -> None:
+    """Bring the transformer to the device block by block, so that it never has to hold all of it."""
+    flux: Any = parts.denoiser
+    memory = settings[FluxMemoryOptions]
+    quantized = holds_in_fp8(settings)
+    for name, part in flux.named_children():
+        if name not in ("double_blocks", "single_blocks"):
+            part.to(device)
+    swaps = []
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    kinds = (flux.double_blocks, flux.single_blocks)
+    for blocks, count in zip(kinds, swap_counts(memory.blocks_to_swap or 0), strict=True):
+        moves = moving(len(blocks), count)
+        for number, block in enumerate(blocks):
+            if quantized:
+                block.to(device)  # where it is quick
+                _quantize(block, flux.dtype, settings, stays=number not in moves)
+                block.to("cpu" if number in moves else device)
+        swaps.append(BlockSwap(blocks, count, device, stream=stream))
+    flux.swapper = SwapGroup(swaps) if memory.blocks_to_swap else None
+
+
+def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
+    assert isinstance(denoiser, FluxTransformer)
+    denoiser.enable_gradient_checkpointing(offload=settings[TrainingOptions].cpu_offload_checkpointing)
+
+
+def holds_in_fp8(settings: Settings) -> bool:
+    training = settings[TrainingOptions]
+    return training.fp8_base or training.fp8_base_unet or settings[FluxMemoryOptions].fp8_compute
+
+
+def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays: bool) -> None:
+    """Hold a block's Linears in fp8. The modulations see one token for each picture and gain nothing by computing so.
+
+    fp8_compute alone is for speed: blocks that stay keep their weights in both orders, and need as much as in bf16.
+    """
+    training, compute = settings[TrainingOptions], settings[FluxMemoryOptions].fp8_compute
+    spare = training.fp8_base or training.fp8_base_unet
+    few_tokens = {layer for part in block.modules() if isinstance(part, Modulation) for layer in part.modules()}
+    for layer in list(block.modules()):
+        if isinstance(layer, nn.Linear) and fp8.fits(layer):
+            fast = compute and layer not in few_tokens
+            fp8.quantize_(layer, dtype, compute=fast, keep_transposed=stays and not spare)
+
+
+def holds_t5_in_fp8(settings: Settings) -> bool:
+    training = settings[TrainingOptions]
+    return training.fp8_base and not training.fp8_base_unet
+
+
+def quantize_t5(encoder: T5EncoderModel, dtype: torch.dtype) -> None:
+    """Hold the weights of T5's Linears in fp8; a GPU, where there is one, does the rounding."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for module in list(encoder.modules()):
+        if isinstance(module, T5DenseGatedActDense):
+            module.__class__ = _GatedDense
+        if isinstance(module, nn.Linear) and fp8.fits(module):
+            home = module.weight.device
+            fp8.quantize_(module.to(device), dtype).to(home)
+
+
+class _GatedDense(T5DenseGatedActDense):
+    """T5's MLP without casting what it computes to the dtype in which weights are held."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        gated = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)
+        return self.wo(self.dropout(gated))

@@ -1,0 +1,220 @@
+"""Frozen Linears in fp8: weights held in e4m3 with a scale for each row, multiplied in the model's dtype or in fp8.
+
+Scales are powers of two, so that applying one loses nothing. The products with held weights are operators of their own:
+traced openly, the compiler would keep the widened weight of every layer for backward.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+STORAGE = torch.float8_e4m3fn
+LARGEST = 448.0
+"""What e4m3 can hold."""
+MULTIPLE = 16
+"""Widths that fp8 products take."""
+FAST_SUMS = True
+"""Sum up without stepping to float32 in between: on Hopper products by rows are slow otherwise, and what it costs in
+exactness is far below what rounding to e4m3 does."""
+
+
+class Fp8Linear(nn.Linear):
+    """A frozen Linear that was quantized."""
+
+    weight_scale: Tensor  # (out, 1) float32
+    weight_transposed: Tensor | None  # (in, out) e4m3
+    compute_dtype: torch.dtype
+    fp8_compute: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fp8_linear(x, self)
+
+
+def fits(layer: nn.Module) -> bool:
+    """Whether a layer can be held and multiplied in fp8."""
+    return isinstance(layer, nn.Linear) and not (layer.in_features % MULTIPLE or layer.out_features % MULTIPLE)
+
+
+@torch.no_grad()
+def quantize_(
+    layer: nn.Linear, dtype: torch.dtype, *, compute: bool = False, keep_transposed: bool = False
+) -> nn.Linear:
+    """Hold the weight of `layer` in e4m3, in place; it takes and gives `dtype`.
+
+    A weight that is e4m3 already keeps its values. `compute` multiplies in fp8, too; `keep_transposed` then holds the
+    weight in the order that backward needs as well, instead of reordering it each time.
+    """
+    if not isinstance(layer, Fp8Linear):
+        weight, scale = _held(layer.weight)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        layer.__class__ = Fp8Linear
+        layer.register_buffer("weight_scale", scale)
+    keep = compute and keep_transposed
+    layer.register_buffer("weight_transposed", transposed(layer.weight) if keep else None, persistent=False)
+    layer.compute_dtype, layer.fp8_compute = dtype, compute  # type: ignore[assignment]
+    return layer
+
+
+def _held(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, in) -> e4m3 of the same shape, scales (out, 1)."""
+    if weight.dtype == STORAGE:
+        return weight.detach(), torch.ones(len(weight), 1, device=weight.device)
+    largest = weight.abs().amax(1, keepdim=True).float()
+    exponent = torch.frexp(largest / LARGEST).exponent
+    scale = torch.ldexp(torch.ones_like(largest), exponent)
+    return (weight.float() / scale).to(STORAGE), scale
+
+
+def dequantized(layer: nn.Linear) -> Tensor:
+    """The weight that a quantized layer stands for, (out, in) float32."""
+    return layer.weight.float() * layer.weight_scale  # type: ignore[operator]
+
+
+def fp8_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """(..., in) -> (..., out) with the weights of a quantized layer, differentiable in x."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    weight, scale = layer.weight, layer.weight_scale
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    if layer.fp8_compute:
+        y = _QuantizedProduct.apply(x, weight, scale, layer.weight_transposed)
+        return y if bias is None else y + bias
+    if x.dtype == torch.float16:  # which the unscaled product could leave
+        y = torch.ops.sd_scripts.fp8_product(x, weight, scale)
+        return y if bias is None else y + bias
+    y = torch.ops.sd_scripts.fp8_product(x, weight, None)
+    rows = scale.view(-1).to(x.dtype)  # type: ignore[operator]
+    return y * rows if bias is None else torch.addcmul(bias, y, rows)
+
+
+# Held in fp8, multiplied in the dtype of x
+
+
+def _widened(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    wide = weight.to(dtype)
+    return wide if scale is None else wide.mul_(scale.to(dtype))
+
+
+@torch.library.custom_op(
+    "sd_scripts::fp8_product", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? scale) -> Tensor"
+)
+def _product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    """(..., in), (out, in) -> (..., out)."""
+    return F.linear(x, _widened(weight, scale, x.dtype))
+
+
+@torch.library.custom_op(
+    "sd_scripts::fp8_product_back", mutates_args=(), schema="(Tensor grad, Tensor weight, Tensor? scale) -> Tensor"
+)
+def _product_back(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    """(..., out), (out, in) -> (..., in)."""
+    return grad @ _widened(weight, scale, grad.dtype)
+
+
+@_product.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@_product_back.register_fake
+def _(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    return grad.new_empty(*grad.shape[:-1], weight.shape[1])
+
+
+def _keep_for_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, weight, scale = inputs
+    ctx.save_for_backward(weight, scale)
+
+
+def _through_product(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.sd_scripts.fp8_product_back(grad, *ctx.saved_tensors), None, None
+
+
+_product.register_autograd(_through_product, setup_context=_keep_for_product)
+
+
+# Multiplied in fp8
+
+
+class _QuantizedProduct(torch.autograd.Function):
+    """x and the gradient of the output are quantized by rows, too; quantizing is left to the compiler to fuse."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, weight_transposed: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(weight, scale, weight_transposed)
+        y = _scaled_product(*quantized_rows(x.flatten(0, -2)), weight, scale)
+        return y.to(x.dtype).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        weight, scale, weight_transposed = ctx.saved_tensors
+        rows, row_scale = quantized_rows(grad.flatten(0, -2) * scale.view(-1).to(grad.dtype))
+        if weight_transposed is None:
+            x_grad = torch.ops.sd_scripts.fp8_scaled_back(rows, row_scale, weight)
+        else:
+            x_grad = _scaled_product(rows, row_scale, weight_transposed)
+        return x_grad.to(grad.dtype).unflatten(0, grad.shape[:-1]), None, None, None
+
+
+def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, K) -> e4m3 (M, K), scales (M, 1) float32, so that the largest value of each row is e4m3's largest."""
+    largest = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-12)
+    return (x.float() * (LARGEST / largest)).to(STORAGE), largest / LARGEST
+
+
+def _scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """(M, K) e4m3, (M, 1), (N, K) e4m3, (N, 1) -> (M, N) bf16."""
+    scales = torch.ones(1, len(weight), device=rows.device) if scale is None else scale.t()
+    return torch._scaled_mm(
+        rows, weight.t(), row_scale, scales, out_dtype=torch.bfloat16, use_fast_accum=FAST_SUMS and rows.is_cuda
+    )
+
+
+@torch.library.custom_op(
+    "sd_scripts::fp8_scaled_back", mutates_args=(), schema="(Tensor rows, Tensor row_scale, Tensor weight) -> Tensor"
+)
+def _scaled_back(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
+    """(M, out) e4m3, (M, 1), (out, in) e4m3 -> (M, in) bf16; the weight is reordered, which fp8 products ask for."""
+    return _scaled_product(rows, row_scale, transposed(weight))
+
+
+@_scaled_back.register_fake
+def _(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), weight.shape[1], dtype=torch.bfloat16)
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """(out, in) one byte each -> (in, out), contiguous."""
+    if weight.is_cuda and importlib.util.find_spec("triton"):
+        from sd_scripts.library.fp8_transpose import transposed_bytes
+
+        return transposed_bytes(weight.detach().view(torch.uint8)).view(weight.dtype)
+    return weight.detach().view(torch.uint8).t().contiguous().view(weight.dtype)
+
+
+def compute_problem(device: torch.device) -> str | None:
+    """Why this device cannot multiply in fp8, in a sentence."""
+    if device.type == "cuda":
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        if capability >= (8, 9):
+            return None
+        return f"fp8_compute: {name} cannot multiply in fp8; turn it off, and fp8_base_unet on to save memory"
+    if device.type == "cpu" and _multiplies(device):
+        return None
+    return "fp8_compute: is for GPUs that multiply in fp8 (RTX 40, RTX 50, H100 and newer); turn it off"
+
+
+def _multiplies(device: torch.device) -> bool:
+    try:
+        rows, row_scale = quantized_rows(torch.ones(MULTIPLE, MULTIPLE, device=device))
+        _scaled_product(rows, row_scale, rows, row_scale)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Swapped blocks compute what resident ones do, forward and backward, eager, compiled and checkpointed."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from flux_help import CPU, SHAPE, SWAP, gradients, run, transformer
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from sd_scripts.library.block_swap import BlockSwap, held_value, most_swapped, moving, swap_counts
+
+
+def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
+    assert torch.equal(ours[0], wanted[0])
+    assert ours[1].keys() == wanted[1].keys()
+    assert all(torch.equal(ours[1][name], wanted[1][name]) for name in wanted[1])
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_flux_swaps_up_to_thirty_five_blocks() -> None:
+    assert most_swapped(19, 38) == 35
+    assert swap_counts(35) == (17, 36)
+    assert most_swapped(2, 2) == 0
+    assert most_swapped(SHAPE.double_blocks, SHAPE.single_blocks) == SWAP
+
+
+def test_moving_blocks_are_spread_evenly() -> None:
+    assert moving(38, 36) == list(range(38))
+    assert moving(19, 0) == []
+    chosen = moving(19, 9)
+    assert len(chosen) == 11
+    assert {b - a for a, b in pairwise(chosen)} == {1, 2}
+
+
+@pytest.mark.parametrize("swap", [1, 3, SWAP])
+def test_swapping_changes_neither_outputs_nor_gradients(swap: int) -> None:
+    assert_equal(gradients(transformer(swap)), gradients(transformer()))
+
+
+def test_a_slot_holds_the_wrong_block_until_it_is_asked_for() -> None:
+    """That the tests above can fail: more blocks than places, and each place is one block's at a time."""
+    model = transformer(SWAP)
+    weights = [block.linear2.weight for block in model.single_blocks]
+    assert len({w.data_ptr() for w in weights}) == len(weights) - 6
+    stale = [w for w in weights if not torch.equal(w, held_value(w))]
+    assert len(stale) == 6
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_with_gradient_checkpointing(offload: bool) -> None:
+    swapped, plain = transformer(SWAP), transformer()
+    for model in (swapped, plain):
+        model.enable_gradient_checkpointing(offload=offload)
+    assert_equal(gradients(swapped), gradients(plain))
+
+
+def test_steps_pictures_and_failures_in_any_order() -> None:
+    swapped, plain = transformer(SWAP), transformer()
+    assert_equal(gradients(swapped), gradients(plain))
+    with torch.no_grad():
+        assert torch.equal(run(swapped), run(plain))
+        assert torch.equal(run(swapped, 3), run(plain, 3))
+    assert_equal(gradients(swapped, 4), gradients(plain, 4))
+    run(swapped)  # whose backward never comes
+    assert_equal(gradients(swapped, 5), gradients(plain, 5))
+    middle = swapped.single_blocks[3]
+    middle.forward, healthy = _fails, middle.forward
+    with pytest.raises(RuntimeError, match="half-way"):
+        run(swapped)
+    middle.forward = healthy
+    assert_equal(gradients(swapped, 6), gradients(plain, 6))
+
+
+def _fails(*_: Any) -> Tensor:
+    raise RuntimeError("half-way")
+
+
+def test_gradients_of_several_batches_add_up() -> None:
+    sums = []
+    for model in (transformer(SWAP), transformer()):
+        for seed in (2, 3):
+            run(model, seed).square().mean().backward()
+        sums.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[1])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_swapped_blocks_share_the_graphs_of_resident_ones(checkpointing: bool) -> None:
+    eager, compiled = transformer(), transformer(SWAP)
+    for block in (*compiled.double_blocks, *compiled.single_blocks):
+        block.compile(backend="aot_eager", dynamic=False)
+    for model in (eager, compiled) if checkpointing else ():
+        model.enable_gradient_checkpointing()
+    for seed in (2, 3):
+        ours, wanted = gradients(compiled, seed), gradients(eager, seed)
+        torch.testing.assert_close(ours[0], wanted[0], rtol=1e-4, atol=1e-5)
+        for name in wanted[1]:
+            torch.testing.assert_close(ours[1][name], wanted[1][name], rtol=1e-3, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+def test_the_state_dict_holds_every_blocks_own_weights() -> None:
+    swapped, plain = transformer(SWAP).state_dict(), transformer().state_dict()
+    assert swapped.keys() == plain.keys()
+    assert all(torch.equal(swapped[name], plain[name]) for name in plain)
+
+
+def test_only_weights_that_do_not_learn_move() -> None:
+    torch.manual_seed(0)
+    blocks = [nn.Linear(4, 4) for _ in range(4)]
+    for block in blocks:
+        block.weight.requires_grad_(False)
+    swap = BlockSwap(blocks, 2, CPU)
+    assert len({block.weight.data_ptr() for block in swap.blocks}) == 2
+    assert len({block.bias.data_ptr() for block in swap.blocks}) == 4

@@ -1,0 +1,237 @@
+"""Weights in fp8: how much is lost, that gradients pass, and what of them is kept."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from flux_help import CPU, SHAPE, run
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from sd_scripts.families.flux.memory import checkpoint_gradients, holds_t5_in_fp8, place, quantize_t5
+from sd_scripts.families.flux.model import FluxTransformer
+from sd_scripts.library import fp8
+from sd_scripts.library.frozen_linear import frozen_linear
+from sd_scripts.networks.layers import Dropouts, LoraLinear
+
+CAN_MULTIPLY = fp8.compute_problem(CPU) is None
+MODES = [False, pytest.param(True, marks=pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8"))]
+
+
+def linear(*, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 64, bias=bias, dtype=dtype).requires_grad_(False)
+    layer.weight.mul_(torch.logspace(-3, 2, 64)[:, None])  # rows of very different sizes
+    return layer
+
+
+def error(ours: Tensor, wanted: Tensor) -> float:
+    return float((ours.detach().float() - wanted.detach().float()).norm() / wanted.detach().float().norm())
+
+
+def through(layer: nn.Linear, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """Output, and the gradient of the input."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 8, 96, generator=g).to(dtype).requires_grad_()
+    y = frozen_linear(x, layer)
+    y.backward(torch.randn(2, 8, 64, generator=g).to(dtype))
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_a_row_is_rounded_to_three_bits_whatever_its_size() -> None:
+    layer = linear(dtype=torch.float32)
+    weight = layer.weight.clone()
+    fp8.quantize_(layer, torch.float32)
+    assert layer.weight.dtype == torch.float8_e4m3fn
+    for ours, wanted in zip(fp8.dequantized(layer), weight, strict=True):
+        assert error(ours, wanted) < 2**-4
+    assert torch.equal(torch.frexp(layer.weight_scale).mantissa, torch.full((64, 1), 0.5))
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    layer = linear(dtype=torch.float32)
+    layer.weight[3] = 0
+    fp8.quantize_(layer, torch.float32)
+    assert not fp8.dequantized(layer)[3].any()
+    assert fp8.dequantized(layer).isfinite().all()
+
+
+def test_weights_that_come_in_fp8_keep_their_values() -> None:
+    layer = linear()
+    layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    before = layer.weight.float()
+    fp8.quantize_(layer, torch.bfloat16)
+    assert torch.equal(fp8.dequantized(layer), before)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_held_weights_compute_exactly_what_they_stand_for(dtype: torch.dtype, bias: bool) -> None:
+    layer = fp8.quantize_(linear(dtype=dtype, bias=bias), dtype)
+    plain = nn.Linear(96, 64, bias=bias, dtype=dtype).requires_grad_(False)
+    plain.weight.copy_(fp8.dequantized(layer))
+    if bias:
+        plain.bias.copy_(layer.bias)
+    exact = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}[dtype]  # sums are rounded once more
+    for ours, wanted in zip(through(layer, dtype), through(plain, dtype), strict=True):
+        assert ours.dtype == dtype
+        assert error(ours, wanted) < exact
+
+
+@pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8")
+@pytest.mark.parametrize("keep_transposed", [False, True])
+def test_products_in_fp8_are_near_those_in_bf16(keep_transposed: bool) -> None:
+    wanted = through(linear())
+    layer = fp8.quantize_(linear(), torch.bfloat16, compute=True, keep_transposed=keep_transposed)
+    assert (layer.weight_transposed is not None) == keep_transposed
+    for ours, reference in zip(through(layer), wanted, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert error(ours, reference) < 0.05
+
+
+@pytest.mark.parametrize("compute", MODES)
+def test_backward_keeps_the_weight_in_fp8_only(compute: bool) -> None:
+    layer = fp8.quantize_(linear(), torch.bfloat16, compute=compute)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        frozen_linear(torch.ones(4, 96, dtype=torch.bfloat16, requires_grad=True), layer)
+    assert any(t.dtype == torch.float8_e4m3fn for t in kept)
+    assert not [t for t in kept if t.numel() == layer.weight.numel() and t.element_size() > 1]
+
+
+@pytest.mark.parametrize("compute", MODES)
+def test_compiled_it_is_one_graph_that_keeps_the_weight_in_fp8_only(compute: bool) -> None:
+    """The partitioner must neither keep a widened nor a reordered copy of the weight for backward."""
+    layer = LoraLinear(fp8.quantize_(linear(), torch.bfloat16, compute=compute), 4, Dropouts())
+    nn.init.normal_(layer.lora_down)
+    nn.init.normal_(layer.lora_up)
+    kept: list[Tensor] = []
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 96, generator=g).bfloat16().requires_grad_()
+
+    def block(x: Tensor) -> Tensor:
+        return nn.functional.silu(layer(nn.functional.layer_norm(x, (96,))))
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        wanted = block(x)
+    assert torch.autograd.grad(wanted.sum(), x)[0].isfinite().all()
+    kept.clear()
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = compiled(x)
+    y.sum().backward()
+    assert error(y, wanted) < 0.01
+    assert counters["stats"]["unique_graphs"] == 1
+    assert any(t.data_ptr() == layer.weight.data_ptr() for t in kept)
+    copies = [t for t in kept if t.numel() == layer.weight.numel() and t.data_ptr() != layer.weight.data_ptr()]
+    assert not copies
+
+
+@pytest.mark.parametrize("compute", MODES)
+def test_a_lora_learns_on_top(compute: bool) -> None:
+    base = fp8.quantize_(linear(), torch.bfloat16, compute=compute)
+    layer = LoraLinear(base, 4, Dropouts())
+    assert layer.weight is base.weight
+    assert layer.lora_down.dtype == torch.bfloat16
+    nn.init.ones_(layer.lora_down)
+    nn.init.zeros_(layer.lora_up)
+    x = torch.randn(8, 96).bfloat16()
+    assert torch.equal(layer(x), base(x))
+    layer(x).sum().backward()
+    assert layer.lora_up.grad is not None
+    assert layer.lora_up.grad.any()
+
+
+def test_autocast_decides_the_dtype() -> None:
+    layer = fp8.quantize_(linear(dtype=torch.float32), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert frozen_linear(torch.ones(4, 96), layer).dtype == torch.bfloat16
+
+
+# The whole transformer
+
+
+def placed(script_settings: Any, **options: Any) -> FluxTransformer:
+    from sd_scripts.families.family import Parts
+
+    torch.manual_seed(0)
+    model = FluxTransformer(SHAPE).requires_grad_(False)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.1)
+    settings = script_settings(**options)
+    place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    if options.get("gradient_checkpointing"):
+        checkpoint_gradients(model, settings)
+    return model
+
+
+@pytest.fixture
+def flux_settings() -> Any:
+    from sd_scripts.options.catalog import FLUX_LORA
+    from sd_scripts.options.settings import Settings
+
+    return lambda **options: Settings(FLUX_LORA.groups, options)
+
+
+@torch.no_grad()
+def test_a_model_in_fp8_is_near_itself(flux_settings: Any) -> None:
+    plain, held = placed(flux_settings), placed(flux_settings, fp8_base_unet=True)
+    assert error(run(held), run(plain)) < 0.1
+    weights = [
+        m.weight for b in (*held.double_blocks, *held.single_blocks) for m in b.modules() if type(m) is nn.Linear
+    ]
+    assert not weights
+    assert held.img_in.weight.dtype == held.final_layer.linear.weight.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_fp8_swapped_equals_fp8(flux_settings: Any) -> None:
+    swapped = placed(flux_settings, fp8_base_unet=True, blocks_to_swap=6)
+    assert torch.equal(run(swapped), run(placed(flux_settings, fp8_base_unet=True)))
+    assert torch.equal(run(swapped, 3), run(placed(flux_settings, fp8_base=True), 3))
+
+
+@pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8")
+def test_fp8_compute_alone_keeps_both_orders_of_what_stays(flux_settings: Any) -> None:
+    fast = placed(flux_settings, fp8_compute=True, mixed_precision="bf16")
+    spare = placed(flux_settings, fp8_compute=True, fp8_base_unet=True, mixed_precision="bf16")
+    swapped = placed(flux_settings, fp8_compute=True, blocks_to_swap=6, mixed_precision="bf16")
+    kept = [[b.linear1.weight_transposed is not None for b in model.single_blocks] for model in (fast, spare, swapped)]
+    assert kept == [[True] * 8, [False] * 8, [False] * 8]
+    assert fast.single_blocks[0].linear1.fp8_compute
+    assert not fast.single_blocks[0].modulation.lin.fp8_compute
+    with torch.no_grad():
+        assert error(run(fast), run(placed(flux_settings))) < 0.2
+        assert torch.equal(run(spare), run(swapped))
+
+
+def test_t5_in_fp8_reads_nearly_the_same(flux_settings: Any) -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    config.feed_forward_proj, config.is_gated_act, config.dense_act_fn = "gated-gelu", True, "gelu_new"
+    encoder = T5EncoderModel(config).eval().bfloat16()
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        before = encoder(tokens).last_hidden_state
+        quantize_t5(encoder, torch.bfloat16)
+        after = encoder(tokens).last_hidden_state
+    assert after.dtype == torch.bfloat16
+    assert error(after, before) < 0.1
+    assert encoder.encoder.block[0].layer[-1].DenseReluDense.wo.weight.dtype == torch.float8_e4m3fn
+    assert [holds_t5_in_fp8(flux_settings(**o)) for o in ({}, {"fp8_base": True}, {"fp8_base_unet": True})] == [
+        False,
+        True,
+        False,
+    ]
