@@ -8,7 +8,9 @@ import pytest
 import torch
 from data_help import make_folder, plan_of
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+from flux_help import flux_settings
 from torch import nn
+from training_help import TEXT_ENCODERS_TOO, Run, train
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.data.batch import Batch
@@ -19,15 +21,9 @@ from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
 from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
 from sd_scripts.library import clip_tokenizer, t5_tokenizer
-from sd_scripts.options.catalog import script_for
-from sd_scripts.options.settings import Settings
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 SIZES = (49408, 32128)
-
-
-def flux_settings(**values: Any) -> Settings:
-    return Settings(script_for("flux", "lora").groups, {"pretrained_model_name_or_path": "model", **values})
 
 
 def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407) -> Parts:
@@ -302,3 +298,37 @@ def test_clip_can_learn_while_t5_is_cached_but_t5_cannot() -> None:
         "train_t5xxl: T5 cannot be trained while its outputs are cached; turn off one of the two"
     ]
     assert not cache_problems(train_t5xxl=True, network_train_unet_only=True)
+
+
+def learned(run: Run) -> set[str]:
+    """Modules whose matrices have moved, by the beginning of their names."""
+    ups = {key for key, tensor in run.tensors().items() if "lora_up" in key and tensor.any()}
+    return {"_".join(key.split("_", 2)[:2]) for key in ups}
+
+
+@pytest.mark.parametrize("kept", [{"cache_text_encoder_outputs": True}, {"cache_text_encoder_outputs_to_disk": True}])
+def test_clip_learns_the_same_whether_t5_is_cached_or_read_in_each_step(
+    flux_miniature: Any, tmp_path: Path, kept: dict[str, Any]
+) -> None:
+    reading = train(flux_miniature, tmp_path / "reading", **TEXT_ENCODERS_TOO)
+    cached = train(flux_miniature, tmp_path / "cached", **{**TEXT_ENCODERS_TOO, **kept})
+    assert learned(reading) == {"lora_unet", "lora_te1"}
+    assert cached.losses == reading.losses
+
+
+def test_t5_learns_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniature: Any, tmp_path: Path) -> None:
+    options = {**TEXT_ENCODERS_TOO, "train_t5xxl": True}
+    whole = train(flux_miniature, tmp_path / "whole", **options)
+    parts = train(flux_miniature, tmp_path / "parts", gradient_checkpointing=True, **options)
+    assert learned(whole) == {"lora_unet", "lora_te1", "lora_te3"}
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+def test_validation_reads_with_the_clip_that_learns(flux_miniature: Any, tmp_path: Path) -> None:
+    options = {**TEXT_ENCODERS_TOO, "network_train_text_encoder_only": True, "learning_rate": 1e-1}
+    options |= {"validation_split": 0.5, "validate_every_n_steps": 1, "max_train_steps": 2}
+    reading = train(flux_miniature, tmp_path / "reading", **options)
+    cached = train(flux_miniature, tmp_path / "cached", **{**options, "cache_text_encoder_outputs": True})
+    (first, second), again = ([event["loss"] for event in run.told("validation")] for run in (reading, cached))
+    assert first != second
+    assert again == [first, second]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.sampling import lent
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
 from sd_scripts.training.context import Context
 
@@ -172,12 +173,10 @@ def _encode_captions(material: Material, captions: list[str]) -> dict[str, Tenso
 
 @contextmanager
 def _on_device(context: Context, modules: Sequence[nn.Module]) -> Iterator[None]:
-    homes = [next(module.parameters()).device for module in modules]
-    for module in modules:
-        module.to(context.device)
-    yield
-    for module, home in zip(modules, homes, strict=True):
-        module.to(home)
+    with ExitStack() as borrowed:
+        for module in modules:
+            borrowed.enter_context(lent(module, context.device))
+        yield
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
 
