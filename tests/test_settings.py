@@ -2,7 +2,7 @@
 
 import pytest
 
-from sd_scripts.options.catalog import SDXL_LORA, script_for
+from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.network import NetworkOptions
@@ -260,5 +260,6 @@ def test_groups_are_typed_and_a_typo_is_an_error():
 
 def test_a_training_that_is_not_there_yet_is_named():
     assert script_for("sdxl", "lora") is SDXL_LORA
-    with pytest.raises(ValueError, match=r"there is no LoRA training for FLUX\.1 yet"):
-        script_for("flux", "lora")
+    assert script_for("flux", "lora") is FLUX_LORA
+    with pytest.raises(ValueError, match=r"there is no full training for FLUX\.1 yet"):
+        script_for("flux", "full")
