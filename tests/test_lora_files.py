@@ -225,7 +225,10 @@ def write_peft(path: Path) -> None:
         (write_kind("dora_scale"), "is no plain LoRA but DoRA, which only LyCORIS goes on from"),
         (write_kind("hada_w1_a"), "is no plain LoRA but LoHa"),
         (write_kind("lokr_w1"), "is no plain LoRA but LoKr"),
-        (write_peft, "has the key names of peft; convert it to those of kohya's LoRAs"),
+        (
+            write_peft,
+            "has key names of peft that are not known here, such as unet.down_blocks.0.to_q.lora_A.weight",
+        ),
         (write_wide, "lora_unet_middle_block_1_proj_in is of other sizes in the file than in this model"),
     ],
 )

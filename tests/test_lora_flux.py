@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import Tensor, nn
@@ -13,10 +14,10 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
-from sd_scripts.library.flux_train_utils import diffusers_modules, to_diffusers
+from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules, to_diffusers
 from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
-from sd_scripts.networks.lora_files import merge
+from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.plan import (
     Adapted,
     NetworkArgs,
@@ -368,6 +369,37 @@ def predict_with(theirs: Any) -> Tensor:
         txt_ids=torch.zeros(5, 3),
         return_dict=False,
     )[0]
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", "diffusion_model.", ""])
+def test_a_file_with_the_names_of_diffusers_is_read_as_ours(prefix: str, tmp_path: Path) -> None:
+    """As diffusers and ai-toolkit write them: parts of one of our layers, of ranks of their own, some without."""
+    model, merged = tiny(), tiny()
+    made: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, rank in {"attn.to_q": 2, "attn.to_v": 3, "attn.to_out.0": 4, "ff.net.2": 1}.items():
+            _add_peft(made, model, f"transformer_blocks.1.{name}", rank)
+        for name in ("attn.to_k", "proj_mlp", "proj_out"):
+            _add_peft(made, model, f"single_transformer_blocks.2.{name}", 2)
+    made["single_transformer_blocks.2.proj_out.alpha"] = torch.tensor(1.0)
+    model.single_blocks[2].linear2.weight.copy_(  # half of what alpha = rank would do
+        (model.single_blocks[2].linear2.weight + tiny().single_blocks[2].linear2.weight) / 2
+    )
+    safetensors.torch.save_file({prefix + key: tensor for key, tensor in made.items()}, tmp_path / "peft.safetensors")
+    tensors = read_plain_lora("base_weights", tmp_path / "peft.safetensors", adapted(merged))
+    assert merge(adapted(merged), tensors, 1.0) == 5
+    close(predict(merged), predict(model))
+    assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
+
+
+def _add_peft(made: dict[str, Tensor], model: FluxTransformer, name: str, rank: int) -> None:
+    """A pair for diffusers' layer `name`, and its change in the rows of our layer."""
+    _, key = bfl_key(f"{name}.weight")
+    weight = model.get_parameter(key)
+    rows = to_diffusers({"img_in.weight": model.img_in.weight, key: weight})[f"{name}.weight"]
+    down, up = torch.randn(rank, rows.shape[1]) * 0.1, torch.randn(rows.shape[0], rank) * 0.1
+    made[f"{name}.lora_A.weight"], made[f"{name}.lora_B.weight"] = down, up
+    rows += up @ down
 
 
 def test_diffusers_reads_a_single_block_of_the_real_width() -> None:

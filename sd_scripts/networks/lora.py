@@ -35,6 +35,8 @@ class LoraTarget:
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
     alias: Callable[[str], str] | None = None
     """Module path -> what other programs call it: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
+    parts: Callable[[str], tuple[str, ...]] | None = None
+    """Module path -> what diffusers calls it, of several modules in the order of its rows. Read, not written."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Class of a module -> how networks of other people, which choose by class names, know it."""
     group: str = "unet"

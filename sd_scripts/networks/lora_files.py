@@ -1,6 +1,6 @@
 """LoRA files as they come in: read whole, brought to our names, added to base weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -22,6 +22,9 @@ OTHER_KINDS = {
 }
 """How a tensor's name begins, after its layer's -> what the file is; up · down is not what such a layer does."""
 
+PEFT_PREFIXES = ("transformer.", "diffusion_model.", "")
+"""What stands before a layer's name in the files of diffusers and ai-toolkit, and of ComfyUI."""
+
 
 def read_lora(option: str, path: Path) -> Tensors:
     """Tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
@@ -37,12 +40,19 @@ def read_lora(option: str, path: Path) -> Tensors:
     return maybe_uncompile_state_dict(tensors)
 
 
-def read_plain_lora(option: str, path: Path) -> Tensors:
-    """As read_lora, of files whose layers are up · down. Raises ValueError for other kinds of network."""
-    tensors = read_lora(option, path)
+def read_plain_lora(option: str, path: Path, modules: Iterable[Adapted]) -> Tensors:
+    """As read_lora, of files whose layers are up · down, under our names for the layers of `modules`.
+
+    Raises ValueError for other kinds of network.
+    """
+    modules = list(modules)
+    tensors = with_our_names(from_peft(read_lora(option, path), modules), modules)
     for key in tensors:
         if ".lora_A." in key or ".lora_B." in key:
-            raise ValueError(f"{option}: '{path}' has the key names of peft; convert it to those of kohya's LoRAs")
+            raise ValueError(
+                f"{option}: '{path}' has key names of peft that are not known here, such as {key}; convert it to those "
+                "of kohya's LoRAs"
+            )
         kind = next((kind for start, kind in OTHER_KINDS.items() if key.partition(".")[2].startswith(start)), None)
         if kind:
             raise ValueError(f"{option}: '{path}' is no plain LoRA but {kind}, which only LyCORIS goes on from")
@@ -63,6 +73,47 @@ def with_our_names(tensors: Mapping[str, Tensor], modules: Iterable[Adapted]) ->
     }
     split = ((key, *key.partition(".")) for key in tensors)
     return {f"{ours.get(layer, layer)}{dot}{rest}": tensors[key] for key, layer, dot, rest in split}
+
+
+def from_peft(tensors: Mapping[str, Tensor], modules: Iterable[Adapted]) -> Tensors:
+    """The same tensors; layers of families that tell their names in peft's files (LoraTarget.parts) get ours.
+
+    Parts of one of our layers become one pair, whose up is block diagonal: rows that no part of the file is for are 0.
+    """
+    left, found = dict(tensors), {}
+    if not any(".lora_A." in key for key in tensors):
+        return left
+    for each in modules:
+        if each.target.parts is None:
+            continue
+        for path, layer in adaptable(each.module, each.target, conv=False):
+            for names in ((path,), each.target.parts(path)):
+                pairs = [_take_peft_pair(left, name) for name in names]
+                if any(pairs):
+                    name = each.target.name(path)
+                    found[f"{name}.lora_down.weight"] = torch.cat([down for down, _ in filter(None, pairs)])
+                    found[f"{name}.lora_up.weight"] = _block_diagonal(pairs, layer.weight)
+    return {**left, **found}
+
+
+def _take_peft_pair(left: Tensors, name: str) -> tuple[Tensor, Tensor] | None:
+    """Down, and up with alpha / rank in it; they are taken out of `left`."""
+    for prefix in PEFT_PREFIXES:
+        down = left.pop(f"{prefix}{name}.lora_A.weight", None)
+        up = left.pop(f"{prefix}{name}.lora_B.weight", None)
+        alpha = left.pop(f"{prefix}{name}.alpha", None)
+        if down is not None and up is not None:
+            return down, up if alpha is None else up * (float(alpha) / len(down))
+    return None
+
+
+def _block_diagonal(pairs: Sequence[tuple[Tensor, Tensor] | None], weight: Tensor) -> Tensor:
+    """Every part but the last has as many rows as the layer has inputs."""
+    out, width = weight.shape
+    rows = [width] * (len(pairs) - 1)
+    rows.append(out - sum(rows))
+    blocks = [pair[1] if pair else torch.zeros(count, 0) for pair, count in zip(pairs, rows, strict=True)]
+    return torch.block_diag(*blocks)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.networks.lora import LoraNetwork, attach
-from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora, with_our_names
+from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_from_weights, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -70,7 +70,7 @@ class Lora:
         modules = _everything(family, parts, context)
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
-            tensors = with_our_names(read_plain_lora("base_weights", Path(file).expanduser()), modules)
+            tensors = read_plain_lora("base_weights", Path(file).expanduser(), modules)
             if not merge(modules, tensors, strength):
                 raise ValueError(f"base_weights: '{file}' has no layer of this model; is it a LoRA for another one?")
 
@@ -88,7 +88,7 @@ class Lora:
         weights = {}
         if options.network_weights:
             file = Path(options.network_weights).expanduser()
-            weights = with_our_names(read_plain_lora("network_weights", file), everything)
+            weights = read_plain_lora("network_weights", file, everything)
         plans = plan_from_weights(modules, weights, args) if options.dim_from_weights else plan_layers(modules, args)
         network = attach(
             plans,

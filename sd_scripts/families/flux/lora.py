@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sd_scripts.library.flux_train_utils import diffusers_modules
 from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.networks.lora_flux import IN_LAYERS, read_flux_rules
 from sd_scripts.options.flux import FluxNetworkOptions
@@ -20,6 +21,7 @@ TRANSFORMER = LoraTarget(
     classes=("DoubleBlock", "SingleBlock"),
     also=IN_LAYERS,
     name=_name("lora_unet"),
+    parts=diffusers_modules,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
     options=(FluxNetworkOptions,),
     rules=read_flux_rules,
