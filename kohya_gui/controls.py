@@ -1,6 +1,6 @@
 """From an option to the control that edits it. The GUI holds no label, range or default of its own."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,12 +108,15 @@ class Advice:
     """Values that suit a family better than those of the field, offered where others stand."""
 
     family: str
-    values: Mapping[str, Any]
+    about: tuple[str, ...]
+    """Options that decide what is good, and those that it sets."""
+    good: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    """What stands there -> what is good instead, of every option that it sets."""
     text: str
     button: str
 
     def wanted(self, values: Mapping[str, Any], family: str) -> bool:
-        return family == self.family and any(values.get(name) != good for name, good in self.values.items())
+        return family == self.family and any(values.get(name) != good for name, good in self.good(values).items())
 
 
 class Form:
@@ -274,16 +277,20 @@ class Form:
         )
 
     def _connect_advice(self, advice: Advice, row: gr.Row, button: gr.Button, family: FormComponent) -> None:
-        about = {name: self.controls[name] for name in advice.values}
+        about = {name: self.controls[name] for name in advice.about}
+
+        def read(data: dict[Any, Any]) -> dict[str, Any]:
+            return {name: given(self.options[name], data[c]) for name, c in about.items()}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            values = {name: given(self.options[name], data[c]) for name, c in about.items()}
-            return {row: gr.update(visible=advice.wanted(values, data[family]))}
+            return {row: gr.update(visible=advice.wanted(read(data), data[family]))}
+
+        def take(data: dict[Any, Any]) -> dict[Any, Any]:
+            return {about[name]: shown(self.options[name], value) for name, value in advice.good(read(data)).items()}
 
         changes = [family.change, *(c.change for c in about.values())]  # type: ignore[attr-defined]
         gr.on(changes, show, {family, *about.values()}, row, **QUIET)
-        good = [shown(self.options[name], value) for name, value in advice.values.items()]
-        self.taken.append(button.click(lambda: good, None, list(about.values()), **QUIET))
+        self.taken.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
 
     def _masters(self) -> Sequence[str]:
         return list(dict.fromkeys(o.shown_when for o in self.options.values() if o.shown_when))

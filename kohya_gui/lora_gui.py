@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kohya_gui import recognise
 from kohya_gui.configuration import Opened, Prepared, open_file, prepare, save_file
 from kohya_gui.controls import Advice
 from kohya_gui.training_tab import Method, Panel
@@ -24,12 +25,23 @@ from sd_scripts.runs.book import RunBook, WatchedRun
 
 METHOD = "lora"
 
+MODEL = "pretrained_model_name_or_path"
+
+
+def good_timesteps(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """schnell takes no guidance, so that option stays at its default there."""
+    schnell = recognise.model(values.get(MODEL) or "", "flux").text.startswith("FLUX.1 schnell")
+    return {**RECOMMENDED, "guidance_scale": FluxObjectiveOptions.guidance_scale} if schnell else RECOMMENDED
+
+
 GOOD_TIMESTEPS = Advice(
     family="flux",
-    values=RECOMMENDED,
+    about=(MODEL, *RECOMMENDED),
+    good=good_timesteps,
     text="**Other values are recommended for FLUX.1:** "
     + ", ".join(f"`{name} = {value}`" for name, value in RECOMMENDED.items())
-    + ". The defaults of the field train it on something else than it predicts.",
+    + f"; schnell takes no guidance and keeps {FluxObjectiveOptions.guidance_scale}. "
+    "The defaults of the field train it on something else than it predicts.",
     button="Use them",
 )
 

@@ -11,11 +11,11 @@ from sd_scripts.options.model_file import CLIP_L, FLUX_AE, T5_XXL, ModelFile, de
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
 PARTS = {
-    "clip_l": ("the CLIP-L text encoder", (CLIP_L, "CLIP text encoder")),
-    "t5xxl": ("the T5-XXL text encoder", (T5_XXL, "T5 text encoder")),
-    "ae": ("FLUX.1's autoencoder", (FLUX_AE,)),
+    "clip_l": ("the CLIP-L text encoder", "text_encoder", (CLIP_L, "CLIP text encoder")),
+    "t5xxl": ("the T5-XXL text encoder", "text_encoder_2", (T5_XXL, "T5 text encoder")),
+    "ae": ("FLUX.1's autoencoder", "vae", (FLUX_AE,)),
 }
-"""Option -> what it wants, and what does as well: smaller ones, for models of other sizes."""
+"""Option -> what it wants, where a diffusers folder has it, and what fits: smaller ones too, for smaller models."""
 MOST_FILES = 20_000
 """A folder is counted up to here, so that a glance at a disk's root stays a glance."""
 
@@ -81,25 +81,24 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
 
 
 def _part(place: Path, option: str) -> Recognised:
-    wanted, fitting = PARTS[option]
+    wanted, folder, fitting = PARTS[option]
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
-    if place.is_dir():
-        return Recognised(f"This is a folder; name the file of {wanted}", good=False)
-    if not place.is_file():
-        return Recognised("There is no such file", good=False)
-    if place.suffix != ".safetensors":
+    if not place.exists():
+        return Recognised("There is no such file or folder", good=False)
+    if place.is_file() and place.suffix != ".safetensors":
         return Recognised(f"This is no model file: choose the .safetensors file of {wanted}", good=False)
-    found = describe(place)
+    found = describe(place / folder if (place / folder).is_dir() else place)
     if found.problem:
         return _broken(found.problem, place)
-    good, text = found.variant in fitting, _words(found, "A file of another kind")
+    good, text = found.variant in fitting or option in found.parts, _words(found, "A file of another kind")
     return Recognised(text if good else f"{text}: not {wanted}", good=good)
 
 
 def _words(found: ModelFile, unknown: str) -> str:
     """FLUX.1 dev, bf16, 23.8 GB"""
-    return ", ".join(said for said in (found.variant or unknown, found.precision, size(found.bytes)) if said)
+    inside = f"with {' and '.join(found.parts)} in it" if found.parts else ""
+    return ", ".join(said for said in (found.variant or unknown, found.precision, size(found.bytes), inside) if said)
 
 
 def _pickled(place: Path) -> Recognised:

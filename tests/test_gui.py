@@ -18,7 +18,7 @@ from kohya_gui.app import build
 from kohya_gui.configuration import place_of, prepare
 from kohya_gui.controls import Form, given, kind, shown
 from kohya_gui.draft import Draft
-from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
+from kohya_gui.lora_gui import LORA, good_timesteps, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
 from kohya_gui.training_tab import PRESETS, TrainingTab, fact, offer, preset_title, preset_words
@@ -83,6 +83,12 @@ def test_recommended_values_are_offered_to_flux_where_others_stand(form):
     assert form.advised(RECOMMENDED, "flux")[row]["visible"] is False
     assert form.advised({}, "sdxl")[row]["visible"] is False
     assert row.visible is False
+
+
+def test_schnell_is_not_advised_to_take_guidance(tmp_path):
+    schnell = str(shaped(tmp_path / "s.safetensors", FLUX))
+    assert good_timesteps({"pretrained_model_name_or_path": schnell}) == {**RECOMMENDED, "guidance_scale": 3.5}
+    assert good_timesteps({"pretrained_model_name_or_path": None}) == RECOMMENDED
 
 
 def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_path):
@@ -389,11 +395,24 @@ def test_a_part_of_flux_is_recognised_where_it_is_asked_for(tmp_path, option, sh
 
 
 def test_a_part_that_is_no_file_is_told(tmp_path):
-    assert "This is a folder" in recognise.part(str(tmp_path), "t5xxl").text
+    assert "This is a folder without" in recognise.part(str(tmp_path), "t5xxl").text
     assert "no such file" in recognise.part(str(tmp_path / "gone"), "ae").text
     assert recognise.part("", "ae").text == ""
     (tmp_path / "t5.gguf").touch()
     assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl").text
+
+
+def test_a_part_may_lie_in_a_folder_or_in_a_file_that_holds_them_all(tmp_path):
+    (tmp_path / "whole" / "text_encoder_2").mkdir(parents=True)
+    for n, keys in enumerate(({"shared.weight": (8, 4096)}, {QUERY: (4096, 4096)}), 1):
+        shaped(tmp_path / "whole" / "text_encoder_2" / f"model-0000{n}-of-00002.safetensors", keys)
+    for folder in (tmp_path / "whole", tmp_path / "whole" / "text_encoder_2"):
+        assert recognise.part(str(folder), "t5xxl").text == "T5-XXL text encoder, bf16, 33.6 MB"
+    every = {f"model.diffusion_model.{key}": shape for key, shape in DEV.items()} | {"vae.decoder.conv_in.weight": (4,)}
+    path = shaped(tmp_path / "all.safetensors", every)
+    assert recognise.model(str(path), "flux").text == "FLUX.1 dev, bf16, 58.6 MB, with ae in it"
+    assert recognise.part(str(path), "ae").good
+    assert not recognise.part(str(path), "clip_l").good
 
 
 def flux_folder(folder: Path) -> Path:

@@ -37,6 +37,8 @@ class ModelFile:
     precision: str = ""
     """What most of its tensors are: fp32, fp16, bf16, fp8; empty if unknown."""
     bytes: int = 0
+    parts: tuple[str, ...] = ()
+    """Options of FLUX.1 whose parts lie in it too: clip_l, t5xxl, ae."""
     problem: str | None = None
     """Why it cannot be used, in words that follow an option's name."""
 
@@ -59,8 +61,19 @@ def describe(path: Path) -> ModelFile:
         header = read_header(path)
     except ValueError as problem:
         return ModelFile(bytes=size, problem=str(problem))
+    return _described(header, size)
+
+
+def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
-    return ModelFile(family=family, variant=variant, precision=_precision(header), bytes=size)
+    parts = tuple(option for option, start in INSIDE.items() if any(key.startswith(start) for key in header.shapes))
+    return ModelFile(
+        family=family,
+        variant=variant,
+        precision=_precision(header),
+        bytes=size,
+        parts=parts if family == "flux" else (),
+    )
 
 
 def read_header(path: Path) -> Header:
@@ -108,6 +121,9 @@ MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
 )
 """A key that only such a file has; the first that is there decides."""
+
+INSIDE = {"clip_l": "text_encoders.clip_l.", "t5xxl": "text_encoders.t5xxl.", "ae": "vae."}
+"""Option -> how the keys of that part begin in a file that holds all of FLUX.1."""
 
 FLUX_COUSINS: tuple[tuple[str, str], ...] = (
     ("distilled_guidance_layer.", "Chroma"),
@@ -215,7 +231,7 @@ PIPELINES = {
 def _describe_folder(folder: Path) -> ModelFile:
     index = folder / "model_index.json"
     if not index.is_file():
-        return ModelFile(problem=f"'{folder}' is a folder without model_index.json; name a file or a diffusers folder")
+        return _describe_part(folder)
     try:
         pipeline = str(_read_json(index)["_class_name"])
     except (ValueError, KeyError, TypeError):
@@ -231,6 +247,23 @@ def _describe_folder(folder: Path) -> ModelFile:
     return ModelFile(variant=f"diffusers folder ({pipeline})", bytes=size)
 
 
+def _describe_part(folder: Path) -> ModelFile:
+    """A folder of one part, in one file or several."""
+    files = sorted(folder.glob("*model*.safetensors"))
+    if not files:
+        return ModelFile(problem=f"'{folder}' is a folder without model_index.json; name a file or a diffusers folder")
+    size = sum(file.stat().st_size for file in files)
+    if shard := _first_missing_of(folder):
+        return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
+    try:
+        headers = [read_header(file) for file in files]
+    except ValueError as problem:
+        return ModelFile(bytes=size, problem=str(problem))
+    shapes = {key: shape for header in headers for key, shape in header.shapes.items()}
+    dtypes = {key: dtype for header in headers for key, dtype in header.dtypes.items()}
+    return _described(Header(metadata=headers[0].metadata, shapes=shapes, dtypes=dtypes), size)
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read
@@ -239,10 +272,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _missing_shard(folder: Path) -> str:
     """A file, as part/name, without which a part that comes in several files is not whole; "" if all are there."""
     for part in sorted({index.parent for index in folder.glob("*/*.safetensors.index.json")}):
-        missing = [_first_missing(index) for index in sorted(part.glob("*.safetensors.index.json"))]
-        if all(missing) and not any(part.glob("*model.safetensors")):  # one whole form of several is enough
-            return f"{part.name}/{missing[0]}"
+        if missing := _first_missing_of(part):
+            return f"{part.name}/{missing}"
     return ""
+
+
+def _first_missing_of(part: Path) -> str:
+    missing = [_first_missing(index) for index in sorted(part.glob("*.safetensors.index.json"))]
+    whole = not all(missing) or any(part.glob("*model.safetensors"))  # one whole form of several is enough
+    return "" if whole or not missing else missing[0]
 
 
 def _first_missing(index: Path) -> str:
