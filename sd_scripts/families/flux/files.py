@@ -16,12 +16,13 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.families.loading import MODEL, fill, must_fit, shapes_of, some
 from sd_scripts.library import flux_train_utils as flux
+from sd_scripts.library import fp8
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.sdxl_model_util import State
 from sd_scripts.options.model_file import FLUX_MARKS, Header, recognise
 
-FP8 = torch.float8_e4m3fn
-BLOCK_WEIGHT = re.compile(r"(double|single)_blocks\..*\.weight")
+LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\..*\.weight")
+"""Names of what can be held in fp8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +59,15 @@ class Piece:
     module: Any
     """Without memory."""
 
-    def load(self, dtype: torch.dtype, *, mmap: bool, keep_fp8: bool = False) -> Any:
-        """The module in `dtype`, frozen and in eval mode.
-
-        With `keep_fp8` the transformer's blocks keep the weights that the file has in e4m3.
-        """
+    def load(self, dtype: torch.dtype, *, mmap: bool, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
+        """The module in `dtype`, but for tensors that `keep` is true of; frozen and in eval mode."""
         state: State = {}
         for file in self.files:
             state |= read_weights(file, self.option, mmap=mmap)
         module, named = _prepared(self.kind, state, dtype)
-        fill(module.eval().requires_grad_(False), named, dtype, keep=_stays_fp8 if keep_fp8 else None)
+        fill(module.eval().requires_grad_(False), named, dtype, keep)
         if isinstance(module, T5EncoderModel):
-            _settle_t5(module)
+            module.encoder.embed_tokens.weight = module.shared.weight
         return module
 
 
@@ -136,13 +134,6 @@ def _t5(state: State) -> tuple[T5EncoderModel, State]:
     return T5EncoderModel(T5Config(**flux.t5_config(shapes_of(state)))), state
 
 
-def _settle_t5(t5: Any) -> None:
-    t5.encoder.embed_tokens.weight = t5.shared.weight
-    if t5.dtype == torch.float16:
-        for block in t5.encoder.block:  # what comes out of these overflows in fp16
-            block.layer[1].DenseReluDense.wo.float()
-
-
 def _autoencoder(state: State) -> tuple[AutoencoderKL, State]:
     if any("_blocks.0.resnets." in key for key in state):
         state = flux.ae_to_bfl(state)
@@ -205,6 +196,12 @@ def _what_else(kind: Kind, state: State) -> str:
     return what or f"something with keys such as {some(state)}"
 
 
-def _stays_fp8(name: str, tensor: Tensor) -> bool:
-    whole_tiles = tensor.ndim == 2 and all(size % 16 == 0 for size in tensor.shape)  # what fp8 is multiplied in
-    return tensor.dtype == FP8 and whole_tiles and bool(BLOCK_WEIGHT.fullmatch(name))
+def is_fp8(name: str, tensor: Tensor) -> bool:
+    """Whether a Linear's weight is in e4m3 already, and may stay so."""
+    return tensor.dtype == torch.float8_e4m3fn and becomes_fp8(name, tensor)
+
+
+def becomes_fp8(name: str, tensor: Tensor) -> bool:
+    """Whether a Linear's weight can be held in fp8: what is in e5m2 must be widened first."""
+    fits = tensor.ndim == 2 and not any(size % fp8.MULTIPLE for size in tensor.shape)
+    return fits and tensor.dtype != torch.float8_e5m2 and bool(LINEAR.fullmatch(name))

@@ -1,12 +1,26 @@
 """FLUX.1 as files, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.flux import lora
-from sd_scripts.families.flux.files import AE, CLIP_L, KINDS, T5XXL, TRANSFORMER, Kind, Piece, files_in, open_piece
+from sd_scripts.families.flux.files import (
+    AE,
+    CLIP_L,
+    KINDS,
+    T5XXL,
+    TRANSFORMER,
+    Kind,
+    Piece,
+    becomes_fp8,
+    files_in,
+    is_fp8,
+    open_piece,
+)
+from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
 from sd_scripts.families.flux.model import FluxShape
 from sd_scripts.families.flux.tokenizer import load_tokenizers
 from sd_scripts.families.loading import MODEL, download, place
@@ -17,7 +31,6 @@ from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions, FluxObj
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.training import TrainingOptions
 
 T5_LENGTHS = {"dev": 512, "schnell": 256}
 
@@ -44,22 +57,20 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
 
     Raises ValueError, one sentence that names the option, if a part is not there, not whole or not FLUX.1's.
     """
-    options, training = settings[ModelOptions], settings[TrainingOptions]
+    options, flux = settings[ModelOptions], settings[FluxModelOptions]
     where = place(options.pretrained_model_name_or_path, "a FLUX.1 file")
     source = where if isinstance(where, Path) else download(where)
-    pieces, problems = _open(settings[FluxModelOptions], source)
+    pieces, problems = _open(flux, source)
     if problems:
         raise ValueError(problems[0])
 
     mmap = not options.disable_mmap_load_safetensors
-    fp8 = training.fp8_base or training.fp8_base_unet or settings[FluxMemoryOptions].fp8_compute
-    transformer = pieces[MODEL].load(dtype, mmap=mmap, keep_fp8=fp8).to(device)
+    transformer = pieces[MODEL].load(dtype, mmap=mmap, keep=is_fp8 if holds_in_fp8(settings) else None).to(device)
     clip = pieces[CLIP_L.option].load(dtype, mmap=mmap).to(device)
-    t5 = pieces[T5XXL.option].load(dtype, mmap=mmap).to(device)
+    t5 = _load_t5(pieces[T5XXL.option], dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
     vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
     variant = "dev" if transformer.shape.guidance else "schnell"
     sizes = [encoder.config.vocab_size for encoder in (clip, t5)]
-    flux = settings[FluxModelOptions]
     return Parts(
         denoiser=transformer,
         vae=vae,
@@ -73,6 +84,16 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
             "apply_t5_attn_mask": flux.apply_t5_attn_mask,
         },
     )
+
+
+def _load_t5(piece: Piece, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> Any:
+    t5 = piece.load(dtype, mmap=mmap, keep=becomes_fp8 if in_fp8 else None)
+    if in_fp8:
+        quantize_t5(t5, dtype)
+    elif dtype == torch.float16:
+        for block in t5.encoder.block:
+            block.layer[1].DenseReluDense.wo.float()  # what comes out of it overflows in fp16
+    return t5
 
 
 def _open(options: FluxModelOptions, where: Path | str) -> tuple[Pieces, list[str]]:
