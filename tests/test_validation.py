@@ -14,16 +14,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pictures(tmp_path_factory.mktemp("data") / "pictures", count=5)
 
 
-def test_validating_changes_no_loss_of_training(data: Path, miniature: Any, tmp_path: Path) -> None:
-    options = {**SPLIT, "train_data_dir": data, "network_dropout": 0.2}
-    often = train(miniature, tmp_path / "often", validate_every_n_steps=1, **options)
-    never = train(miniature, tmp_path / "never", validate_every_n_steps=100, **options)
-    assert [event["step"] for event in often.told("validation")] == [1, 2, 3, 4]
-    assert never.told("validation") == []
-    assert often.losses == never.losses
-    assert equal(often.tensors(), never.tensors())
-
-
 @pytest.mark.parametrize("where", [{}, CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO], ids=["cached", "encoded", "learning"])
 def test_the_same_weights_measure_the_same(where: dict[str, Any], data: Path, miniature: Any, tmp_path: Path) -> None:
     """At a rate that moves nothing, and with dropouts and shuffling that must not reach validation."""
