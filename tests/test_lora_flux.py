@@ -1,6 +1,7 @@
 """LoRA of FLUX.1: which layers learn and how, the file's keys, ranks of their own for q, k and v, noise, graphs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
+from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules, to_diffusers
 from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
@@ -26,6 +29,7 @@ from sd_scripts.networks.plan import (
     plan_layers,
     read_args,
 )
+from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
@@ -503,6 +507,32 @@ def test_the_state_of_a_run_with_noise_goes_on_bit_for_bit() -> None:
     expected = predict(first._modules[0])  # type: ignore[arg-type]
     torch.manual_seed(3)
     assert torch.equal(predict(again._modules[0]), expected)  # type: ignore[arg-type]
+
+
+def placed(swap: int, *args: str) -> tuple[FluxTransformer, LoraNetwork]:
+    """A transformer held in fp8 whose blocks may take turns on the device, with a LoRA."""
+    torch.manual_seed(0)
+    model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
+    parts = Parts(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
+    settings = Settings(FLUX_LORA.groups, {"fp8_base": True, "blocks_to_swap": swap})
+    place(parts, settings, torch.device("cpu"))
+    return model, make(model, *args)
+
+
+def test_on_fp8_weights_that_take_turns_it_learns_as_on_those_that_stay() -> None:
+    args = ("split_qkv=True", "ggpo_beta=0.3", "ggpo_sigma=0.2")
+    (moving, network), (staying, wanted) = placed(6, *args), placed(0, *args)
+    assert network.compute.dtype == torch.float32
+    assert moving.double_blocks[0].img_mlp[0].weight.dtype == torch.float8_e4m3fn
+    for model, each in ((moving, network), (staying, wanted)):
+        predict(model).square().mean().backward()
+        each.collect_gradients()
+        each.perturb()
+    assert network.gradients.any()
+    assert torch.equal(network.gradients, wanted.gradients)
+    assert network.row_noise is not None
+    assert wanted.row_noise is not None
+    assert torch.equal(network.row_noise.deviations, wanted.row_noise.deviations)
 
 
 def test_an_adapted_layer_holds_the_weights_it_was_given() -> None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sd_scripts.library.block_swap import held_value
+from sd_scripts.library.block_swap import held_value
 from sd_scripts.networks.layers import LoraLinear
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class RowNoise:
         self.deviations = torch.zeros(sum(sizes), device=device)
         """(rows of all layers,) float32"""
         self._views = self.deviations.split(sizes)
-        self._frozen = [_row_squares_of(layer.layer).to(device) for layer in self.layers]
+        self._frozen = [_row_squares_of(layer.layer, device) for layer in self.layers]
         for layer, view in zip(self.layers, self._views, strict=True):
             layer.layer.row_noise = view  # type: ignore[assignment]
 
@@ -66,8 +68,7 @@ def row_squares(up: Tensor, down: Tensor) -> Tensor:
     return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)
 
 
-def _row_squares_of(layer: torch.nn.Module) -> Tensor:
-    weight = layer.weight.detach().float()  # type: ignore[operator, union-attr]
-    if getattr(layer, "weight_scale", None) is not None:
-        weight = weight * layer.weight_scale  # type: ignore[operator]
-    return weight.square().sum(dim=1)
+def _row_squares_of(layer: nn.Module, device: torch.device) -> Tensor:
+    weight, scale = layer.weight, getattr(layer, "weight_scale", None)
+    rows = held_value(weight).detach().to(device).float()  # type: ignore[arg-type]
+    return (rows if scale is None else rows * held_value(scale).to(device)).square().sum(dim=1)
