@@ -1,6 +1,6 @@
-"""Time real training steps of full-size SDXL with random weights, eager beside compiled.
+"""Time real training steps of full-size models with random weights, eager beside compiled.
 
-python -m sd_scripts.benchmark [--rows eager compiled ...] [--steps 30] [--markdown FILE]
+python -m sd_scripts.benchmark [--family sdxl] [--rows eager compiled ...] [--steps 30] [--markdown FILE]
 
 Every row runs in a process of its own, one after another, with inputs made ahead: what is measured is the step of the
 trainer, forward to optimizer, not the reading of pictures. Each row compiles from an empty cache; those marked warm
@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,72 +24,144 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux import full_size as flux_full_size
 from sd_scripts.families.sdxl import SDXL
-from sd_scripts.families.sdxl.unet import make_ours, random_full_size
-from sd_scripts.library.compile_utils import compile_model
+from sd_scripts.families.sdxl import full_size as sdxl_full_size
+from sd_scripts.library.compile_utils import KnownInputs, compile_model
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.networks.lora import attach
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
-from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training import compiling
 from sd_scripts.training.learning import LoraLearning
 from sd_scripts.training.step import TrainStep
+
+LR = 1e-4
+WARM_UP = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     name: str
     title: str
-    mode: str | None = None
-    """compile_mode; None runs eagerly."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What differs from an eager step, by option."""
     batch: int = 1
     sizes: tuple[tuple[int, int], ...] = ((1024, 1024),)
     """Width and height; several take turns."""
-    accumulation: int = 1
-    checkpointing: bool = False
-    dynamic: str = "auto"
     cache_of: str | None = None
     """Another row whose compiler cache this one starts from, so that its first steps are no cold start."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A family's model of full size, and the rows that are worth a line."""
+
+    family: Family
+    random_parts: Callable[[torch.device, torch.dtype], Parts]
+    random_inputs: Callable[[Parts, int, tuple[int, int], torch.device], dict[str, Tensor]]
+    rank: int
+    rows: tuple[Row, ...]
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+
 TWO_SIZES = ((1024, 1024), (832, 1216))
-ROWS = (
+COMPILED = {"compile": True}
+GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
+CHECKPOINTING = {"gradient_checkpointing": True}
+SUM = {"gradient_accumulation_steps": 2}
+SDXL_ROWS = (
     Row(name="eager", title="eager"),
-    Row(name="compiled", title="compile_mode = default", mode="default"),
-    Row(name="graphs", title="compile_mode = reduce-overhead", mode="reduce-overhead"),
+    Row(name="compiled", title="compile_mode = default", options=COMPILED),
+    Row(name="graphs", title="compile_mode = reduce-overhead", options=GRAPHS),
     Row(name="eager4", title="eager", batch=4),
-    Row(name="compiled4", title="compile_mode = default", mode="default", batch=4),
+    Row(name="compiled4", title="compile_mode = default", options=COMPILED, batch=4),
     Row(
         name="compiled_sizes",
         title="default, two buckets in turn",
-        mode="default",
+        options=COMPILED,
         sizes=TWO_SIZES,
         cache_of="compiled",
     ),
     Row(
         name="graphs_sizes",
         title="reduce-overhead, two buckets in turn",
-        mode="reduce-overhead",
+        options=GRAPHS,
         sizes=TWO_SIZES,
         cache_of="graphs",
     ),
-    Row(name="compiled_sum", title="default, accumulation 2", mode="default", accumulation=2, cache_of="compiled"),
+    Row(name="compiled_sum", title="default, accumulation 2", options=COMPILED | SUM, cache_of="compiled"),
+    Row(name="graphs_sum", title="reduce-overhead, accumulation 2", options=GRAPHS | SUM, cache_of="graphs"),
+    Row(name="eager_checkpointing", title="eager, gradient checkpointing", options=CHECKPOINTING),
     Row(
-        name="graphs_sum",
-        title="reduce-overhead, accumulation 2",
-        mode="reduce-overhead",
-        accumulation=2,
-        cache_of="graphs",
+        name="compiled_checkpointing",
+        title="default, gradient checkpointing",
+        options=COMPILED | CHECKPOINTING,
+        cache_of="compiled",
     ),
-    Row(name="eager_checkpointing", title="eager, gradient checkpointing", checkpointing=True),
-    Row(name="compiled_checkpointing", title="default, gradient checkpointing", mode="default", checkpointing=True),
 )
-RANK = 32
-WARM_UP = 8
+FLUX_ROWS = (
+    Row(name="eager", title="eager"),
+    Row(name="compiled", title="compiled", options=COMPILED),
+    Row(name="eager_checkpointing", title="eager, gradient checkpointing", options=CHECKPOINTING),
+    Row(
+        name="compiled_checkpointing",
+        title="compiled, gradient checkpointing",
+        options=COMPILED | CHECKPOINTING,
+        cache_of="compiled",
+    ),
+    Row(name="fp8_compute", title="compiled, fp8_compute", options=COMPILED | {"fp8_compute": True}),
+    Row(
+        name="fp8_base",
+        title="compiled, fp8_base, gradient checkpointing",
+        options=COMPILED | CHECKPOINTING | {"fp8_base": True},
+    ),
+    Row(
+        name="fp8_all",
+        title="compiled, fp8_base and fp8_compute, gradient checkpointing",
+        options=COMPILED | CHECKPOINTING | {"fp8_base": True, "fp8_compute": True},
+        cache_of="fp8_compute",
+    ),
+    *(
+        Row(
+            name=f"swap{count}",
+            title=f"compiled, gradient checkpointing, blocks_to_swap = {count}",
+            options=COMPILED | CHECKPOINTING | {"blocks_to_swap": count},
+            cache_of="compiled",
+        )
+        for count in (18, 34)
+    ),
+    Row(
+        name="swap34_fp8",
+        title="compiled, gradient checkpointing, blocks_to_swap = 34, fp8_base",
+        options=COMPILED | CHECKPOINTING | {"blocks_to_swap": 34, "fp8_base": True},
+        cache_of="fp8_base",
+    ),
+)
+SUBJECTS = {
+    "sdxl": Subject(
+        family=SDXL,
+        random_parts=sdxl_full_size.random_parts,
+        random_inputs=sdxl_full_size.random_inputs,
+        rank=32,
+        rows=SDXL_ROWS,
+    ),
+    "flux": Subject(
+        family=FLUX,
+        random_parts=flux_full_size.random_parts,
+        random_inputs=flux_full_size.random_inputs,
+        rank=16,
+        rows=FLUX_ROWS,
+    ),
+}
 
 
 @dataclass(kw_only=True)
@@ -107,49 +180,58 @@ class Prepared:
         return loss
 
 
-def prepare(row: Row, unet: Any, device: torch.device) -> Prepared:
-    """Attach the LoRA, compile and choose the optimizer, as the trainer does it."""
-    settings = _settings(row)
-    options = settings[CompileOptions]
-    make_ours(unet)
-    unet.train()
-    if row.checkpointing:
-        unet.enable_gradient_checkpointing()
-    args = read_args(settings, SDXL.lora, print)
-    plans = plan_layers([Adapted(module=unet, target=SDXL.lora, lr=1e-4)], args)
-    network = attach(plans, args.dropouts, torch.Generator().manual_seed(0))
-    learning = LoraLearning(network, parameter_groups(network), [unet])
+def prepare(subject: Subject, row: Row, parts: Parts, device: torch.device) -> Prepared:
+    """Place the model, attach the LoRA, compile and choose the optimizer, as the trainer does it."""
+    family, settings = subject.family, settings_of(subject, row)
+    options, training = settings[CompileOptions], settings[TrainingOptions]
+    family.place(parts, settings, device)
+    args = read_args(settings, family.lora, print)
+    plans = plan_layers([Adapted(module=parts.denoiser, target=family.lora, lr=LR)], args)
+    network = attach(plans, args.dropouts, torch.Generator().manual_seed(0), device=device)
+    learning = LoraLearning(network, parameter_groups(network), [parts.denoiser])
+    learning.train()
+    if training.gradient_checkpointing:
+        family.checkpoint_gradients(parts.denoiser, settings)
     if options.compile:
         compile_model(
             options,
-            unet,
-            SDXL.compile_targets(unet),
-            log_prefix=SDXL.title,
-            graphs_expected=compiling.graphs_expected(SDXL, unet, len(row.sizes)),
+            parts.denoiser,
+            family.compile_targets(parts.denoiser),
+            log_prefix=family.title,
+            graphs_expected=compiling.graphs_expected(family, parts.denoiser, len(row.sizes)),
             static=len(row.sizes) <= compiling.STATIC_SHAPES,
         )
-    parts = Parts(denoiser=unet, vae=unet, text_encoders=[], tokenizers=[], source="random")
 
     def loss(inputs: dict[str, Tensor]) -> Tensor:
         text = {key[5:]: value for key, value in inputs.items() if key.startswith("text.")}
-        return SDXL.loss(parts, inputs, text, settings)
+        return family.loss(parts, inputs, text, settings)
 
     step = TrainStep(
         loss,
         learning,
         make_optimizer(settings[OptimizerOptions], learning.parameter_groups()),
-        accumulation=row.accumulation,
+        accumulation=training.gradient_accumulation_steps,
         cuda_graphs=compiling.uses_cuda_graphs(options),
+        known=KnownInputs() if options.compile else None,
     )
-    inputs = [random_inputs(row.batch, size, unet.config, device) for size in row.sizes]
+    inputs = [subject.random_inputs(parts, row.batch, size, device) for size in row.sizes]
     return Prepared(step=step, inputs=inputs, layers=len(plans))
 
 
-def measure(row: Row, steps: int) -> dict[str, Any]:
+def settings_of(subject: Subject, row: Row) -> Settings:
+    values: dict[str, Any] = {"network_dim": subject.rank, "network_alpha": subject.rank / 2, "learning_rate": LR}
+    if subject.family.name == "flux":
+        values |= {"model_prediction_type": "raw", "guidance_scale": 1.0}
+    return Settings(
+        script_for(subject.family.name, "lora").groups, {**values, "mixed_precision": "bf16", **row.options}
+    )
+
+
+def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     """Milliseconds a step, memory in GiB, and what the compiler did."""
     device = torch.device("cuda")
-    compiling.warm_up(_settings(row)[CompileOptions], device)
-    prepared = prepare(row, random_full_size(device, torch.bfloat16), device)
+    compiling.warm_up(settings_of(subject, row)[CompileOptions], device)
+    prepared = prepare(subject, row, subject.random_parts(device, torch.bfloat16), device)
     compiling.wait_until_warm()
     before, sizes = compiling.Counts(), len(row.sizes)
     torch.cuda.empty_cache()
@@ -189,43 +271,16 @@ def measure(row: Row, steps: int) -> dict[str, Any]:
     }
 
 
-def _settings(row: Row) -> Settings:
-    chosen = {"compile": row.mode is not None, "compile_mode": row.mode or "default", "compile_dynamic": row.dynamic}
-    values = {"network_dim": RANK, "network_alpha": RANK / 2, "learning_rate": 1e-4, **chosen}
-    return Settings(SDXL_LORA.groups, values)
-
-
-def random_inputs(batch: int, size: tuple[int, int], unet: Any, device: torch.device) -> dict[str, Tensor]:
-    """What a step reads, as families/sdxl/objective.py makes it, from noise; `unet` is the U-Net's configuration."""
-    generator = torch.Generator(device).manual_seed(size[0])
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator)
-
-    width, height = size
-    first = unet["cross_attention_dim"] * 3 // 8  # 768 of 2048
-    pooled = unet["projection_class_embeddings_input_dim"] - 6 * unet["addition_time_embed_dim"]
-    return {
-        "noisy": normal(batch, 4, height // 8, width // 8),
-        "target": normal(batch, 4, height // 8, width // 8),
-        "timesteps": torch.randint(0, 1000, (batch,), device=device, generator=generator),
-        "sizes": torch.tensor([[height, width, 0, 0, height, width]] * batch, device=device, dtype=torch.float32),
-        "loss_weight": torch.ones(batch, device=device),
-        "text.hidden_state1": normal(batch, 77, first),
-        "text.hidden_state2": normal(batch, 77, unet["cross_attention_dim"] - first),
-        "text.pool2": normal(batch, pooled),
-    }
-
-
-def table(results: dict[str, dict[str, Any]]) -> str:
+def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     first = next(iter(results.values()))
     lines = [
-        f"{first['card']}, PyTorch {first['torch']}, LoRA rank {RANK} on {first['modules']} layers, bf16, fused AdamW.",
+        f"{first['card']}, PyTorch {first['torch']}, LoRA rank {subject.rank} on {first['modules']} layers, bf16, "
+        "fused AdamW.",
         "",
         "| step | batch | median ms | min to p90 | mean | GiB allocated | reserved | first s | graphs | breaks | loss|",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in (row for row in ROWS if row.name in results):
+    for row in (row for row in subject.rows if row.name in results):
         r, warm = results[row.name], " (warm)" if row.cache_of else ""
         lines.append(
             f"| {row.title} | {row.batch} | {r['median']:.1f} | {r['min']:.1f} to {r['p90']:.1f} | {r['mean']:.1f} | "
@@ -237,39 +292,45 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [row.name for row in ROWS]
-    parser.add_argument("--rows", nargs="*", choices=names, default=names)
+    parser.add_argument("--family", choices=SUBJECTS, default="sdxl")
+    parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each row, after the warm-up")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
-    parser.add_argument("--row", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    subject = SUBJECTS[arguments.family]
+    names = [row.name for row in subject.rows]
+    wanted = arguments.rows or names
+    if unknown := set(wanted) - set(names):
+        print(f"--rows: no row is called {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)
+        return 2
     if not torch.cuda.is_available():
         print("no NVIDIA card is seen; full-size steps are measured on one", file=sys.stderr)
         return 2
     if arguments.row:
-        row = next(row for row in ROWS if row.name == arguments.row)
-        print("RESULT " + json.dumps(measure(row, arguments.steps)), flush=True)
+        print("RESULT " + json.dumps(measure(subject, subject.row(arguments.row), arguments.steps)), flush=True)
         return 0
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as caches:
-        for row in (row for row in ROWS if row.name in arguments.rows):
-            result = _in_own_process(row, arguments.steps, Path(caches))
+        for row in (row for row in subject.rows if row.name in wanted):
+            result = _in_own_process(subject, row, arguments.steps, Path(caches))
             if result:
                 results[row.name] = result
                 print(f"{row.name}: {result['median']:.1f} ms, first {result['first']:.1f} s", flush=True)
             if arguments.markdown and results:
-                arguments.markdown.write_text(table(results) + "\n")
-    print("\n" + table(results) if results else "no row could be measured")
-    return 0 if len(results) == len(arguments.rows) else 1
+                arguments.markdown.write_text(table(subject, results) + "\n")
+    print("\n" + table(subject, results) if results else "no row could be measured")
+    return 0 if len(results) == len(wanted) else 1
 
 
-def _in_own_process(row: Row, steps: int, caches: Path) -> dict[str, Any] | None:
+def _in_own_process(subject: Subject, row: Row, steps: int, caches: Path) -> dict[str, Any] | None:
     """What `measure` returns; None if it failed, which is told."""
     own = {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # as the trainer sets it
         "TORCHINDUCTOR_CACHE_DIR": str(caches / (row.cache_of or row.name)),
     }
-    command = [sys.executable, "-m", "sd_scripts.benchmark", "--row", row.name, "--steps", str(steps)]
+    command = [sys.executable, "-m", "sd_scripts.benchmark", "--family", subject.family.name]
+    command += ["--row", row.name, "--steps", str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own}, check=False)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -1,40 +1,64 @@
-"""What the benchmark times is a real step: on the miniature U-Net it learns, with every kind of row."""
+"""What the benchmark times is a real step: on miniatures of both families it learns, with every kind of row."""
+
+from typing import Any
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from sd_scripts.benchmark import ROWS, Row, prepare, table
+from sd_scripts.benchmark import SUBJECTS, Row, prepare, table
+from sd_scripts.families.family import Parts
+from sd_scripts.families.flux import full_size as flux
+from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.sdxl import full_size as sdxl
 from sd_scripts.families.sdxl.tiny import UNET
+from sd_scripts.families.sdxl.unet import make_ours
 
 SIZES = ((128, 128), (128, 192))
+SMALL = ((128, 128),)
 RESULT = {
     **dict.fromkeys(("median", "mean", "min", "p90", "allocated", "reserved", "first", "loss"), 1.0),
     **{"graphs": 14, "breaks": 0, "modules": 722, "card": "a card", "torch": "2.13.0"},
 }
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        Row(name="plain", title="plain"),
+ROWS: dict[str, list[Row]] = {
+    "sdxl": [
+        Row(name="plain", title="plain", sizes=SMALL),
         Row(name="sizes", title="sizes", sizes=SIZES),
-        Row(name="sum", title="sum", accumulation=2, batch=2),
-        Row(name="checkpointing", title="checkpointing", checkpointing=True),
+        Row(name="sum", title="sum", sizes=SMALL, batch=2, options={"gradient_accumulation_steps": 2}),
+        Row(name="checkpointing", title="checkpointing", sizes=SMALL, options={"gradient_checkpointing": True}),
     ],
-    ids=lambda row: row.name,
-)
-def test_the_step_learns(row: Row) -> None:
-    unet = UNet2DConditionModel(**UNET).requires_grad_(False)
-    prepared = prepare(
-        Row(**{**vars(row), "sizes": row.sizes if row.sizes == SIZES else SIZES[:1]}), unet, torch.device("cpu")
-    )
+    "flux": [
+        Row(name="plain", title="plain", sizes=SMALL),
+        Row(name="swap", title="swap", sizes=SMALL, options={"blocks_to_swap": 1, "gradient_checkpointing": True}),
+        Row(name="fp8", title="fp8", sizes=SMALL, options={"fp8_base": True}),
+    ],
+}
+LAYERS = {"sdxl": 192, "flux": 3 * 10 + 4 * 3}
+
+
+def miniature(family: str) -> Parts:
+    torch.manual_seed(0)
+    if family == "sdxl":
+        unet = UNet2DConditionModel(**UNET).requires_grad_(False)
+        make_ours(unet)
+        return sdxl.parts_of(unet)
+    shape: dict[str, Any] = {"width": 64, "heads": 2, "mlp_width": 128, "text_width": 32, "pooled_width": 32}
+    model = FluxTransformer(FluxShape(**shape, double_blocks=3, single_blocks=4)).bfloat16()
+    return flux.parts_of(model.requires_grad_(False))
+
+
+@pytest.mark.parametrize(("family", "row"), [(f, row) for f, rows in ROWS.items() for row in rows], ids=str)
+def test_the_step_learns(family: str, row: Row) -> None:
+    subject = SUBJECTS[family]
+    prepared = prepare(subject, row, miniature(family), torch.device("cpu"))
     losses = [float(prepared.run(number)) for number in range(8)]
     assert losses[-1] < losses[len(prepared.inputs) - 1]
-    assert prepared.layers == 192
+    assert prepared.layers == LAYERS[family]
 
 
-def test_the_table_has_a_line_for_each_row() -> None:
-    lines = table({row.name: RESULT for row in ROWS}).splitlines()
-    assert [line.split(" | ")[0].lstrip("| ") for line in lines[4:]] == [row.title for row in ROWS]
+@pytest.mark.parametrize("family", SUBJECTS)
+def test_the_table_has_a_line_for_each_row(family: str) -> None:
+    subject = SUBJECTS[family]
+    lines = table(subject, {row.name: RESULT for row in subject.rows}).splitlines()
+    assert [line.split(" | ")[0].lstrip("| ") for line in lines[4:]] == [row.title for row in subject.rows]
     assert len({line.count("|") for line in lines[2:]}) == 1

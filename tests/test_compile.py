@@ -11,8 +11,9 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.families.sdxl.tiny import UNET
-from sd_scripts.families.sdxl.unet import SDXL_CONFIG, compile_targets, graph_kinds, make_ours, predict
+from sd_scripts.families.sdxl.unet import compile_targets, graph_kinds, make_ours, predict
 from sd_scripts.library.compile_utils import (
     KnownInputs,
     add_compile_arguments,

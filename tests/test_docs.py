@@ -15,7 +15,8 @@ from diffusers import UNet2DConditionModel
 import gui
 from sd_scripts import demo
 from sd_scripts.data.blueprint import read_config, resolve
-from sd_scripts.families.sdxl.unet import SDXL_CONFIG, compile_targets
+from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
+from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.compile_utils import LEAST_LIMIT
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.command_line import given_flags

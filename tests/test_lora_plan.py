@@ -11,8 +11,8 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET, block_of
-from sd_scripts.families.sdxl.unet import SDXL_CONFIG
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.networks.by_block import BlockRules
 from sd_scripts.networks.layers import Dropouts

@@ -77,36 +77,3 @@ def graph_kinds(unet: nn.Module) -> dict[str, int]:
         weights = tuple(tuple(p.shape) for p in block.parameters())
         shapes.setdefault(type(block).__name__, set()).add(weights)
     return {name: len(kinds) for name, kinds in shapes.items()}
-
-
-SDXL_CONFIG: dict[str, Any] = {
-    "sample_size": 128,
-    "in_channels": 4,
-    "out_channels": 4,
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "block_out_channels": (320, 640, 1280),
-    "layers_per_block": 2,
-    "transformer_layers_per_block": (1, 2, 10),
-    "attention_head_dim": (5, 10, 20),
-    "cross_attention_dim": 2048,
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816,
-}
-"""Of SDXL 1.0 base, for full-size runs without weights."""
-
-
-def random_full_size(device: torch.device, dtype: torch.dtype) -> UNet2DConditionModel:
-    """The U-Net of SDXL 1.0 base with random weights: for benchmarks, which no picture depends on."""
-    with torch.device("meta"):
-        unet = UNet2DConditionModel(**SDXL_CONFIG)
-    unet = unet.to_empty(device=device).to(dtype)
-    generator = torch.Generator(device).manual_seed(0)
-    for name, p in unet.named_parameters():
-        if p.ndim > 1:
-            nn.init.normal_(p, std=p[0].numel() ** -0.5, generator=generator)
-        else:
-            nn.init.constant_(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    return unet.requires_grad_(False)
