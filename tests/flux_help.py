@@ -1,59 +1,83 @@
-"""A small FLUX.1 transformer of random weights, with blocks enough to swap; a LoRA on every Linear."""
+"""FLUX.1 in memory: settings of its LoRA script and tiny parts with random weights."""
+
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from diffusers import AutoencoderKL
+from torch import Tensor
 
+from sd_scripts.data.batch import Batch
+from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
-from sd_scripts.library.block_swap import BlockSwap, SwapGroup, swap_counts
-from sd_scripts.networks.layers import Dropouts, LoraLinear
+from sd_scripts.options.catalog import FLUX_LORA
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Settings
 
-CPU = torch.device("cpu")
-SHAPE = FluxShape(
-    channels=8, width=64, heads=2, mlp_width=128, text_width=16, pooled_width=16, double_blocks=5, single_blocks=8
-)
-SWAP = 6
-"""Three double and six single blocks."""
+TEXT_WIDTH, POOLED_WIDTH, TOKENS = 48, 40, 6
+SHAPE = {
+    "width": 64,
+    "heads": 2,
+    "mlp_width": 128,
+    "text_width": TEXT_WIDTH,
+    "pooled_width": POOLED_WIDTH,
+    "double_blocks": 1,
+    "single_blocks": 1,
+}
 
 
-def transformer(swap: int = 0) -> FluxTransformer:
-    """With a LoRA on every Linear, those before the blocks too."""
-    torch.manual_seed(0)
-    model = FluxTransformer(SHAPE).requires_grad_(False)
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.1)
-    if swap:
-        double, single = swap_counts(swap)
-        model.swapper = SwapGroup(
-            [BlockSwap(model.double_blocks, double, CPU), BlockSwap(model.single_blocks, single, CPU)]
+def flux_settings(**values: Any) -> Settings:
+    return from_values(FLUX_LORA, {"learning_rate": 1e-4, **values})
+
+
+def tiny_parts(*, guidance: bool = True) -> Parts:
+    """A transformer and an autoencoder, the same at every call; no text encoders."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformer = FluxTransformer(FluxShape(**SHAPE, guidance=guidance))
+        vae = AutoencoderKL(
+            block_out_channels=(32, 32, 32, 32),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            layers_per_block=1,
+            latent_channels=16,
+            scaling_factor=0.3611,
+            shift_factor=0.1159,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
         )
-    torch.manual_seed(1)
-    for path, layer in list(model.named_modules()):
-        if type(layer) is nn.Linear:
-            lora = LoraLinear(layer, 2, Dropouts())
-            for p in (lora.lora_down, lora.lora_up):
-                nn.init.normal_(p, std=0.1)
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, lora)
-    return model
-
-
-def run(model: FluxTransformer, seed: int = 2) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return model(
-        torch.randn(2, 12, 8, generator=g),
-        torch.randn(2, 5, 16, generator=g),
-        torch.randn(2, 16, generator=g),
-        torch.tensor([0.2, 0.7]),
-        torch.tensor([1.0, 3.5]),
-        (3, 4),
+    return Parts(
+        denoiser=transformer.eval().requires_grad_(False),
+        vae=vae.eval().requires_grad_(False),
+        text_encoders=[],
+        tokenizers=[],
+        source="tiny",
+        facts={"variant": "dev" if guidance else "schnell"},
     )
 
 
-def gradients(model: FluxTransformer, seed: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
-    """Output, and the gradient of each LoRA matrix."""
-    out = run(model, seed)
-    out.square().mean().backward()
-    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    for p in model.parameters():
-        p.grad = None
-    return out.detach(), grads
+def text_of(count: int, known: int = 4) -> dict[str, Tensor]:
+    """What the text encoders might give; the first `known` tokens are text."""
+    mask = torch.zeros(count, TOKENS, dtype=torch.long)
+    mask[:, :known] = 1
+    return {
+        "l_pooled": torch.randn(count, POOLED_WIDTH),
+        "t5_out": torch.randn(count, TOKENS, TEXT_WIDTH),
+        "txt_ids": torch.zeros(count, TOKENS, 3),
+        "t5_attn_mask": mask,
+        "apply_t5_attn_mask": torch.zeros(count, dtype=torch.bool),
+    }
+
+
+def batch_of(latents: Tensor, mask: Tensor | None = None) -> Batch:
+    count, size = len(latents), torch.tensor([8 * side for side in latents.shape[-2:]])
+    return Batch(
+        keys=[str(number) for number in range(count)],
+        captions=[""] * count,
+        pixels=None,
+        latents=latents,
+        original_size=size.expand(count, 2),
+        crop_top_left=torch.zeros(count, 2, dtype=torch.long),
+        target_size=size.expand(count, 2),
+        loss_weight=torch.ones(count),
+        mask=mask,
+    )

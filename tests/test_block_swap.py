@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from flux_help import CPU, SHAPE, SWAP, gradients, run, transformer
+from swap_help import CPU, SHAPE, SWAP, gradients, run, transformer
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 

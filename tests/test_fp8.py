@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from flux_help import CPU, SHAPE, run
+from swap_help import CPU, SHAPE, run
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
