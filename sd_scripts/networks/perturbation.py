@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.block_swap import held_value
-from sd_scripts.library.block_swap import held_value
 from sd_scripts.networks.layers import LoraLinear
 
 if TYPE_CHECKING:
