@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from gui_help import SIX
 
-from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
+from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
 from sd_scripts.options.toml_files import read_toml, write_toml
 
@@ -31,6 +32,15 @@ QUIET = [
 TRAINER = ROOT / "sd_scripts" / "sdxl_train_network.py"
 TRAINING = 240_000
 """Milliseconds that a training of the miniature may take on two slow cores."""
+
+SMALL = {
+    "resolution": "128,128",
+    "enable_bucket": False,
+    "train_batch_size": 1,
+    "save_every_n_steps": 5,
+    "compile_backend": "aot_eager",
+}
+"""What makes a demo quick."""
 
 pytestmark = [
     pytest.mark.browser,
@@ -255,6 +265,57 @@ def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
     expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
 
 
+def family(page: Page, title: str) -> None:
+    page.locator("#lora-family").get_by_text(title, exact=True).click()
+
+
+def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
+    field(page, "output_name").fill("kätzchen")
+    expect(page.locator("#lora-clip_l")).to_be_hidden()
+    family(page, "FLUX.1")
+    expect(page.locator("#lora-message")).to_contain_text("The preset FLUX.1 safe start sets what suits it")
+    for name in ("clip_l", "t5xxl", "ae", "guidance_scale", "blocks_to_swap", "fp8_base"):
+        expect(page.locator(f"#lora-{name}")).to_be_visible()
+    for name in ("vae", "clip_skip", "v_parameterization", "max_token_length"):
+        expect(page.locator(f"#lora-{name}")).to_be_hidden()
+    expect(field(page, "output_name")).to_have_value("kätzchen")
+    expect(field(page, "preset")).to_have_value("")
+    expect(page.locator("#lora-advice-flux")).to_be_hidden()  # a new page has the recommended values
+    set_the_six(page)
+    expect_the_six(page)
+    page.reload()
+    expect(page.locator("#lora-clip_l")).to_be_visible(timeout=20_000)
+    expect(field(page, "output_name")).to_have_value("kätzchen")
+    family(page, "SDXL")
+    expect(page.locator("#lora-clip_skip")).to_be_visible()
+    expect(page.locator("#lora-panel-flux\\.1-timesteps")).to_be_hidden()
+
+
+def test_recommended_values_are_taken_with_one_click_and_survive_a_reload(page, tmp_path):
+    (tmp_path / "field.toml").write_text('clip_l = "clip_l.safetensors"\n')
+    open_file(page, tmp_path / "field.toml")
+    advice = page.locator("#lora-advice-flux")
+    expect(advice).to_contain_text("discrete_flow_shift = 3.1582")
+    advice.get_by_role("button").click()
+    expect(advice).to_be_hidden()
+    page.locator("#lora-save").click()
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    assert read_toml(tmp_path / "field.toml") == {"clip_l": "clip_l.safetensors", **RECOMMENDED}
+    page.reload()
+    expect(field(page, "discrete_flow_shift")).to_have_value("3.1582", timeout=20_000)
+    field(page, "guidance_scale").fill("3.5")
+    expect(advice).to_be_visible()
+
+
+def test_a_preset_chooses_its_family(page):
+    choose(page, "preset", "FLUX.1 low memory 16gb")
+    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16gb is set")
+    expect(field(page, "blocks_to_swap")).to_have_value("10")
+    expect(field(page, "fp8_base")).to_be_checked()
+    choose(page, "preset", "SDXL safe start")
+    expect(page.locator("#lora-clip_skip")).to_be_visible()
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Settings that train the miniature; a path with a space in it."""
@@ -263,8 +324,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sd_scripts.demo import make
 
     made = make(tmp_path_factory.mktemp("the demo")).config
-    small = {"resolution": "128,128", "enable_bucket": False, "train_batch_size": 1, "save_every_n_steps": 5}
-    write_toml(made, {**read_toml(made), **small, "compile_backend": "aot_eager"})
+    write_toml(made, {**read_toml(made), **SMALL})
     return made
 
 
@@ -287,6 +347,49 @@ def test_the_command_is_shown_to_copy_and_reads_a_file_that_is_written(page, dem
     expect(command.get_by_role("button", name=re.compile("copy", re.I))).to_be_visible()
     written = demo.parent / "output" / "printed-command.toml"
     assert read_toml(written) == from_file(SDXL_LORA, settings).changed()
+
+
+@pytest.fixture(scope="module")
+def flux_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sd_scripts.demo import make
+
+    made = make(tmp_path_factory.mktemp("flux demo"), "flux").config
+    write_toml(made, {**read_toml(made), **SMALL})
+    return made
+
+
+def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, flux_demo):
+    model = read_toml(flux_demo)["pretrained_model_name_or_path"]
+    found = page.locator("#lora-pretrained_model_name_or_path-fact")
+    field(page, "pretrained_model_name_or_path").fill(model)
+    expect(found).to_contain_text("FLUX.1 dev")
+    expect(found).to_contain_text("not a base model for SDXL")
+    found.get_by_role("button", name="Switch to FLUX.1").click()
+    expect(page.locator("#lora-clip_l")).to_be_visible()
+    expect(found).not_to_contain_text("not a base model")
+    field(page, "t5xxl").fill(read_toml(demo)["pretrained_model_name_or_path"])
+    expect(page.locator("#lora-t5xxl-fact")).to_contain_text("SDXL checkpoint")
+    expect(page.locator("#lora-t5xxl-fact")).to_contain_text("not the T5-XXL text encoder")
+
+
+def test_flux_is_printed_trained_and_finished(page, flux_demo):
+    settings = variant(flux_demo, "flux", max_train_steps=6)
+    open_file(page, settings)
+    for name, found in (("clip_l", "CLIP text encoder"), ("t5xxl", "T5 text encoder"), ("ae", "FLUX.1 autoencoder")):
+        expect(page.locator(f"#lora-{name}-fact")).to_contain_text(found)
+    page.locator("#lora-print").click()
+    expect(page.locator("#lora-command")).to_contain_text("flux_train_network.py", timeout=20_000)
+    written = flux_demo.parent / "output" / "flux-command.toml"
+    assert read_toml(written) == from_file(FLUX_LORA, settings).changed()
+    page.locator("#lora-start").click()
+    run = page.locator("#lora-run")
+    expect(run.locator(".run-name")).to_contain_text("flux", timeout=20_000)
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    expect(run).to_contain_text("step 6 of 6")
+    expect(run).to_contain_text("torch.compile")
+    lora = flux_demo.parent / "output" / "flux.safetensors"
+    expect(run.locator(".result code")).to_have_text(str(lora))
+    assert lora.is_file()
 
 
 def test_a_training_is_started_watched_and_finished(page, demo, chromium, server):
