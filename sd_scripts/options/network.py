@@ -42,7 +42,7 @@ class NetworkOptions(OptionGroup, title="Network"):
         [],
         "More of the network as key=value: conv_dim=8 conv_alpha=4 also adapts the 3x3 convolutions; "
         "rank_dropout, module_dropout, block_dims, block_alphas, down_lr_weight, mid_lr_weight, up_lr_weight, "
-        "loraplus_lr_ratio.",
+        "loraplus_lr_ratio; ggpo_beta with ggpo_sigma; for FLUX.1 network_reg_dims, network_reg_lrs.",
         label="Network arguments",
         methods=("lora",),
         placeholder="conv_dim=8 conv_alpha=4",
