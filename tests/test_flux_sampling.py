@@ -1,19 +1,20 @@
 """Pictures of FLUX.1 while training: diffusers' own for the same noise, and nothing of the training is touched."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from flux_help import flux_settings
+from flux_pipeline import pipeline_of
 
 from sd_scripts.families.family import Parts
+from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.sampling import SAMPLE_DEFAULTS, sample
 from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
 from sd_scripts.families.miniature import clip_tokenizer
 from sd_scripts.families.sampling import lent
-from sd_scripts.library.flux_train_utils import to_diffusers
 from sd_scripts.library.prompts import SamplePrompt
 
 T5_LENGTH = 16
@@ -39,31 +40,21 @@ def parts() -> Parts:
 
 @pytest.fixture(scope="module")
 def pipeline(parts: Parts) -> Any:
-    shape = parts.denoiser.shape
-    transformer = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=shape.channels,
-        num_layers=shape.double_blocks,
-        num_single_layers=shape.single_blocks,
-        attention_head_dim=shape.head_width,
-        num_attention_heads=shape.heads,
-        joint_attention_dim=shape.text_width,
-        pooled_projection_dim=shape.pooled_width,
-        guidance_embeds=True,
-        axes_dims_rope=shape.rope_widths,
-    )
-    transformer.load_state_dict(to_diffusers(parts.denoiser.state_dict()))
-    made = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=parts.vae,
-        text_encoder=parts.text_encoders[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer=parts.tokenizers[0],
-        tokenizer_2=parts.tokenizers[1],
-        transformer=transformer,
-    )
-    made.set_progress_bar_config(disable=True)
-    return made
+    return pipeline_of(parts)
+
+
+def of_diffusers(parts: Parts, **arguments: Any) -> np.ndarray:
+    pipeline: Any = pipeline_of(parts)
+    return pipeline(
+        PROMPT["prompt"],
+        width=64,
+        height=80,
+        num_inference_steps=4,
+        max_sequence_length=T5_LENGTH,
+        generator=torch.Generator().manual_seed(1),
+        output_type="np",
+        **arguments,
+    ).images[0]
 
 
 def make(parts: Parts, **changes: Any) -> np.ndarray:
@@ -73,23 +64,20 @@ def make(parts: Parts, **changes: Any) -> np.ndarray:
 @pytest.mark.parametrize(
     ("guidance", "scale", "negative"), [(3.5, 1.0, ""), (1.0, 1.0, ""), (3.5, 3.0, "a blue square")]
 )
-def test_a_picture_is_what_diffusers_makes_of_the_same_noise(
-    parts: Parts, pipeline: Any, guidance: float, scale: float, negative: str
+def test_a_picture_of_dev_is_what_diffusers_makes_of_the_same_noise(
+    parts: Parts, guidance: float, scale: float, negative: str
 ) -> None:
-    theirs = pipeline(
-        PROMPT["prompt"],
-        negative_prompt=negative or None,
-        true_cfg_scale=scale,
-        width=64,
-        height=80,
-        num_inference_steps=4,
-        guidance_scale=guidance,
-        max_sequence_length=T5_LENGTH,
-        generator=torch.Generator().manual_seed(1),
-        output_type="np",
-    ).images[0]
-    ours = make(parts, guidance=guidance, scale=scale, negative_prompt=negative).astype(np.float32) / 255
-    assert np.abs(ours - theirs).max() < 2 / 255
+    theirs = of_diffusers(parts, negative_prompt=negative or None, true_cfg_scale=scale, guidance_scale=guidance)
+    ours = make(parts, guidance=guidance, scale=scale, negative_prompt=negative)
+    assert np.abs(ours / 255 - theirs).max() < 2 / 255
+
+
+def test_a_picture_of_schnell_is_too(parts: Parts) -> None:
+    transformer = FluxTransformer(replace(parts.denoiser.shape, guidance=False)).eval().requires_grad_(False)
+    weights = parts.denoiser.state_dict()
+    transformer.load_state_dict({name: weights[name] for name in transformer.state_dict()})
+    schnell = replace(parts, denoiser=transformer, facts={**parts.facts, "variant": "schnell"})
+    assert np.abs(make(schnell) / 255 - of_diffusers(schnell)).max() < 2 / 255
 
 
 def test_a_seed_decides_and_guidance_and_the_negative_prompt_have_their_say(parts: Parts) -> None:

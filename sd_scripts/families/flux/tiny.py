@@ -39,8 +39,8 @@ SHAPE = FluxShape(
     mlp_width=256,
     text_width=T5_WIDTH,
     pooled_width=CLIP_WIDTH,
-    double_blocks=2,
-    single_blocks=3,
+    double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 2
+    single_blocks=4,
 )
 AE: dict[str, Any] = {
     "block_out_channels": (32, 32, 64, 64),

@@ -1,0 +1,38 @@
+"""FLUX.1 in diffusers: its pipeline around the parts of ours."""
+
+from typing import Any
+
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+
+from sd_scripts.families.family import Parts
+from sd_scripts.library.flux_train_utils import to_diffusers
+
+
+def pipeline_of(parts: Parts) -> Any:
+    """A FluxPipeline that shares autoencoder and encoders with `parts` and copies the transformer's weights."""
+    flux: Any = parts.denoiser
+    shape = flux.shape
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=shape.channels,
+        num_layers=shape.double_blocks,
+        num_single_layers=shape.single_blocks,
+        attention_head_dim=shape.head_width,
+        num_attention_heads=shape.heads,
+        joint_attention_dim=shape.text_width,
+        pooled_projection_dim=shape.pooled_width,
+        guidance_embeds=True,
+        axes_dims_rope=shape.rope_widths,
+    )
+    transformer.load_state_dict(to_diffusers(flux.state_dict()))
+    made = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=parts.vae,
+        text_encoder=parts.text_encoders[0],
+        text_encoder_2=parts.text_encoders[1],
+        tokenizer=parts.tokenizers[0],
+        tokenizer_2=parts.tokenizers[1],
+        transformer=transformer,
+    )
+    made.set_progress_bar_config(disable=True)
+    return made

@@ -1,0 +1,170 @@
+"""Runs that only FLUX.1 has: blocks that take turns, weights in fp8, T5; and diffusers with the LoRA."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flux_pipeline import pipeline_of
+from PIL import Image
+from safetensors import safe_open
+from training_help import TEXT_ENCODERS_TOO, Run, equal, pictures, train
+
+from sd_scripts.families.flux import FLUX
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+
+SWAPPED = {"blocks_to_swap": 2}
+"""The most that the miniature takes: one of three double blocks and two of four single ones are always away."""
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture(scope="module")
+def plain(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps without anything special. Do not write to it."""
+    return train(flux_miniature, tmp_path_factory.mktemp("plain") / "out")
+
+
+@pytest.fixture(scope="module")
+def fp8(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps on weights of eight bits. Do not write to it."""
+    return train(flux_miniature, tmp_path_factory.mktemp("fp8") / "out", fp8_base=True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
+    ids=["", "checkpointed", "offloaded"],
+)
+def test_swapped_blocks_learn_what_resident_ones_do(
+    more: dict[str, Any], plain: Run, flux_miniature: Any, tmp_path: Path
+) -> None:
+    swapped = train(flux_miniature, tmp_path / "swapped", **SWAPPED, **more)
+    assert swapped.status == 0
+    assert swapped.losses == plain.losses
+    assert equal(swapped.tensors(), plain.tensors())
+
+
+def test_swapped_and_compiled_blocks_learn_the_same_with_the_same_graphs(
+    plain: Run, flux_miniature: Any, tmp_path: Path
+) -> None:
+    both = train(flux_miniature, tmp_path / "both", **SWAPPED, **COMPILED)
+    torch._dynamo.reset()
+    compiled = train(flux_miniature, tmp_path / "compiled", **COMPILED)
+    assert both.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert both.tensors().keys() == plain.tensors().keys()
+    (told,), (resident,) = both.told("compile"), compiled.told("compile")
+    assert (told["graphs"], told["breaks"]) == (resident["graphs"], resident["breaks"]) == (2, 0)
+
+
+def test_a_base_in_fp8_learns_nearly_the_same(plain: Run, fp8: Run) -> None:
+    assert fp8.status == 0
+    assert fp8.losses != plain.losses
+    assert fp8.losses == pytest.approx(plain.losses, rel=1e-2)
+    assert fp8.tensors().keys() == plain.tensors().keys()
+
+
+@pytest.mark.parametrize("more", [SWAPPED, COMPILED, SWAPPED | COMPILED], ids=["swapped", "compiled", "both"])
+def test_a_base_in_fp8_goes_with_swapping_and_compiling(
+    more: dict[str, Any], fp8: Run, flux_miniature: Any, tmp_path: Path
+) -> None:
+    assert train(flux_miniature, tmp_path / "out", fp8_base=True, **more).losses == pytest.approx(fp8.losses, rel=1e-5)
+
+
+def test_the_compiler_is_announced_by_the_name_of_the_family(
+    flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(flux_miniature, tmp_path / "out", max_train_steps=1, compile=True, compile_backend="eager")
+    line = "Compiling FLUX with torch.compile: backend=eager, mode=default, dynamic=None, fullgraph=False"
+    assert line in capsys.readouterr().err
+
+
+def test_the_file_says_what_it_was_trained_for(plain: Run) -> None:
+    with safe_open(plain.output / "short.safetensors", "pt") as file:
+        told = file.metadata()
+    expected = {
+        "ss_base_model_version": "flux1",
+        "ss_network_module": "networks.lora",
+        "ss_guidance_scale": "1.0",
+        "ss_timestep_sampling": "shift",
+        "ss_discrete_flow_shift": "3.1582",
+        "ss_model_prediction_type": "raw",
+        "ss_apply_t5_attn_mask": "False",
+        "modelspec.architecture": "flux-1-dev/lora",
+        "modelspec.implementation": "https://github.com/black-forest-labs/flux",
+    }
+    assert {key: told.get(key) for key in expected} == expected
+    assert "modelspec.prediction_type" not in told
+
+
+def test_both_names_of_the_network_mean_the_same(plain: Run, flux_miniature: Any, tmp_path: Path) -> None:
+    data = pictures(plain.output.parent / "pictures")
+    other = train(flux_miniature, tmp_path / "out", train_data_dir=data, network_module="networks.lora_flux")
+    assert other.losses == plain.losses
+    assert equal(other.tensors(), plain.tensors())
+
+
+def test_clip_learns_beside_a_cached_t5_and_t5_when_it_shall(flux_miniature: Any, tmp_path: Path) -> None:
+    data = pictures(tmp_path / "pictures")
+    cached = train(flux_miniature, tmp_path / "cached", train_data_dir=data, network_train_unet_only=None)
+    encoded = train(flux_miniature, tmp_path / "encoded", train_data_dir=data, **TEXT_ENCODERS_TOO)
+    both = train(flux_miniature, tmp_path / "both", train_data_dir=data, train_t5xxl=True, **TEXT_ENCODERS_TOO)
+    assert cached.losses == pytest.approx(encoded.losses, rel=1e-5)
+
+    def prefixes(run: Run) -> set[str]:
+        return {"_".join(key.split("_")[:2]) for key in run.tensors()}
+
+    assert prefixes(cached) == prefixes(encoded) == {"lora_unet", "lora_te1"}
+    assert prefixes(both) == {"lora_unet", "lora_te1", "lora_te3"}
+    assert any(t.any() for key, t in both.tensors().items() if key.startswith("lora_te3") and "up" in key)
+
+
+def test_the_attention_mask_hides_the_padding(plain: Run, flux_miniature: Any, tmp_path: Path) -> None:
+    masked = train(flux_miniature, tmp_path / "masked", apply_t5_attn_mask=True)
+    compiled = train(flux_miniature, tmp_path / "compiled", apply_t5_attn_mask=True, **COMPILED)
+    assert masked.losses != pytest.approx(plain.losses, rel=1e-4)
+    assert compiled.losses == pytest.approx(masked.losses, rel=1e-5)
+
+
+def test_diffusers_makes_the_picture_that_the_run_made(flux_miniature: Any, tmp_path: Path) -> None:
+    """Of all layers but linear1 of single blocks, which its loader knows in the real width only."""
+    (tmp_path / "prompts.txt").write_text("a red circle --w 64 --h 64 --s 3 --d 7 --g 3.5")
+    run = train(
+        flux_miniature,
+        tmp_path / "out",
+        sample_prompts=tmp_path / "prompts.txt",
+        sample_every_n_steps=3,
+        network_args=["network_reg_dims=linear1=0"],
+        learning_rate=0.1,
+    )
+    (event,) = run.told("sample")
+    ours = np.asarray(Image.open(event["path"])) / 255
+
+    files = {option: str(path) for option, path in flux_miniature.files.items()}
+    settings = Settings(script_for("flux", "lora").groups, {**files, "t5xxl_max_token_length": 16})
+    pipeline = pipeline_of(FLUX.load(settings, torch.float32, torch.device("cpu")))
+
+    def theirs() -> Any:
+        return pipeline(
+            "a red circle",
+            width=64,
+            height=64,
+            num_inference_steps=3,
+            guidance_scale=3.5,
+            max_sequence_length=16,
+            generator=torch.Generator().manual_seed(7),
+            output_type="np",
+        ).images[0]
+
+    before = theirs()
+    pipeline.load_lora_weights(run.output / "short.safetensors")
+    assert np.abs(ours - theirs()).max() < 2 / 255
+    assert np.abs(ours - before).max() > 8 / 255
