@@ -21,12 +21,12 @@ def pipeline_of(parts: Parts) -> Any:
         num_attention_heads=shape.heads,
         joint_attention_dim=shape.text_width,
         pooled_projection_dim=shape.pooled_width,
-        guidance_embeds=True,
+        guidance_embeds=shape.guidance,
         axes_dims_rope=shape.rope_widths,
     )
     transformer.load_state_dict(to_diffusers(flux.state_dict()))
     made = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=shape.guidance),
         vae=parts.vae,
         text_encoder=parts.text_encoders[0],
         text_encoder_2=parts.text_encoders[1],
