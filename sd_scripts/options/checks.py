@@ -18,7 +18,13 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
-from sd_scripts.options.flux import RECOMMENDED, FluxNetworkOptions, FluxObjectiveOptions, trains_t5xxl
+from sd_scripts.options.flux import (
+    RECOMMENDED,
+    FluxMemoryOptions,
+    FluxNetworkOptions,
+    FluxObjectiveOptions,
+    trains_t5xxl,
+)
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -26,6 +32,7 @@ from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.spec import OptionGroup
+from sd_scripts.options.training import TrainingOptions
 
 Filled = Mapping[type[OptionGroup], OptionGroup]
 Findings = Iterable[tuple[str, str]]
@@ -149,8 +156,11 @@ def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
     return optimizer.optimizer_type.lower().endswith("schedulefree")
 
 
+OURS = (None, "networks.lora", "networks.lora_flux")
+
+
 def one_graph_of_foreign_code(compiled: CompileOptions, network: NetworkOptions) -> Findings:
-    if compiled.compile and compiled.compile_fullgraph and network.network_module not in (None, "networks.lora"):
+    if compiled.compile and compiled.compile_fullgraph and network.network_module not in OURS:
         yield (
             "compile_fullgraph",
             f"{network.network_module} puts code into the model that may not fit into one graph; turn it off",
@@ -162,6 +172,24 @@ def huber_schedule_of_another(objective: FluxObjectiveOptions, loss: LossOptions
         yield "huber_schedule", "snr goes by Stable Diffusion's noise; set huber_schedule = constant or exponential"
 
 
+def products_in_fp8(memory: FluxMemoryOptions, training: TrainingOptions) -> Findings:
+    if memory.fp8_compute and training.mixed_precision != "bf16":
+        yield "fp8_compute", f"needs mixed_precision = bf16, which is {training.mixed_precision}"
+
+
+def weights_that_learn_and_move(memory: FluxMemoryOptions, network: NetworkOptions) -> Findings:
+    """LyCORIS' networks that begin from the base's weights, of which swapped blocks have none at hand."""
+    if not memory.blocks_to_swap or network.network_module in OURS:
+        return
+    for arg in (item.replace(" ", "").lower() for item in network.network_args):
+        if arg in ("algo=full", "dora_wd=true", "weight_decompose=true"):
+            yield (
+                "blocks_to_swap",
+                f"{network.network_module} with {arg} trains the weights of the base model, which cannot move "
+                "meanwhile; set blocks_to_swap = 0, or choose another network",
+            )
+
+
 PROBLEMS = (
     training_size,
     latents_that_change,
@@ -171,6 +199,8 @@ PROBLEMS = (
     warmup_of_the_schedule,
     schedule_of_another,
     one_graph_of_foreign_code,
+    products_in_fp8,
+    weights_that_learn_and_move,
     huber_schedule_of_another,
 )
 
@@ -294,7 +324,21 @@ def timesteps_without_use(objective: FluxObjectiveOptions) -> Findings:
         )
 
 
+def checkpoints_in_main_memory(training: TrainingOptions, compiled: CompileOptions) -> Findings:
+    if not training.cpu_offload_checkpointing:
+        return
+    if not training.gradient_checkpointing:
+        yield "cpu_offload_checkpointing", "has no effect without gradient_checkpointing"
+    elif compiled.compile:
+        yield (
+            "cpu_offload_checkpointing",
+            "moves checkpoints between the compiled blocks, outside of their graphs; leave it off with compile unless "
+            "memory runs out",
+        )
+
+
 REMARKS = (
+    checkpoints_in_main_memory,
     data_set_twice,
     masks_from_nowhere,
     workers_to_keep,

@@ -128,7 +128,7 @@ class FluxMemoryOptions(OptionGroup, title="FLUX.1 memory"):
     fp8_compute: bool = option(
         False,
         "Multiply by the frozen weights in fp8, on RTX 40, RTX 50, H100 and newer: about a quarter faster than bf16, "
-        "slightly less exact. Holds them in fp8 too.",
+        "slightly less exact. Alone it saves no memory, with fp8_base_unet as much as that.",
         label="Compute in fp8",
         methods=("lora",),
         families=FLUX,

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora_files import read_lora
+from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
 
 Names = dict[str, str]
@@ -67,6 +69,7 @@ def make_foreign(family: Family, parts: Parts, context: Context, *, trains_text:
             network.load_weights(file)
     network.to(context.device, torch.float32)
     groups = _groups(network, options, base)
+    leave_swapped_alone(groups, parts.denoiser, context.settings)
     network.prepare_grad_etc(parts.text_encoders, parts.denoiser)
     return ForeignLearning(network, groups, [parts.denoiser, *parts.text_encoders], names)
 
@@ -100,6 +103,19 @@ def _groups(network: Any, options: NetworkOptions, base: float) -> list[dict[str
         {"lr": base, **group, "params": list(group["params"]), "name": name}
         for group, name in zip(groups, names, strict=False)
     ]
+
+
+def leave_swapped_alone(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
+    """ValueError where a network trains the model's own weights, and these come and go."""
+    memory = settings.filled.get(FluxMemoryOptions)
+    if not isinstance(memory, FluxMemoryOptions) or not memory.blocks_to_swap:
+        return
+    base = {id(parameter) for parameter in denoiser.parameters()}
+    if any(id(parameter) in base for group in groups for parameter in group["params"]):
+        raise ValueError(
+            f"blocks_to_swap: {settings[NetworkOptions].network_module} trains weights of the base model, which "
+            "cannot move meanwhile; set blocks_to_swap = 0, or choose another network"
+        )
 
 
 def _file_names(family: Family, parts: Parts) -> Names:

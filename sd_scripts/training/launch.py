@@ -16,6 +16,7 @@ from sd_scripts.options.catalog import Script
 from sd_scripts.options.command_line import from_command_line
 from sd_scripts.options.command_line import parser as parser
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import RunOptions
@@ -61,13 +62,16 @@ def _rehearse(settings: Settings) -> list[str]:
     """What this machine and its libraries cannot do, found out before anything is loaded."""
     import torch
 
-    from sd_scripts.library import lr_schedulers
+    from sd_scripts.library import fp8, lr_schedulers
     from sd_scripts.training import compiling
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problems = compiling.problems(settings[CompileOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         problems.append("mixed_precision: fp16 is for GPUs; set bf16, or no")
+    memory = settings.filled.get(FluxMemoryOptions)
+    if isinstance(memory, FluxMemoryOptions) and memory.fp8_compute and (problem := fp8.compute_problem(device)):
+        problems.append(problem)
     try:
         lr_schedulers.rehearse(settings[OptimizerOptions], settings[LrSchedulerOptions])
     except ValueError as error:

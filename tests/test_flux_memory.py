@@ -1,0 +1,64 @@
+"""What cannot be of FLUX.1's memory options is told before a model loads, in one sentence."""
+
+from typing import Any
+
+import pytest
+import torch
+from swap_help import transformer
+
+from sd_scripts.library import fp8
+from sd_scripts.options.catalog import FLUX_LORA
+from sd_scripts.options.checks import remarks_between
+from sd_scripts.options.settings import Settings
+from sd_scripts.training.foreign import leave_swapped_alone
+
+RIGHT = {"train_data_dir": "pictures", "resolution": "1024,1024", "output_dir": "out"}
+
+
+def problems(**options: Any) -> list[str]:
+    return Settings(FLUX_LORA.groups, {**RIGHT, **options}).problems()
+
+
+def remarks(**options: Any) -> dict[str, str]:
+    return dict(remarks_between(Settings(FLUX_LORA.groups, {**RIGHT, **options}).filled))
+
+
+def test_fp8_products_are_for_bf16() -> None:
+    assert problems(fp8_compute=True, mixed_precision="bf16") == problems()
+    assert "fp8_compute: needs mixed_precision = bf16, which is fp16" in problems(
+        fp8_compute=True, mixed_precision="fp16"
+    )
+
+
+@pytest.mark.parametrize("arg", ["algo=full", "dora_wd=True"])
+def test_a_network_that_trains_the_base_and_swapping_exclude_one_another(arg: str) -> None:
+    chosen = {"network_module": "lycoris.kohya", "network_args": [arg]}
+    assert problems(**chosen) == problems()
+    (problem,) = set(problems(**chosen, blocks_to_swap=2)) - set(problems())
+    assert problem.startswith("blocks_to_swap: lycoris.kohya with ")
+    assert problems(network_module="lycoris.kohya", network_args=["algo=lokr"], blocks_to_swap=2) == problems()
+
+
+def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
+    model = transformer()
+    base, added = model.single_blocks[0].linear1.weight, torch.nn.Parameter(torch.ones(2))
+    swapping = Settings(FLUX_LORA.groups, {"blocks_to_swap": 2, "network_module": "somebody.network"})
+    leave_swapped_alone([{"params": [added]}], model, swapping)
+    leave_swapped_alone([{"params": [base]}], model, Settings(FLUX_LORA.groups, {}))
+    with pytest.raises(ValueError, match=r"^blocks_to_swap: somebody\.network trains weights of the base model"):
+        leave_swapped_alone([{"params": [added, base]}], model, swapping)
+
+
+def test_checkpoints_in_main_memory_that_do_nothing_are_told() -> None:
+    offload = {"cpu_offload_checkpointing": True}
+    assert "without gradient_checkpointing" in remarks(**offload)["cpu_offload_checkpointing"]
+    offload["gradient_checkpointing"] = True
+    assert "cpu_offload_checkpointing" not in remarks(**offload)
+    assert "compile" in remarks(**offload, compile=True)["cpu_offload_checkpointing"]
+
+
+def test_a_device_that_cannot_multiply_in_fp8_is_told() -> None:
+    problem = fp8.compute_problem(torch.device("meta"))
+    assert problem is not None
+    assert problem.startswith("fp8_compute: ")
+    assert problem.endswith("turn it off")
