@@ -17,8 +17,10 @@ from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, Kind
 from sd_scripts.families.flux.load import check, load
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.library import flux_train_utils as flux
+from sd_scripts.library.block_swap import most_swapped
 from sd_scripts.library.fp8 import Fp8Linear, dequantized
 from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.settings import Settings
@@ -299,6 +301,13 @@ def test_fp8_files_with_scales_are_multiplied_out(
     _same({key: t5[key] for key in keys}, {key: expected[key] for key in keys})
 
 
+def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) -> None:
+    t5, layer = safetensors.torch.load_file(files["t5xxl"]), "encoder.block.0.layer.0.SelfAttention.q."
+    path = _write(tmp_path / "blocks.safetensors", t5 | {f"{layer}weight_scale": torch.ones(3, 3)})
+    (problem,) = check(flux_settings(**files | {"t5xxl": str(path)}))
+    assert f"the scales of '{layer}weight' are neither one nor one for each row" in problem
+
+
 def test_t5_is_held_in_fp8_unless_only_the_transformer_shall_be(files: dict[str, str], parts: Parts) -> None:
     whole = parts.text_encoders[1].state_dict()
     held = load(flux_settings(**files, fp8_base=True), torch.bfloat16).text_encoders[1]
@@ -378,6 +387,12 @@ def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_pa
     assert problem.startswith("ae: ")
 
 
+def test_gguf_is_told(files: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "flux1-dev-Q4.gguf"
+    path.write_bytes(b"GGUF")
+    _both_say({**files, MODEL: str(path)}, "is quantized for making pictures; take the .safetensors file")
+
+
 def test_missing_unknown_misshapen_and_packed_tensors_are_named(
     files: dict[str, str], transformer: State, tmp_path: Path
 ) -> None:
@@ -410,11 +425,16 @@ def test_parts_of_another_model_are_told(files: dict[str, str], miniature: Any, 
 def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
     files: dict[str, str], transformer: State, tmp_path: Path
 ) -> None:
-    assert check(flux_settings(**files, blocks_to_swap=5)) == [
-        "blocks_to_swap: 5 is beyond the 0 that a model of 2 double and 3 single blocks can swap; leave it out"
+    double, single = SHAPE.double_blocks, SHAPE.single_blocks
+    most = most_swapped(double, single)
+    assert check(flux_settings(**files, blocks_to_swap=most)) == []
+    assert check(flux_settings(**files, blocks_to_swap=most + 1)) == [
+        f"blocks_to_swap: {most + 1} is beyond the {most} that a model of {double} double and {single} single blocks "
+        f"can swap; set {most} or less"
     ]
-    assert check(flux_settings(**files, train_double_block_indices="0-3")) == [
-        "train_double_block_indices: there is no block 3; this model has 2 double blocks, 0 to 1"
+    assert check(flux_settings(**files, train_double_block_indices=f"0-{double}")) == [
+        f"train_double_block_indices: there is no block {double}; this model has {double} double blocks, "
+        f"0 to {double - 1}"
     ]
     schnell = files | {MODEL: str(_schnell(transformer, tmp_path))}
     assert check(flux_settings(**schnell)) == []

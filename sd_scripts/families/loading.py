@@ -39,7 +39,7 @@ def download(name: str) -> Path:
     except (OSError, ValueError):
         raise ValueError(
             f"{MODEL}: '{name}' is neither a file or folder nor in the Hugging Face cache, and could not be fetched; "
-            "is the name right, is there a network?"
+            "is the name right, is there a network, does the model ask for a huggingface_token?"
         ) from None
 
 

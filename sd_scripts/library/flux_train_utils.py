@@ -129,7 +129,8 @@ def to_diffusers(state: State) -> State:
 def ae_from_bfl(file: State, names: Iterable[str]) -> State:
     """The autoencoder under `names` of diffusers' AutoencoderKL. Keys that have no name there are left as they are."""
     names = list(names)
-    known = {sgm.vae_key(name, sgm.vae_levels(names)) for name in names}
+    levels = sgm.vae_levels(names)
+    known = {sgm.vae_key(name, levels) for name in names}
     return {**sgm.read_vae(file, names, prefix=""), **{key: file[key] for key in file if key not in known}}
 
 
@@ -176,20 +177,24 @@ def t5_config(shapes: Shapes) -> dict[str, Any]:
 def multiplied_out(state: State, dtype: torch.dtype) -> State:
     """fp8 files that keep a scale beside each weight -> the weights themselves, in `dtype`.
 
-    The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row.
+    The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError
+    where it is anything else.
     """
-    scales = {}
-    for key, tensor in state.items():
-        if found := re.fullmatch(r"(.+\.)(scale_weight|weight_scale)", key):
-            scales[f"{found[1]}weight"] = tensor.float()
+    scales = {f"{found[1]}weight": tensor for key, tensor in state.items() if (found := _SCALE.fullmatch(key))}
     if not scales:
         return state
-    whole = {}
-    for key, tensor in state.items():
-        if re.search(r"(^|\.)(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|comfy_quant)$", key):
-            continue
-        scale = scales.get(key)
-        if scale is not None and scale.ndim == 1 and len(scale) > 1:
-            scale = scale[:, None]
-        whole[key] = tensor if scale is None else (tensor.float() * scale).to(dtype)
-    return whole
+    return {
+        key: _scaled(key, tensor, scales[key]).to(dtype) if key in scales else tensor
+        for key, tensor in state.items()
+        if not _BESIDE.search(key)
+    }
+
+
+_SCALE = re.compile(r"(.+\.)(scale_weight|weight_scale)")
+_BESIDE = re.compile(r"(^|\.)(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|comfy_quant)$")
+
+
+def _scaled(key: str, weight: Tensor, scale: Tensor) -> Tensor:
+    if scale.numel() not in (1, len(weight)):
+        raise ValueError(f"the scales of '{key}' are neither one nor one for each row; take the bf16 or fp16 file")
+    return weight.float() * scale.float().view(-1, 1)

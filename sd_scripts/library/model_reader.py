@@ -1,6 +1,8 @@
 """Read weights from .safetensors, .ckpt and .pt files; whatever is wrong with a file is said in one sentence."""
 
+import json
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Ten
     """
     if path.suffix in SAFETENSORS:
         _header(path, option)  # says in one sentence what is wrong with the file
-        state = safetensors.torch.load_file(path) if mmap else safetensors.torch.load(path.read_bytes())
+        state = safetensors.torch.load_file(path) if mmap else _read_through(path)
     else:
         state = _read_pickle(path, option)
     return {key.replace(COMPILED, ""): tensor for key, tensor in state.items()}
@@ -42,14 +44,20 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
-"""How a .safetensors file names the kinds of numbers that weights are made of."""
+"""How a .safetensors file names the kinds of numbers."""
 
 
 def read_empty(path: Path, option: str) -> dict[str, Tensor]:
     """As read_weights, but tensors without memory; of a .safetensors file only the header is read.
 
-    What are no floating point numbers, such as packed weights of 4 bits, are told as int8.
+    Kinds of numbers that are not known, such as packed ones of 4 bits, are told as int8.
     """
     if path.suffix not in SAFETENSORS:
         return {key: tensor.to("meta") for key, tensor in read_weights(path, option).items()}
@@ -69,8 +77,27 @@ def _header(path: Path, option: str) -> Header:
         raise ValueError(f"{option}: {problem}") from None
 
 
+def _read_through(path: Path) -> dict[str, Tensor]:
+    """The tensors in the order of the file, each in memory of its own, so that it can be freed alone."""
+    state = {}
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        entries = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+            begin, end = entry["data_offsets"]
+            data = torch.empty(end - begin, dtype=torch.uint8)
+            file.seek(8 + length + begin)
+            file.readinto(data.numpy())  # type: ignore[arg-type]
+            dtype = DTYPES.get(entry["dtype"])
+            state[key] = data if dtype is None else data.view(dtype).view(entry["shape"])
+    return state
+
+
 def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
     """A .ckpt can run code when it is unpickled: only tensors are let through."""
+    if path.suffix == ".gguf":
+        raise ValueError(f"{option}: '{path}' is quantized for making pictures; take the .safetensors file")
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError:
