@@ -1,10 +1,12 @@
 """Time real training steps of full-size models with random weights, eager beside compiled.
 
 python -m sd_scripts.benchmark [--family sdxl] [--rows eager compiled ...] [--steps 30] [--markdown FILE]
+python -m sd_scripts.benchmark --family flux --rows compiled fp8_compute --curve 200
 
 Every row runs in a process of its own, one after another, with inputs made ahead: what is measured is the step of the
 trainer, forward to optimizer, not the reading of pictures. Each row compiles from an empty cache; those marked warm
-start from the cache of the row that they vary.
+start from the cache of the row that they vary. --curve trains on a few made-up pictures with new noise in each step,
+the same in every row, and compares how the loss falls.
 """
 
 import argparse
@@ -271,6 +273,41 @@ def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     }
 
 
+POOL = 8
+"""Made-up pictures of a curve."""
+CURVE_LR = 4e-4
+
+
+def curve(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
+    """The loss of every step, on pictures that are there to be learned."""
+    device = torch.device("cuda")
+    prepared = prepare(subject, row, subject.random_parts(device, torch.bfloat16), device)
+    for group in prepared.step.optimizer.param_groups:
+        group["lr"] = CURVE_LR
+    (fixed,) = prepared.inputs
+    pictures = torch.randn(POOL, *fixed["noisy"].shape, generator=torch.Generator(device).manual_seed(0), device=device)
+    losses = []
+    for number in range(steps):
+        generator = torch.Generator(device).manual_seed(number)
+        noise = torch.randn(fixed["noisy"].shape, device=device, generator=generator)
+        t = torch.rand(row.batch, device=device, generator=generator)
+        picture, at = pictures[number % POOL], t.view(-1, 1, 1, 1)
+        inputs = fixed | {"noisy": (1 - at) * picture + at * noise, "target": noise - picture, "timesteps": t}
+        losses.append(prepared.step.micro(inputs))
+        prepared.step.update()
+    return {"losses": torch.stack(losses).tolist()}
+
+
+def curve_table(results: dict[str, dict[str, Any]], part: int = 20) -> str:
+    """Mean losses of `part` steps at a time, one column for each row of the benchmark."""
+    count = min(len(result["losses"]) for result in results.values())
+    lines = ["| steps | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
+    for start in range(0, count, part):
+        means = [statistics.fmean(result["losses"][start : start + part]) for result in results.values()]
+        lines.append(f"| {start + 1} to {min(start + part, count)} | " + " | ".join(f"{m:.4f}" for m in means) + " |")
+    return "\n".join(lines)
+
+
 def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     first = next(iter(results.values()))
     lines = [
@@ -295,6 +332,7 @@ def main() -> int:
     parser.add_argument("--family", choices=SUBJECTS, default="sdxl")
     parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each row, after the warm-up")
+    parser.add_argument("--curve", type=int, metavar="STEPS", help="compare how the loss falls instead of timing")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -308,29 +346,43 @@ def main() -> int:
         print("no NVIDIA card is seen; full-size steps are measured on one", file=sys.stderr)
         return 2
     if arguments.row:
-        print("RESULT " + json.dumps(measure(subject, subject.row(arguments.row), arguments.steps)), flush=True)
+        row = subject.row(arguments.row)
+        told = curve(subject, row, arguments.curve) if arguments.curve else measure(subject, row, arguments.steps)
+        print("RESULT " + json.dumps(told), flush=True)
         return 0
     results: dict[str, dict[str, Any]] = {}
+    what = ["--curve", str(arguments.curve)] if arguments.curve else ["--steps", str(arguments.steps)]
     with tempfile.TemporaryDirectory() as caches:
         for row in (row for row in subject.rows if row.name in wanted):
-            result = _in_own_process(subject, row, arguments.steps, Path(caches))
+            result = _in_own_process(subject, row, what, Path(caches))
             if result:
                 results[row.name] = result
-                print(f"{row.name}: {result['median']:.1f} ms, first {result['first']:.1f} s", flush=True)
+                print(f"{row.name}: {_told(result)}", flush=True)
             if arguments.markdown and results:
-                arguments.markdown.write_text(table(subject, results) + "\n")
-    print("\n" + table(subject, results) if results else "no row could be measured")
+                arguments.markdown.write_text(_written(subject, results) + "\n")
+    print("\n" + _written(subject, results) if results else "no row could be measured")
     return 0 if len(results) == len(wanted) else 1
 
 
-def _in_own_process(subject: Subject, row: Row, steps: int, caches: Path) -> dict[str, Any] | None:
+def _told(result: dict[str, Any]) -> str:
+    if "losses" in result:
+        return f"loss {result['losses'][-1]:.4f} at the end"
+    return f"{result['median']:.1f} ms, first {result['first']:.1f} s"
+
+
+def _written(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
+    timed = all("losses" not in result for result in results.values())
+    return table(subject, results) if timed else curve_table(results)
+
+
+def _in_own_process(subject: Subject, row: Row, what: list[str], caches: Path) -> dict[str, Any] | None:
     """What `measure` returns; None if it failed, which is told."""
     own = {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # as the trainer sets it
         "TORCHINDUCTOR_CACHE_DIR": str(caches / (row.cache_of or row.name)),
     }
     command = [sys.executable, "-m", "sd_scripts.benchmark", "--family", subject.family.name]
-    command += ["--row", row.name, "--steps", str(steps)]
+    command += ["--row", row.name, *what]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own}, check=False)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

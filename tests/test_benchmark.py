@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from sd_scripts.benchmark import SUBJECTS, Row, prepare, table
+from sd_scripts.benchmark import SUBJECTS, Row, curve_table, prepare, table
 from sd_scripts.families.family import Parts
 from sd_scripts.families.flux import full_size as flux
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
@@ -62,3 +62,8 @@ def test_the_table_has_a_line_for_each_row(family: str) -> None:
     lines = table(subject, {row.name: RESULT for row in subject.rows}).splitlines()
     assert [line.split(" | ")[0].lstrip("| ") for line in lines[4:]] == [row.title for row in subject.rows]
     assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+def test_a_curve_is_told_in_means_beside_each_other() -> None:
+    results = {"one": {"losses": [2.0] * 20 + [1.0] * 10}, "other": {"losses": [4.0] * 30}}
+    assert curve_table(results).splitlines()[2:] == ["| 1 to 20 | 2.0000 | 4.0000 |", "| 21 to 30 | 1.0000 | 4.0000 |"]
