@@ -13,6 +13,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
+from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.model import ModelOptions
@@ -125,6 +126,7 @@ class Trainer:
             scaler=self.trained.scaler,
             processes=self.context.world,
             cuda_graphs=uses_cuda_graphs(settings[CompileOptions]),
+            known=KnownInputs() if self.compilation.active and self.learning.steady else None,
         )
 
     def train(self) -> Path | None:
@@ -214,6 +216,7 @@ class Trainer:
         except Exception as error:
             if not self.compilation.survives(error):
                 raise
+        self.step.known = None
         self.learning.forget_gradients()
         torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
         return self.step.micro(inputs)
