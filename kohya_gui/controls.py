@@ -297,4 +297,4 @@ class Form:
 
 
 def slug(title: str) -> str:
-    return title.lower().replace(" ", "-")
+    return title.lower().replace(" ", "-").replace(".", "")
