@@ -238,7 +238,7 @@ def _host_bytes(size: int, device: torch.device) -> Tensor:
     if device.type != "cuda" or not size:
         return buffer
     cudart: Any = torch.cuda.cudart()
-    cudart.cudaHostRegister(buffer.data_ptr(), size, 0)
+    cudart.cudaHostRegister(buffer.data_ptr(), size, 1)  # for every device
     if buffer.is_pinned():
         weakref.finalize(buffer, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False
     elif not _unpinned:
