@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.toml_files import write_toml
 
 COMMON: dict[str, Any] = {
@@ -39,10 +40,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "flux": {
         "network_module": "networks.lora_flux",
         "t5xxl_max_token_length": 64,
-        "timestep_sampling": "shift",
-        "discrete_flow_shift": 3.1582,
-        "model_prediction_type": "raw",
-        "guidance_scale": 1.0,
+        **RECOMMENDED,
     },
 }
 """What the demo of each family trains with; the paths are added where the demo is made."""

@@ -15,12 +15,15 @@ from diffusers import UNet2DConditionModel
 import gui
 from sd_scripts import demo
 from sd_scripts.data.blueprint import read_config, resolve
+from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
-from sd_scripts.families.sdxl.unet import compile_targets
 from sd_scripts.library.compile_utils import LEAST_LIMIT
-from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA, Script
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.toml_files import flat, tomllib
@@ -28,8 +31,10 @@ from sd_scripts.training.compiling import STATIC_SHAPES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TRAINER = "sd_scripts/sdxl_train_network.py"
+TRAINERS = {f"sd_scripts/{script.file}": script for script in SCRIPTS}
 LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
+LEFT_OPEN = {"learning_rate", "model_prediction_type"}
+"""What a file of a few lines may leave at a default that is remarked on."""
 SHELL = {"source", "pip", "cd", "git"}
 
 
@@ -61,8 +66,14 @@ def inline() -> list[tuple[str, str]]:
     return found
 
 
-def settings_are_known(document: dict[str, object]) -> None:
-    settings = from_values(SDXL_LORA, document)
+def script_of(document: dict[str, object]) -> Script:
+    """The one that these settings are meant for."""
+    only_flux = {o.name for group in FLUX_LORA.groups for o in each_option(group) if o.families == ("flux",)}
+    return FLUX_LORA if only_flux & set(document) else SDXL_LORA
+
+
+def settings_are_known(document: dict[str, object], script: Script | None = None) -> None:
+    settings = from_values(script or script_of(document), document)
     assert settings.unknown == {}
     assert settings.wrong_values() == []
     assert {problem.partition(":")[0] for problem in settings.problems()} <= LEFT_TO_FILL_IN - set(document)
@@ -77,8 +88,8 @@ def test_every_settings_file_is_read_without_a_remark(where: str, text: str, tmp
         assert resolve(read_config(file), from_values(SDXL_LORA, {})).datasets
         return
     settings_are_known(flat(document))
-    told = [remark for remark in from_values(SDXL_LORA, flat(document)).remarks if remark.name != "learning_rate"]
-    assert told == []
+    remarks = from_values(script_of(document), flat(document)).remarks
+    assert [remark for remark in remarks if remark.name not in LEFT_OPEN] == []
 
 
 @pytest.mark.parametrize(("where", "words"), command_lines(), ids=lambda value: str(value)[:40])
@@ -86,12 +97,13 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
     if words[0] == "accelerate":
         assert words[1] == "launch"
         parsed = launch_command_parser().parse_args(words[2:])
-        assert parsed.training_script == TRAINER
-        flags = given_flags(SDXL_LORA, parsed.training_script_args)
+        script = TRAINERS[parsed.training_script]
+        flags = given_flags(script, parsed.training_script_args)
         flags.pop("config_file", None)
-        settings_are_known(flags)
+        settings_are_known(flags, script)
     elif words[:2] == ["bash", "gui.sh"] and "--demo" in words:
-        assert words[2:] == ["--demo"]
+        assert words[2] == "--demo"
+        assert words[3:] in ([], *([script.family] for script in SCRIPTS))
     elif words[:2] in (["bash", "gui.sh"], ["python", "gui.py"]):
         gui.parser().parse_args(words[2:])
     elif words[:2] == ["bash", "test.sh"]:
@@ -174,8 +186,16 @@ def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
     assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
     assert f"never below {LEAST_LIMIT}" in guide
     with torch.device("meta"):
-        targets = compile_targets(UNet2DConditionModel(**SDXL_CONFIG))
-    kinds = [type(block).__name__ for part in targets for block in part]
-    assert f"{len(kinds)} blocks that repeat" in guide
-    for name in set(kinds):
-        assert f"{kinds.count(name)} `{name}`" in guide
+        sdxl = SDXL.compile_targets(UNet2DConditionModel(**SDXL_CONFIG))
+        flux = FLUX.compile_targets(FluxTransformer(FluxShape()))
+    for targets in (sdxl, flux):
+        kinds = [type(block).__name__ for part in targets for block in part]
+        assert f"{len(kinds)} blocks that repeat" in guide
+        for name in set(kinds):
+            assert f"{kinds.count(name)} `{name}`" in guide
+
+
+def test_files_for_flux_give_the_recommended_timesteps_all_or_none() -> None:
+    given = [{k: v for k, v in tomllib.loads(text).items() if k in RECOMMENDED} for _, text in blocks("toml")]
+    assert RECOMMENDED in given
+    assert [each for each in given if each not in ({}, RECOMMENDED)] == []

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_help import make_folder
 from flux_pipeline import pipeline_of
 from PIL import Image
 from safetensors import safe_open
@@ -76,7 +77,17 @@ def test_a_base_in_fp8_learns_nearly_the_same(plain: Run, fp8: Run) -> None:
 def test_a_base_in_fp8_goes_with_swapping_and_compiling(
     more: dict[str, Any], fp8: Run, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    assert train(flux_miniature, tmp_path / "out", fp8_base=True, **more).losses == pytest.approx(fp8.losses, rel=1e-5)
+    run = train(flux_miniature, tmp_path / "out", fp8_base=True, **more)
+    assert run.losses == pytest.approx(fp8.losses, rel=1e-5)
+    assert [event["graphs"] for event in run.told("compile")] == ([2] if "compile" in more else [])
+
+
+def test_sizes_of_equally_many_tokens_share_their_graphs(flux_miniature: Any, tmp_path: Path) -> None:
+    make_folder(tmp_path / "two" / "1_noise", [(128, 128), (256, 64)])
+    sizes = {"resolution": "128,128", "max_bucket_reso": 256}
+    run = train(flux_miniature, tmp_path / "run", train_data_dir=tmp_path / "two", **sizes, **COMPILED)
+    assert len(run.told("started")[0]["shapes"]) == 2
+    assert [event["graphs"] for event in run.told("compile")] == [2]
 
 
 def test_the_compiler_is_announced_by_the_name_of_the_family(

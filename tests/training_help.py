@@ -12,6 +12,7 @@ from data_help import make_folder
 from torch import Tensor
 
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 
@@ -40,13 +41,7 @@ SHORT: dict[str, Any] = {
 
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
-    "flux": {
-        "t5xxl_max_token_length": 16,
-        "timestep_sampling": "shift",
-        "discrete_flow_shift": 3.1582,
-        "model_prediction_type": "raw",
-        "guidance_scale": 1.0,
-    },
+    "flux": {"t5xxl_max_token_length": 16, **RECOMMENDED},
 }
 """What a run of each family has beside SHORT."""
 
