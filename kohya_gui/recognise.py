@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted, numbered
-from sd_scripts.options.model_file import CLIP_L, FLUX_AE, T5_XXL, ModelFile, describe, is_hub_id
+from sd_scripts.options.model_file import CLIP_L, FLUX_AE, SAFETENSORS, T5_XXL, ModelFile, describe, is_hub_id
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
 PARTS = {
@@ -59,7 +59,7 @@ def _glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
 
 
 def _model(place: Path, name: str, family: str) -> Recognised:
-    if place.is_dir() or (place.is_file() and place.suffix == ".safetensors"):
+    if place.is_dir() or (place.is_file() and place.suffix in SAFETENSORS):
         return _judged(describe(place), place, family)
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
@@ -86,7 +86,7 @@ def _part(place: Path, option: str) -> Recognised:
         return _pickled(place)
     if not place.exists():
         return Recognised("There is no such file or folder", good=False)
-    if place.is_file() and place.suffix != ".safetensors":
+    if place.is_file() and place.suffix not in SAFETENSORS:
         return Recognised(f"This is no model file: choose the .safetensors file of {wanted}", good=False)
     found = describe(place / folder if (place / folder).is_dir() else place)
     if found.problem:

@@ -362,7 +362,7 @@ def test_a_base_model_says_its_variant_its_precision_and_its_size(tmp_path):
     path = shaped(tmp_path / "m.safetensors", {**DEV, "rest": (11_873, 1000, 1000)})
     found = recognise.model(str(path), "flux")
     assert (found.text, found.good) == ("FLUX.1 dev, bf16, 23.8 GB", True)
-    fp8 = shaped(tmp_path / "fp8.safetensors", DEV, "F8_E4M3")
+    fp8 = shaped(tmp_path / "fp8.sft", DEV, "F8_E4M3")
     assert recognise.model(str(fp8), "flux").text == "FLUX.1 dev, fp8, 29.3 MB"
 
 

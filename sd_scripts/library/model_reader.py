@@ -10,9 +10,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from sd_scripts.options.model_file import Header, read_header
+from sd_scripts.options.model_file import SAFETENSORS, Header, read_header
 
-SAFETENSORS = (".safetensors", ".sft")
 COMPILED = "_orig_mod."
 """What torch.compile put into the keys of some files written elsewhere."""
 

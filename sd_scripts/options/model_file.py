@@ -13,7 +13,8 @@ LARGEST_HEADER = 100_000_000
 """The safetensors format allows no longer one."""
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-SUFFIXES = {".safetensors", ".ckpt", ".pt"}
+SAFETENSORS = (".safetensors", ".sft")
+SUFFIXES = {*SAFETENSORS, ".ckpt", ".pt"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ def describe(path: Path) -> ModelFile:
     if not path.is_file():
         return ModelFile(problem=f"there is no file '{path}'")
     size = path.stat().st_size
-    if path.suffix != ".safetensors":
+    if path.suffix not in SAFETENSORS:
         return ModelFile(variant=f"{path.suffix.lstrip('.') or 'unknown'} file", bytes=size)
     try:
         header = read_header(path)
