@@ -10,7 +10,8 @@ from swap_help import CPU, SHAPE, SWAP, gradients, run, transformer
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sd_scripts.library.block_swap import BlockSwap, held_value, most_swapped, moving, swap_counts
+from sd_scripts.library import block_swap
+from sd_scripts.library.block_swap import BlockSwap, Spare, held_value, most_swapped, moving, swap_counts
 
 
 def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
@@ -79,6 +80,24 @@ def test_steps_pictures_and_failures_in_any_order() -> None:
         run(swapped)
     middle.forward = healthy
     assert_equal(gradients(swapped, 6), gradients(plain, 6))
+
+
+@pytest.mark.parametrize("room", [0, 300, 70_000, 10**9])
+def test_bytes_sent_ahead_of_time_make_no_difference(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever backward leaves free: nothing, a part of a block, several blocks, everything."""
+    monkeypatch.setattr(block_swap, "PIECE", 256)
+    swapped, plain = transformer(SWAP), transformer()
+    swaps = {id(swap): swap for swap, _ in swapped.swapper._turns.values()}.values()  # type: ignore[union-attr]
+    first = next(iter(swaps))
+    memory = iter([room, 0] * 1000)
+    for swap in swaps:
+        swap.spare = Spare(first, lambda: next(memory))
+    for seed in (2, 3, 4):
+        assert_equal(gradients(swapped, seed), gradients(plain, seed))
+        waiting = sum(len(piece) for pieces in first._waiting.values() for piece in pieces)
+        assert (waiting > 0) == (room > 255)
+    with torch.no_grad():
+        assert torch.equal(run(swapped), run(plain))
 
 
 def _fails(*_: Any) -> Tensor:

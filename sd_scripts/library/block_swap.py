@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ SLOTS = 2
 """Places that moving blocks share: in one a block computes while the next one comes into the other."""
 ALIGNMENT = 256
 """Bytes; what kernels ask of the start of a tensor."""
+
+PIECE = 64 * 2**20
+"""Bytes of a block that are sent ahead at once."""
 
 Hidden = tuple[Tensor, ...]
 
@@ -120,6 +123,9 @@ class BlockSwap:
         if self.stream:
             self._left = [torch.cuda.Event() for _ in self._slots]
             self._come = [torch.cuda.Event() for _ in self._slots]
+        self._waiting: dict[int, list[Tensor]] = {}
+        """What lies on the device already of blocks that have no slot yet, from their first byte on."""
+        self.spare: Spare | None = None
         self._within: list[int | None] = [None] * len(self._slots)
         for number in range(len(self._slots)):
             self._load(number)
@@ -142,14 +148,43 @@ class BlockSwap:
         slot, host = number % len(self._slots), self._held[number]
         target = self._slots[slot][: len(host)]
         self._within[slot] = number
-        if not self.stream:
-            target.copy_(host)
-            return
-        self._left[slot].record(torch.cuda.current_stream(self.stream.device))
-        self.stream.wait_event(self._left[slot])
+        if self.stream:
+            self._left[slot].record(torch.cuda.current_stream(self.stream.device))
+            self.stream.wait_event(self._left[slot])
         with torch.cuda.stream(self.stream):
-            target.copy_(host, non_blocking=True)
-            self._come[slot].record(self.stream)
+            begin = 0
+            for piece in self._waiting.pop(number, ()):
+                target[begin : begin + len(piece)].copy_(piece, non_blocking=True)
+                begin += len(piece)
+            target[begin:].copy_(host[begin:], non_blocking=True)
+            if self.stream:
+                self._come[slot].record(self.stream)
+
+    def send_ahead(self, room: int) -> None:
+        """Bring bytes of the blocks that the next forward loads first onto the device, into memory that is free now.
+
+        A forward takes less than half of the time of a step with checkpointing, but half of the copies: they would be
+        late there, while they have time in backward.
+        """
+        for number in range(len(self._slots), len(self._held)):
+            if self._within[number % len(self._slots)] == number:
+                continue
+            pieces, host = self._waiting.setdefault(number, []), self._held[number]
+            begin = sum(len(piece) for piece in pieces)
+            while begin < len(host):
+                piece = host[begin : begin + PIECE]
+                if len(piece) > room:
+                    return
+                pieces.append(self._on_device(piece))
+                begin, room = begin + len(piece), room - len(piece)
+
+    def _on_device(self, piece: Tensor) -> Tensor:
+        there = torch.empty_like(piece, device=self._slots[0].device)
+        if self.stream:  # whoever had this memory before may still be at work
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+            there.record_stream(self.stream)
+        with torch.cuda.stream(self.stream):
+            return there.copy_(piece, non_blocking=True)
 
     def enter(self, number: int, hidden: Hidden) -> Hidden:
         """Before block `number` computes; in backward this is the last of it."""
@@ -186,6 +221,8 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         ctx.swap.done(ctx.number, ctx.number - len(ctx.swap._slots))
+        if ctx.swap.spare:
+            ctx.swap.spare.use()
         return None, None, *grads
 
 
@@ -200,14 +237,38 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        if ctx.swap.spare:
+            ctx.swap.spare.look()
         ctx.swap.bring(ctx.number)
         return None, None, *grads
 
 
+class Spare:
+    """Memory that a step has at its peak and not at its end: there the next forward's first blocks can wait."""
+
+    def __init__(self, first: BlockSwap, allocated: Callable[[], int]):
+        self._first, self._allocated, self._most = first, allocated, 0
+        """`first` are the blocks that a forward begins with."""
+
+    def look(self) -> None:
+        """Before a block's backward: how much is held now, checkpoints of the blocks before it and all."""
+        self._most = max(self._most, self._allocated())
+
+    def use(self) -> None:
+        """After it, when what it needed is given back."""
+        self._first.send_ahead(self._most - self._allocated())
+
+
 class SwapGroup:
-    """Several BlockSwaps as the one swapper of a model."""
+    """Several BlockSwaps as the one swapper of a model, in the order of its forward."""
 
     def __init__(self, swaps: Iterable[BlockSwap]):
+        swaps = list(swaps)
+        first = next((swap for swap in swaps if swap.blocks), None)
+        if first and (stream := first.stream):
+            spare = Spare(first, lambda: torch.cuda.memory_allocated(stream.device))
+            for swap in swaps:
+                swap.spare = spare
         self._turns = {block: (swap, number) for swap in swaps for number, block in enumerate(swap.blocks)}
 
     def __len__(self) -> int:
