@@ -10,9 +10,11 @@ from data_help import make_folder
 from flux_pipeline import pipeline_of
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from training_help import TEXT_ENCODERS_TOO, Run, equal, pictures, train
 
 from sd_scripts.families.flux import FLUX
+from sd_scripts.library.fp8 import compute_problem
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
@@ -80,6 +82,17 @@ def test_a_base_in_fp8_goes_with_swapping_and_compiling(
     run = train(flux_miniature, tmp_path / "out", fp8_base=True, **more)
     assert run.losses == pytest.approx(fp8.losses, rel=1e-5)
     assert [event["graphs"] for event in run.told("compile")] == ([2] if "compile" in more else [])
+
+
+@pytest.mark.skipif(bool(compute_problem(torch.device("cpu"))), reason="this PyTorch does not multiply in fp8 on a CPU")
+def test_products_in_fp8_learn_nearly_what_bf16_does(flux_miniature: Any, tmp_path: Path) -> None:
+    half = {"mixed_precision": "bf16"}
+    bf16 = train(flux_miniature, tmp_path / "bf16", **half)
+    fast = train(flux_miniature, tmp_path / "fast", fp8_compute=True, **half)
+    both = train(flux_miniature, tmp_path / "both", fp8_compute=True, **half, **SWAPPED, **COMPILED)
+    assert fast.losses != bf16.losses
+    assert fast.losses == pytest.approx(bf16.losses, rel=2e-2)
+    assert both.losses == pytest.approx(fast.losses, rel=1e-2)
 
 
 def test_sizes_of_equally_many_tokens_share_their_graphs(flux_miniature: Any, tmp_path: Path) -> None:
@@ -179,3 +192,27 @@ def test_diffusers_makes_the_picture_that_the_run_made(flux_miniature: Any, tmp_
     pipeline.load_lora_weights(run.output / "short.safetensors")
     assert np.abs(ours - theirs()).max() < 2 / 255
     assert np.abs(ours - before).max() > 8 / 255
+
+
+def test_what_cannot_be_is_told_in_one_sentence_before_loading(
+    miniature: Any, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sentence(name: str, **values: Any) -> str:
+        run = train(flux_miniature, tmp_path / name, **values)
+        (told,) = capsys.readouterr().err.strip().splitlines()
+        assert run.status == 2
+        assert not run.folder.path.exists(), "a run begins with loading"
+        return str(told)
+
+    tensors = load_file(flux_miniature.checkpoint)
+    schnell = tmp_path / "schnell.safetensors"
+    save_file({key: tensor for key, tensor in tensors.items() if not key.startswith("guidance_in")}, schnell)
+
+    assert sentence("encoder", t5xxl=None).startswith("t5xxl: ")
+    assert sentence("swapped files", clip_l=flux_miniature.files["t5xxl"]).startswith("clip_l: ")
+    assert "sdxl_train_network.py" in sentence("sdxl", pretrained_model_name_or_path=miniature.checkpoint)
+    assert "takes no guidance" in sentence("schnell", pretrained_model_name_or_path=schnell)
+    assert "blocks_to_swap: 3 is beyond the 2" in sentence("swap", blocks_to_swap=3)
+    assert sentence("fp8", fp8_compute=True).startswith("fp8_compute: needs mixed_precision = bf16")
+    assert sentence("huber", loss_type="huber").startswith("huber_schedule: ")
+    assert sentence("block", train_double_block_indices="7").startswith("train_double_block_indices: ")
