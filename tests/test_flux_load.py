@@ -230,6 +230,16 @@ def test_everything_is_frozen_in_eval_mode_in_memory_and_in_the_asked_dtype(file
     assert half.text_encoders[1].encoder.embed_tokens.weight is words  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("swap", "where"), [(0, "meta"), (2, "cpu")])
+def test_a_transformer_whose_blocks_swap_is_not_loaded_to_the_device(
+    swap: int, where: str, files: dict[str, str]
+) -> None:
+    parts = load(flux_settings(**files, blocks_to_swap=swap), torch.float32, "meta")
+    assert {p.device.type for p in parts.denoiser.parameters()} == {where}
+    for module in (parts.vae, *parts.text_encoders):
+        assert {p.device.type for p in module.parameters()} == {"meta"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which memory is mapped from a file")
 def test_weights_of_the_right_dtype_stay_in_the_mapped_file(files: dict[str, str], parts: Parts) -> None:
     spans = [

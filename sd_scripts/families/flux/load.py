@@ -53,7 +53,7 @@ def check(settings: Settings) -> list[str]:
 
 def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "cpu") -> Parts:
     """The base model, frozen, in eval mode and in `dtype`; what a file has in e4m3 stays so where the options hold
-    weights in fp8.
+    weights in fp8. A transformer whose blocks swap stays on the CPU: not all of it may fit on the device.
 
     Raises ValueError, one sentence that names the option, if a part is not there, not whole or not FLUX.1's.
     """
@@ -65,7 +65,8 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
         raise ValueError(problems[0])
 
     mmap = not options.disable_mmap_load_safetensors
-    transformer = pieces[MODEL].load(dtype, mmap=mmap, keep=is_fp8 if holds_in_fp8(settings) else None).to(device)
+    home = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
+    transformer = pieces[MODEL].load(dtype, mmap=mmap, keep=is_fp8 if holds_in_fp8(settings) else None).to(home)
     clip = pieces[CLIP_L.option].load(dtype, mmap=mmap).to(device)
     t5 = _load_t5(pieces[T5XXL.option], dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
     vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
