@@ -1,18 +1,16 @@
 """What the miniatures of all families share: models of the real layout with tiny widths, and pictures to train on."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTokenizer
 
 from sd_scripts.data import drawn
-from sd_scripts.library.clip_tokenizer import byte_letters, make_tokenizer
+from sd_scripts.library.clip_tokenizer import make_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +27,19 @@ class Miniature:
         return self.files["pretrained_model_name_or_path"]
 
 
+def words() -> list[str]:
+    """Of the captions of the drawn pictures. Vocabularies are made from them and not trained: that gives others in each
+    process, where pieces are equally frequent."""
+    return sorted({word for caption in drawn.captions() for word in caption.split()})
+
+
 def clip_tokenizer() -> CLIPTokenizer:
-    """CLIP's kind of tokenizer, trained on the captions of the drawn pictures."""
-    trained = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, initial_alphabet=byte_letters(), end_of_word_suffix="</w>", show_progress=False
-    )
-    trained.train_from_iterator(drawn.captions(), trainer)
-    return make_tokenizer([(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]])
+    """CLIP's kind of tokenizer, which joins the letters of each word one by one."""
+    merges: dict[tuple[str, str], None] = {}
+    for word in words():
+        letters = [*word[:-1], word[-1] + "</w>"]
+        merges |= dict.fromkeys(("".join(letters[:n]), letters[n]) for n in range(1, len(letters)))
+    return make_tokenizer(list(merges))
 
 
 def clip_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig:

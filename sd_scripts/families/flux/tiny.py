@@ -5,15 +5,14 @@ its random features with attention left out. So attention, which LoRA adapts, di
 has something to mend: the loss falls within a few dozen steps.
 """
 
-import json
 import math
+import string
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
@@ -27,6 +26,7 @@ from sd_scripts.families.miniature import (
     least_squares,
     pictures,
     randomize,
+    words,
 )
 from sd_scripts.library.flux_train_utils import LATENT_SCALE, LATENT_SHIFT, ae_to_bfl
 from sd_scripts.library.safetensors_io import save_model
@@ -94,19 +94,10 @@ def write_miniature(folder: Path) -> Miniature:
 
 
 def t5_tokenizer() -> T5Tokenizer:
-    """T5's kind of tokenizer, trained on the captions of the drawn pictures."""
-    trained = Tokenizer(models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=ROWS,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        unk_token="<unk>",
-        initial_alphabet=[chr(code) for code in range(33, 127)],
-        show_progress=False,
-    )
-    trained.train_from_iterator(drawn.captions(), trainer)
-    pieces = json.loads(trained.to_str())["model"]["vocab"]
-    return T5Tokenizer(vocab=[(piece, score) for piece, score in pieces], extra_ids=0)
+    """T5's kind of tokenizer: whole words of the captions, and letters for all others."""
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
+    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in words()), *letters], extra_ids=0)
 
 
 @torch.no_grad()
