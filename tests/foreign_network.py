@@ -1,4 +1,7 @@
-"""A third party's network module: a bias for each attention layer, learned by patching forwards. For tests."""
+"""A third party's network module: a bias for each attention layer, learned by patching forwards. For tests.
+
+As such networks do it counts the text encoders that it is given, and adapts all that it knows in them.
+"""
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,8 +26,9 @@ class Network(nn.Module):
     def __init__(self, text_encoders: list[nn.Module], unet: nn.Module, kwargs: dict[str, str]):
         super().__init__()
         self.kwargs = kwargs
+        kinds = (("CLIPAttention", "q_proj"), ("T5Attention", "q"))
         self.of_text = [
-            s for i, te in enumerate(text_encoders, 1) for s in shifts(f"lora_te{i}", te, "CLIPAttention", "q_proj")
+            s for i, te in enumerate(text_encoders, 1) for kind in kinds for s in shifts(f"lora_te{i}", te, *kind)
         ]
         self.of_unet = shifts("lora_unet", unet, "CrossAttention", "to_q")
 

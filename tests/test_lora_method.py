@@ -72,12 +72,23 @@ def test_one_rate_of_the_encoders_is_for_both_and_unset_rates_are_learning_rate(
     assert {g["name"]: g["lr"] for g in groups} == {"unet": 1e-3, "textencoder 1": 1e-5, "textencoder 2": 1e-5}
 
 
-def test_an_encoder_with_rate_0_stays_as_it_is(model: Path, tmp_path: Path) -> None:
-    prepared = prepare(model, tmp_path, text_encoder_lr=[1e-5, 0.0])
-    say_something(prepared)
-    backward(prepared)
-    reached = {layer.name for layer in prepared.network.layers if layer.up.grad.any()}
-    assert starts(reached) == {"lora_unet", "lora_te1"}
+@pytest.mark.parametrize(
+    ("rates", "learning"), [([1e-5, 0.0], "lora_te1"), ([0.0, 1e-5], "lora_te2")], ids=["second", "first"]
+)
+@pytest.mark.parametrize("module", ["networks.lora", FOREIGN])
+def test_an_encoder_with_rate_0_stays_as_it_is(
+    module: str, rates: list[float], learning: str, model: Path, tmp_path: Path
+) -> None:
+    given = prepare(model, tmp_path, network_module=module, text_encoder_lr=rates)
+    assert Lora().trains_text_encoders(SDXL, given.context) == tuple(rate > 0 for rate in rates)
+    assert starts(safetensors.torch.load_file(save(given, tmp_path / "lora.safetensors"))) == {"lora_unet", learning}
+    names = {group["name"].removesuffix(" 1").removesuffix(" 2") for group in given.learning.parameter_groups()}
+    assert names == {"unet", "textencoder"}
+
+
+def test_nothing_to_learn_is_told(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^learning_rate: all learning rates are 0"):
+        prepare(model, tmp_path, text_encoder_lr=[0.0], **TEXT_ONLY)
 
 
 def test_gradient_checkpointing_changes_no_gradient(model: Path, tmp_path: Path) -> None:

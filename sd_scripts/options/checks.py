@@ -99,16 +99,19 @@ def captions_that_change(cache: CacheOptions, captions: CaptionOptions) -> Findi
             yield name, "changes captions from step to step; turn it off, or turn cache_text_encoder_outputs off"
 
 
-def text_encoders_that_learn(cache: CacheOptions, network: NetworkOptions, flux: FluxNetworkOptions | None) -> Findings:
+def text_encoders_that_learn(
+    cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions | None
+) -> Findings:
     cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
-    if not cached or network.network_train_unet_only:
+    first, second = (network.rate_of_encoder(number, optimizer.learning_rate) for number in (0, 1))
+    if not cached or network.network_train_unet_only or not (first or second):
         return
     if flux is None:
         yield (
             "cache_text_encoder_outputs",
             "cached text encoders cannot be trained; set network_train_unet_only, or turn the cache off",
         )
-    elif trains_t5xxl(network, flux):
+    elif trains_t5xxl(network, flux) and second:
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
@@ -287,6 +290,15 @@ def keeping_what_is_not_saved(saving: SavingOptions) -> Findings:
         yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
 
 
+def t5_that_does_not_learn(network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions) -> Findings:
+    if not trains_t5xxl(network, flux):
+        return
+    if network.network_train_unet_only:
+        yield "train_t5xxl", "has no effect with network_train_unet_only"
+    elif not network.rate_of_encoder(1, optimizer.learning_rate):
+        yield "train_t5xxl", "has no effect, since text_encoder_lr is 0 for T5, its second number"
+
+
 def prediction_unlike_the_target(objective: FluxObjectiveOptions) -> Findings:
     if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
         return
@@ -350,6 +362,7 @@ REMARKS = (
     decay_that_never_comes,
     samples_of_nothing,
     keeping_what_is_not_saved,
+    t5_that_does_not_learn,
     prediction_unlike_the_target,
     timesteps_without_use,
 )

@@ -95,11 +95,17 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     text_encoder_lr: list[float] = option(
         [],
-        "Learning rate of the text encoders: one for both, or one for each; unset is learning_rate.",
+        "Learning rate of the text encoders: one for both, or one for each; unset is learning_rate. An encoder with 0 "
+        "stays as it is.",
         label="Text encoder learning rate",
         within=(0.0, 1000.0),
         methods=("lora",),
     )
+
+    def rate_of_encoder(self, number: int, learning_rate: float) -> float:
+        """Learning rate of the text encoder `number`, from 0; a single one is for all."""
+        rates = self.text_encoder_lr or [learning_rate]
+        return rates[min(number, len(rates) - 1)]
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("network_args", self.network_args)

@@ -8,6 +8,7 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.safetensors_io import save_model, with_hashes
+from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.networks.lora_files import read_lora
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.network import NetworkOptions
@@ -52,32 +54,36 @@ def _exists(module: str) -> bool:
         return False
 
 
-def make_foreign(family: Family, parts: Parts, context: Context, *, trains_text: bool) -> "ForeignLearning":
+def make_foreign(family: Family, parts: Parts, context: Context, *, learns_text: tuple[bool, ...]) -> "ForeignLearning":
+    """The network sees the text encoders that learn, in their order; where none does, all, but it shall adapt none."""
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-    names = _file_names(family, parts)
+    shown = learns_text if any(learns_text) else (True,) * len(learns_text)
+    encoders = list(compress(parts.text_encoders, shown))
+    rates = [options.rate_of_encoder(number, base) for number in compress(range(len(shown)), shown)]
+    names = _file_names(family, parts.denoiser, encoders, list(compress(family.lora_text_encoders, shown)))
     try:
         with _known_classes(parts.denoiser, family.lora.class_aliases):
-            network = _create(parts, options, names)
+            network = _create(parts, encoders, options, names)
     except Exception as error:
         what = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
             f"network_module: '{options.network_module}' cannot make a network with these network_args: {what[0]}"
         ) from error
-    network.apply_to(parts.text_encoders, parts.denoiser, trains_text, not options.network_train_text_encoder_only)
+    network.apply_to(encoders, parts.denoiser, any(learns_text), not options.network_train_text_encoder_only)
     if options.network_weights and not options.dim_from_weights:
         with _with_its_names(options.network_weights, names) as file:
             network.load_weights(file)
     network.to(context.device, torch.float32)
-    groups = _groups(network, options, base)
+    groups = _groups(network, rates, options.unet_lr, base)
     leave_swapped_alone(groups, parts.denoiser, context.settings)
-    network.prepare_grad_etc(parts.text_encoders, parts.denoiser)
+    network.prepare_grad_etc(encoders, parts.denoiser)
     return ForeignLearning(network, groups, [parts.denoiser, *parts.text_encoders], names)
 
 
-def _create(parts: Parts, options: NetworkOptions, names: Names) -> Any:
+def _create(parts: Parts, encoders: list[nn.Module], options: NetworkOptions, names: Names) -> Any:
     module = find_module(options.network_module or "")
     kwargs: dict[str, Any] = dict(item.split("=", 1) for item in options.network_args)
-    model = (parts.vae, parts.text_encoders, parts.denoiser)
+    model = (parts.vae, encoders, parts.denoiser)
     if options.dim_from_weights:
         with _with_its_names(str(options.network_weights), names) as file:
             made = module.create_network_from_weights(1.0, file, *model, **kwargs)
@@ -88,13 +94,13 @@ def _create(parts: Parts, options: NetworkOptions, names: Names) -> Any:
     return module.create_network(1.0, dim, alpha, *model, neuron_dropout=options.network_dropout, **kwargs)
 
 
-def _groups(network: Any, options: NetworkOptions, base: float) -> list[dict[str, Any]]:
-    """For the optimizer. Networks give their groups alone, or with a list of names."""
-    rates = options.text_encoder_lr or [base]
-    if len(rates) > 1 and hasattr(network, "prepare_optimizer_params_with_multiple_te_lrs"):
-        made = network.prepare_optimizer_params_with_multiple_te_lrs(rates, options.unet_lr, base)
+def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float) -> list[dict[str, Any]]:
+    """For the optimizer; `rates` are those of the text encoders. Networks give their groups alone, or with a list of
+    names."""
+    if len(set(rates)) > 1 and hasattr(network, "prepare_optimizer_params_with_multiple_te_lrs"):
+        made = network.prepare_optimizer_params_with_multiple_te_lrs(rates, unet_lr, base)
     else:
-        made = network.prepare_optimizer_params(rates[0], options.unet_lr, base)
+        made = network.prepare_optimizer_params(rates[0], unet_lr, base)
     groups, told = made if isinstance(made, tuple) else (made, [])
     names = [*told, *(f"group{i}" for i in range(len(told), len(groups)))]
     if not groups:
@@ -118,10 +124,10 @@ def leave_swapped_alone(groups: list[dict[str, Any]], denoiser: nn.Module, setti
         )
 
 
-def _file_names(family: Family, parts: Parts) -> Names:
-    """What a network calls a layer -> what files call it."""
-    modules = [("lora_unet_", parts.denoiser, family.lora)]
-    for number, (encoder, target) in enumerate(zip(parts.text_encoders, family.lora_text_encoders, strict=True), 1):
+def _file_names(family: Family, denoiser: nn.Module, encoders: list[nn.Module], targets: list[LoraTarget]) -> Names:
+    """What a network calls a layer -> what files call it. It counts the encoders that it sees."""
+    modules = [("lora_unet_", denoiser, family.lora)]
+    for number, (encoder, target) in enumerate(zip(encoders, targets, strict=True), 1):
         modules.append((f"lora_te{number}_", encoder, target))
     return {
         prefix + path.replace(".", "_"): target.name(path)

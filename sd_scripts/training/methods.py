@@ -59,10 +59,11 @@ class Lora:
         return problems
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        options = context.settings[NetworkOptions]
-        rates = options.text_encoder_lr or [context.settings[OptimizerOptions].learning_rate]
-        learn = not options.network_train_unet_only and any(rate > 0 for rate in rates)
-        return tuple(learn and adapted for adapted in family.adapted_encoders(context.settings))
+        options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+        return tuple(
+            adapted and not options.network_train_unet_only and options.rate_of_encoder(number, base) > 0
+            for number, adapted in enumerate(family.adapted_encoders(context.settings))
+        )
 
     def change_base(self, family: Family, parts: Parts, context: Context) -> None:
         """Add the LoRA files of base_weights to it."""
@@ -77,12 +78,13 @@ class Lora:
     def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
         options = context.settings[NetworkOptions]
         everything = _everything(family, parts, context)
+        learns_text = self.trains_text_encoders(family, context)
+        if options.network_train_text_encoder_only and not any(learns_text):
+            raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
         if not _is_ours(options, family):
-            trains_text = any(self.trains_text_encoders(family, context))
-            return make_foreign(family, parts, context, trains_text=trains_text)
+            return make_foreign(family, parts, context, learns_text=learns_text)
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, parts, context)
-        if options.network_train_text_encoder_only or any(self.trains_text_encoders(family, context)):
-            modules += compress(_text_encoders(family, parts, context), family.adapted_encoders(context.settings))
+        modules += compress(_text_encoders(family, parts, context), learns_text)
 
         args = read_args(context.settings, family.lora, context.warn)
         weights = {}
@@ -142,10 +144,8 @@ def _denoiser(family: Family, parts: Parts, context: Context) -> list[Adapted]:
 
 
 def _text_encoders(family: Family, parts: Parts, context: Context) -> list[Adapted]:
-    """One rate for each encoder; a single one is for both."""
-    base = context.settings[OptimizerOptions].learning_rate
-    rates = context.settings[NetworkOptions].text_encoder_lr or [base]
+    options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
     return [
-        Adapted(module=encoder, target=target, lr=rates[min(i, len(rates) - 1)])
-        for i, (encoder, target) in enumerate(zip(parts.text_encoders, family.lora_text_encoders, strict=True))
+        Adapted(module=encoder, target=target, lr=options.rate_of_encoder(number, base))
+        for number, (encoder, target) in enumerate(zip(parts.text_encoders, family.lora_text_encoders, strict=True))
     ]

@@ -37,18 +37,21 @@ def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[
 def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     """hidden_state1 (B, 75n + 2, 768), hidden_state2 (B, 75n + 2, 1280), pool2 (B, 1280), in the encoders' dtype.
 
-    `tokens` as `tokenize` makes them, or slices of them; differentiable.
+    `tokens` as `tokenize` makes them, or slices of them, of both encoders or one; differentiable.
     """
     states: dict[str, Tensor] = {}
     layer = -max(TRAINED_LAYER, parts.facts.get("clip_skip") or 0)
     for number, encoder in enumerate(parts.text_encoders, start=1):
+        if f"ids{number}" not in tokens:
+            continue
         ids = tokens[f"ids{number}"].to(_device(encoder))  # (B, n, 77)
         out = encoder(ids.flatten(0, 1), output_hidden_states=True)
         hidden = _join(out.hidden_states[max(layer, -len(out.hidden_states))].unflatten(0, ids.shape[:2]))
         if f"weights{number}" in tokens:
             hidden = _weigh(hidden, tokens[f"weights{number}"])
         states[f"hidden_state{number}"] = hidden
-    states["pool2"] = out.text_embeds.unflatten(0, ids.shape[:2])[:, 0]  # of the first chunk
+        if number == 2:
+            states["pool2"] = out.text_embeds.unflatten(0, ids.shape[:2])[:, 0]  # of the first chunk
     return states
 
 

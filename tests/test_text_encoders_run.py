@@ -1,0 +1,66 @@
+"""Runs in which some text encoders learn and others do not, of our LoRA and of a network of other people."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_help import TEXT_ENCODERS_TOO, Run, pictures, train
+
+FOREIGN = {"network_module": "foreign_network", "network_args": ["preset=full"]}
+
+
+def learned(run: Run) -> set[str]:
+    """Beginnings of the names of layers that are in the file and not as they began."""
+    assert run.status == 0
+    tensors = {key: tensor for key, tensor in run.tensors().items() if key.endswith(("up.weight", "shift"))}
+    starts = {"_".join(key.split("_")[:2]): False for key in tensors}
+    for key, tensor in tensors.items():
+        starts["_".join(key.split("_")[:2])] |= bool(tensor.any())
+    assert all(starts.values()), starts
+    return set(starts)
+
+
+@pytest.mark.parametrize("rates", [[1e-3, 0.0], [0.0, 1e-3]], ids=["first", "second"])
+def test_an_encoder_of_sdxl_with_rate_0_is_encoded_beside_the_step(
+    rates: list[float], miniature: Any, tmp_path: Path
+) -> None:
+    both = train(miniature, tmp_path / "both", text_encoder_lr=[1e-3], **TEXT_ENCODERS_TOO)
+    one = train(miniature, tmp_path / "one", text_encoder_lr=rates, **TEXT_ENCODERS_TOO)
+    assert one.losses[0] == pytest.approx(both.losses[0], rel=1e-5)
+    assert learned(one) == {"lora_unet", "lora_te1" if rates[0] else "lora_te2"}
+
+
+@pytest.mark.parametrize("more", [{}, FOREIGN], ids=["ours", "foreign"])
+def test_t5_with_rate_0_may_be_cached_and_gets_no_layers(
+    more: dict[str, Any], flux_miniature: Any, tmp_path: Path
+) -> None:
+    data = pictures(tmp_path / "pictures")
+    rates = {"text_encoder_lr": [1e-3, 0.0], "train_data_dir": data}
+    still = train(flux_miniature, tmp_path / "still", train_t5xxl=True, network_train_unet_only=None, **rates, **more)
+    unasked = train(flux_miniature, tmp_path / "unasked", **TEXT_ENCODERS_TOO, **rates, **more)
+    assert still.losses == pytest.approx(unasked.losses, rel=1e-5)
+    denoiser = set() if more else {"lora_unet"}  # the other network knows no block of FLUX.1
+    assert learned(still) == learned(unasked) == {*denoiser, "lora_te1"}
+
+
+@pytest.mark.parametrize(
+    ("rates", "wanted"), [([1e-3], {"lora_te1", "lora_te3"}), ([0.0, 1e-3], {"lora_te3"})], ids=["both", "t5 alone"]
+)
+def test_a_network_of_other_people_adapts_t5_where_it_learns(
+    rates: list[float], wanted: set[str], flux_miniature: Any, tmp_path: Path
+) -> None:
+    run = train(
+        flux_miniature, tmp_path / "run", train_t5xxl=True, text_encoder_lr=rates, **TEXT_ENCODERS_TOO, **FOREIGN
+    )
+    assert learned(run) == wanted
+
+
+def test_t5_that_shall_learn_and_does_not_is_told(flux_miniature: Any, tmp_path: Path) -> None:
+    for name, options in {
+        "network_train_unet_only": {},
+        "text_encoder_lr": {"network_train_unet_only": None, "text_encoder_lr": [1e-3, 0.0]},
+    }.items():
+        run = train(flux_miniature, tmp_path / name, max_train_steps=1, train_t5xxl=True, **options)
+        (warning,) = [event["text"] for event in run.told("warning")]
+        assert warning.startswith("train_t5xxl: has no effect")
+        assert name in warning
