@@ -64,6 +64,12 @@ def test_timesteps_are_drawn_in_float32_within_their_bounds() -> None:
     assert 0.1 <= many.min() < many.max() <= 0.3
 
 
+def test_bounds_of_the_whole_range_are_no_bounds() -> None:
+    """Files of kohya_ss always have them."""
+    bounded, free = inputs_of(min_timestep=0, max_timestep=1000), inputs_of()
+    assert all(torch.equal(bounded[name], tensor) for name, tensor in free.items())
+
+
 def test_input_perturbation_changes_what_is_mixed_in_and_not_the_target() -> None:
     t = torch.full((3,), 0.5)
     plain, perturbed = inputs_of(timesteps=t), inputs_of(timesteps=t, ip_noise_gamma=0.1)
@@ -220,6 +226,7 @@ def test_the_default_of_the_field_is_told_with_what_is_recommended() -> None:
         ({"weighting_scheme": "cosmap"}, set()),
         ({"weighting_scheme": "cosmap", "model_prediction_type": "raw"}, {"weighting_scheme"}),
         ({"min_timestep": 10, "max_timestep": 900}, set()),
+        ({"min_timestep": 0, "max_timestep": 1000}, set()),
     ],
 )
 def test_a_choice_without_use_is_told(values: dict[str, Any], names: set[str]) -> None:

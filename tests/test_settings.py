@@ -37,6 +37,7 @@ def test_a_start_needs_a_model_pictures_a_size_and_a_place_for_the_results():
         "output_dir",
         "resolution",
     ]
+    assert missing[-1] == "resolution: the training size is not set; 1024 suits SDXL and FLUX.1"
     described = from_values(
         SDXL_LORA, {**START, "train_data_dir": None, "resolution": None, "dataset_config": "d.toml"}
     )

@@ -60,7 +60,7 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if data.dataset_config:
         return
     if not data.resolution:
-        yield "resolution", "the training size is not set; 1024 suits SDXL"
+        yield "resolution", "the training size is not set; 1024 suits SDXL and FLUX.1"
         return
     sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
     if not buckets.enable_bucket:
