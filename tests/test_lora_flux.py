@@ -209,6 +209,13 @@ def test_a_pattern_goes_before_kinds_and_blocks_and_the_first_that_is_found_coun
     assert sorted(encoder.values()) == [2, 2, 4, 4, 4, 4]
 
 
+@pytest.mark.parametrize("ranks", ["1,2,3", "4,0,0,0,many", "4,0,0,0,1.5", "four"])
+def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
+    (problem,) = FluxNetworkOptions(in_dims=ranks).check()
+    assert problem == ("in_dims", f"{ranks!r} is not five whole numbers, such as 4,0,0,0,4")
+    assert not [*FluxNetworkOptions(in_dims="[4, 0,0,0,4]").check(), *FluxNetworkOptions().check()]
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
@@ -235,6 +242,9 @@ def test_a_wrong_value_is_told_in_one_sentence(flux: list[Adapted], args: list[s
 def test_keys_of_other_families_are_unknown_and_keys_without_effect_are_told() -> None:
     warnings: list[str] = []
     read("down_lr_weight=1", "img_att_dim=2", "conv_dim=4", "verbose=True", "train_t5xxl=True", warnings=warnings)
+    read("train_single_block_indices=all", train_blocks="double", warnings=warnings)
+    read(train_blocks="double", train_single_block_indices="0-2", warnings=warnings)
+    assert warnings.pop() == "train_single_block_indices: has no effect with train_blocks = double"
     assert warnings == [
         "network_args: conv_dim and conv_alpha have no effect, FLUX.1 has no convolutions",
         "network_args: verbose has no effect; the saved file names every layer with its rank",

@@ -55,6 +55,15 @@ def test_a_network_of_other_people_adapts_t5_where_it_learns(
     assert learned(run) == wanted
 
 
+def test_options_that_another_network_does_not_read_are_told(flux_miniature: Any, tmp_path: Path) -> None:
+    more = {**TEXT_ENCODERS_TOO, **FOREIGN, "train_t5xxl": True}
+    run = train(flux_miniature, tmp_path / "run", max_train_steps=1, img_attn_dim=2, split_qkv=True, **more)
+    assert [event["text"] for event in run.told("warning")] == [
+        f"{name}: has no effect on foreign_network, which knows only its own network_args"
+        for name in ("img_attn_dim", "split_qkv")
+    ]
+
+
 def test_t5_that_shall_learn_and_does_not_is_told(flux_miniature: Any, tmp_path: Path) -> None:
     for name, options in {
         "network_train_unet_only": {},

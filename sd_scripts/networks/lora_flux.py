@@ -96,14 +96,15 @@ def read_flux_rules(arguments: NetworkArguments, warn: Warn) -> FluxRules:
         warn("network_args: conv_dim and conv_alpha have no effect, FLUX.1 has no convolutions")
     if arguments.flag("verbose"):
         warn("network_args: verbose has no effect; the saved file names every layer with its rank")
+    chosen = {kind: block_indices(key, arguments.text(key)) for kind, key in INDICES.items()}
+    for kind, numbered in chosen.items():
+        if numbered and learn not in ("all", kind):
+            warn(f"{INDICES[kind]}: has no effect with train_blocks = {learn}")
     dims = {key: arguments.whole_number(key) for key in KINDS}
     return FluxRules(
         dims={key: dim for key, dim in dims.items() if dim is not None},
         in_dims=dict(zip(IN_LAYERS, in_dims, strict=True)),
-        blocks={
-            kind: block_indices(key, arguments.text(key)) if learn in ("all", kind) else frozenset()
-            for kind, key in INDICES.items()
-        },
+        blocks={kind: blocks if learn in ("all", kind) else frozenset() for kind, blocks in chosen.items()},
         split_qkv=arguments.flag("split_qkv"),
         reg_dims=_patterns("network_reg_dims", arguments, lambda key, text: whole_numbers(key, text, 1)[0]),
         reg_lrs=_patterns("network_reg_lrs", arguments, lambda key, text: numbers(key, text, 1)[0]),

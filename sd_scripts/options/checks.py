@@ -6,6 +6,7 @@ missing is annotated `| None`.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from types import NoneType
 from typing import get_args
 
@@ -299,6 +300,14 @@ def t5_that_does_not_learn(network: NetworkOptions, optimizer: OptimizerOptions,
         yield "train_t5xxl", "has no effect, since text_encoder_lr is 0 for T5, its second number"
 
 
+def layers_of_foreign_code(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
+    if network.network_module in OURS:
+        return
+    for field in fields(flux):  # type: ignore[arg-type]
+        if field.name != "train_t5xxl" and getattr(flux, field.name) != field.default:
+            yield field.name, f"has no effect on {network.network_module}, which knows only its own network_args"
+
+
 def prediction_unlike_the_target(objective: FluxObjectiveOptions) -> Findings:
     if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
         return
@@ -363,6 +372,7 @@ REMARKS = (
     samples_of_nothing,
     keeping_what_is_not_saved,
     t5_that_does_not_learn,
+    layers_of_foreign_code,
     prediction_unlike_the_target,
     timesteps_without_use,
 )

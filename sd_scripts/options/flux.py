@@ -240,6 +240,11 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
         methods=("lora",),
     )
 
+    def check(self) -> Iterable[tuple[str, str]]:
+        ranks = [word.strip() for word in (self.in_dims or "").strip(" '\"[]()").split(",")]
+        if self.in_dims and not (len(ranks) == 5 and all(rank.isdecimal() for rank in ranks)):
+            yield "in_dims", f"{self.in_dims!r} is not five whole numbers, such as 4,0,0,0,4"
+
 
 def trains_t5xxl(network: NetworkOptions, flux: FluxNetworkOptions) -> bool:
     """Whether T5 is adapted too, by the option or by network_args."""
