@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from torch import Tensor
+from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.family import Parts
@@ -448,9 +449,18 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
     ]
     schnell = files | {MODEL: str(_schnell(transformer, tmp_path))}
     assert check(flux_settings(**schnell)) == []
-    assert check(flux_settings(**schnell, guidance_scale=1.0)) == [
-        "guidance_scale: 1 has no effect on schnell, which takes no guidance; leave it out"
+    assert check(flux_settings(**schnell, guidance_scale=1.0)) == []
+    assert check(flux_settings(**schnell, guidance_scale=4.0)) == [
+        "guidance_scale: schnell takes no guidance, so 4 cannot be; leave guidance_scale at its default 3.5"
     ]
+
+
+def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_miniature: Any, tmp_path: Path) -> None:
+    schnell = {MODEL: _schnell(transformer, tmp_path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
+    for guidance, remarks in ((1.0, ["guidance_scale: has no effect: schnell takes no guidance"]), (3.5, [])):
+        run = train(flux_miniature, tmp_path / str(guidance), max_train_steps=1, guidance_scale=guidance, **schnell)
+        assert run.status == 0
+        assert [event["text"] for event in run.told("warning")] == remarks
 
 
 def flux_settings(**values: Any) -> Settings:

@@ -211,7 +211,7 @@ def test_what_cannot_be_is_told_in_one_sentence_before_loading(
     assert sentence("encoder", t5xxl=None).startswith("t5xxl: ")
     assert sentence("swapped files", clip_l=flux_miniature.files["t5xxl"]).startswith("clip_l: ")
     assert "sdxl_train_network.py" in sentence("sdxl", pretrained_model_name_or_path=miniature.checkpoint)
-    assert "takes no guidance" in sentence("schnell", pretrained_model_name_or_path=schnell)
+    assert "takes no guidance" in sentence("schnell", pretrained_model_name_or_path=schnell, guidance_scale=4.0)
     assert "blocks_to_swap: 3 is beyond the 2" in sentence("swap", blocks_to_swap=3)
     assert sentence("fp8", fp8_compute=True).startswith("fp8_compute: needs mixed_precision = bf16")
     assert sentence("huber", loss_type="huber").startswith("huber_schedule: ")

@@ -62,6 +62,8 @@ class Family:
     check: Callable[[Settings], list[str]]
     """What is wrong with the model files as far as names and headers tell; nothing is loaded."""
     load: Callable[[Settings, torch.dtype, torch.device], Parts]
+    remarks: Callable[[Parts, Settings], list[str]]
+    """Settings that do nothing on this model."""
     encode_images: Callable[[Parts, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
     tokenize: Callable[[Parts, Sequence[str], Settings], dict[str, Tensor]]

@@ -91,7 +91,7 @@ class FluxObjectiveOptions(OptionGroup, title="FLUX.1 timesteps"):
     )
     guidance_scale: float = option(
         3.5,
-        "Guidance that FLUX.1 dev is told in training; 1.0 is recommended. schnell takes none.",
+        "Guidance that FLUX.1 dev is told in training; 1.0 is recommended. schnell takes none: leave it at 3.5 there.",
         label="Guidance",
         within=(0.0, 100.0),
         families=FLUX,

@@ -82,6 +82,8 @@ class Trainer:
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
         parts = family.load(context.settings, context.dtype, context.device if lowram else torch.device("cpu"))
+        for remark in family.remarks(parts, context.settings):
+            context.warn(remark)
         self.method.change_base(family, parts, context)
         learns_text = self.method.trains_text_encoders(family, context)
         material = Material(context=context, family=family, parts=parts, plan=plan, learns_text=learns_text)

@@ -1,7 +1,7 @@
 """FLUX.1, dev and schnell, as a record for the trainer."""
 
 from sd_scripts.families.family import Family
-from sd_scripts.families.flux.load import check, load
+from sd_scripts.families.flux.load import check, load, remarks
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
@@ -24,6 +24,7 @@ FLUX = Family(
     adapted_encoders=adapted_encoders,
     check=check,
     load=load,
+    remarks=remarks,
     encode_images=encode_images,
     tokenize=tokenize,
     encode_text=encode_text,

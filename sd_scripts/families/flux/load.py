@@ -27,7 +27,7 @@ from sd_scripts.families.loading import MODEL, download, place
 from sd_scripts.library.block_swap import most_swapped
 from sd_scripts.library.model_reader import read_empty
 from sd_scripts.networks.args import network_arguments
-from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
+from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
@@ -85,6 +85,12 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
             "apply_t5_attn_mask": flux.apply_t5_attn_mask,
         },
     )
+
+
+def remarks(parts: Parts, settings: Settings) -> list[str]:
+    """Settings for dev on schnell."""
+    told = settings[FluxObjectiveOptions].guidance_scale != FluxObjectiveOptions.guidance_scale
+    return ["guidance_scale: has no effect: schnell takes no guidance"] if told and not parts.facts["guidance"] else []
 
 
 def _load_t5(piece: Piece, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> Any:
@@ -168,9 +174,12 @@ def _out_of_bounds(shape: FluxShape, settings: Settings) -> list[str]:
             f"blocks_to_swap: {swap} is beyond the {most} that a model of {shape.double_blocks} double and "
             f"{shape.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it out")
         )
-    guidance = settings[FluxObjectiveOptions].guidance_scale
-    if not shape.guidance and guidance != settings.options["guidance_scale"].default:
-        problems.append(f"guidance_scale: {guidance:g} has no effect on schnell, which takes no guidance; leave it out")
+    default, guidance = FluxObjectiveOptions.guidance_scale, settings[FluxObjectiveOptions].guidance_scale
+    if not shape.guidance and guidance not in (default, RECOMMENDED["guidance_scale"]):  # what files of dev have, too
+        problems.append(
+            f"guidance_scale: schnell takes no guidance, so {guidance:g} cannot be; leave guidance_scale at its "
+            f"default {default}"
+        )
     return problems
 
 

@@ -25,6 +25,7 @@ SDXL = Family(
     adapted_encoders=lambda settings: (True, True),
     check=check,
     load=load,
+    remarks=lambda parts, settings: [],
     encode_images=encode_images,
     tokenize=tokenize,
     encode_text=encode_text,
