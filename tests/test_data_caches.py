@@ -154,6 +154,25 @@ def test_files_of_both_dialects_written_elsewhere_are_read(
     assert all((batch.latents == 5).all() for batch in epoch_of(plan, latents=latents) if batch.latents is not None)
 
 
+def test_files_that_were_written_for_another_model_are_not_used(root: Path, encoders: Encoders) -> None:
+    """FLUX.1's latents have more channels; files named after the picture alone are SDXL's."""
+
+    def images(pixels: Tensor) -> Tensor:
+        return encoders.images(pixels).repeat(1, 4, 1, 1)
+
+    plan, told, how = plan_of(root), list[str](), {"to_disk": True, "suffix": "flux", "channels": 16}
+    write_foreign(root, plan, "", "{stem}.npz")
+    cache_latents(plan, images, fingerprint="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
+    assert encoders.pictures == 4
+
+    write_foreign(root, plan, "_{h}x{w}", "{stem}_{w:04d}x{h:04d}_flux.npz")
+    latents = cache_latents(plan, images, fingerprint="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"latents are \(4, 8, 8\); turn skip_cache_check off$"):
+        list(BatchLoader(plan, warn=told.append, latents=latents).epoch(1))
+    latents = cache_latents(plan, images, fingerprint="vae", warn=told.append, **how)  # type: ignore[arg-type]
+    assert {batch.latents.shape[1] for batch in epoch_of(plan, latents=latents) if batch.latents is not None} == {16}
+
+
 def test_files_written_elsewhere_for_another_size_are_not_used(root: Path, encoders: Encoders) -> None:
     write_foreign(root, plan_of(root), "", "{stem}_{w:04d}x{h:04d}_sdxl.npz")
     encoders.cache_latents(plan_of(root, resolution="96"))

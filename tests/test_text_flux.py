@@ -281,6 +281,15 @@ def test_files_of_another_mask_or_length_are_made_anew_even_then(
     assert len(Caching(root, parts, skip_check=True).encoded) == 2
 
 
+def test_a_file_that_lacks_states_is_made_anew_even_then(root: Path, parts: Parts) -> None:
+    write_foreign(root, length=24, masked=False)
+    for file in (root / "1_cat").glob("*.npz"):
+        with np.load(file) as arrays:
+            kept = {name: arrays[name] for name in arrays.files if name != "t5_out"}
+        np.savez(file, **kept)
+    assert len(Caching(root, parts, skip_check=True).encoded) == 2
+
+
 @pytest.mark.parametrize("given", [{"train_t5xxl": True}, {"network_args": ["train_t5xxl=True"]}])
 def test_t5_is_adapted_only_if_asked_for(given: dict[str, Any]) -> None:
     assert adapted_encoders(flux_settings()) == (True, False)

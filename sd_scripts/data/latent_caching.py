@@ -41,13 +41,14 @@ def cache_latents(
     warn: Warn,
     to_disk: bool,
     suffix: str = "sdxl",
+    channels: int = 4,
     batch_size: int = 1,
     skip_check: bool = False,
     progress: Progress = lambda done, total: None,
     rank: int = 0,
     world: int = 1,
 ) -> LatentStore:
-    """Latents of training and validation pictures.
+    """Latents of training and validation pictures, of so many `channels`.
 
     `fingerprint` names the autoencoder and all that changes its result. On disk, what is current is kept, and each of
     `world` ranks makes its share: wait for all of them before loading. In memory every rank makes everything. With
@@ -56,7 +57,7 @@ def cache_latents(
     _refuse_chance_in_pictures(plan, warn)
     wanted = _wanted_latents(plan)
     memory = LatentsInMemory()
-    disk = LatentsOnDisk((each.item for each in wanted), suffix) if to_disk else None
+    disk = LatentsOnDisk((each.item for each in wanted), suffix, channels) if to_disk else None
     if disk is not None:
         # by file, since the sizes of one picture share it
         order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in wanted))}

@@ -21,6 +21,8 @@ from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels, UnreadablePicture
 
 PIXELS_PER_LATENT = 8
+OF_OLD = "sdxl"
+"""Suffix of the family whose caches once had none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +54,25 @@ class LatentsInMemory:
 class LatentsOnDisk:
     """Latents in one file for each picture, all its sizes together."""
 
-    def __init__(self, items: Iterable[Item], suffix: str):
-        self.suffix = suffix
+    def __init__(self, items: Iterable[Item], suffix: str, channels: int):
+        self._suffix, self._channels = suffix, channels
         self._files = claim_files({item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{suffix}.npz" for item in items})
 
     def file(self, item: Item) -> Path:
         return self._files[item.path]
 
     def find(self, item: Item) -> Path | None:
-        """The file to read: ours, or the one that old versions named after the picture alone."""
-        old = item.path.with_suffix(".npz")
-        return next((path for path in (self.file(item), old) if path.is_file()), None)
+        """The file to read: ours, or the one that old versions of SDXL's training named after the picture alone."""
+        old = [item.path.with_suffix(".npz")] if self._suffix == OF_OLD else []
+        return next((path for path in (self.file(item), *old) if path.is_file()), None)
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         try:
             with np.load(self.find(item) or self.file(item)) as arrays:
                 name = _key("latents_flipped" if flipped else "latents", item, arrays)
                 latents = torch.from_numpy(arrays[name].astype(np.float32, copy=False))
+                if not self._agrees(latents, item, name):  # a file that was believed with skip_cache_check
+                    raise ValueError(f"its latents are {tuple(latents.shape)}; turn skip_cache_check off")
                 wants_alpha = item.subset.look.alpha_mask and item.mask is None
                 alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
         except DAMAGED as error:
@@ -91,9 +95,12 @@ class LatentsOnDisk:
             written = arrays.get(_key("fingerprint", item, arrays))
             if written is not None and fingerprint is not None:
                 return str(written) == fingerprint
-            return all(_agrees(arrays[_key(name, item, arrays)], item, name) for name in wanted) and _told_alike(
-                arrays, item
-            )
+            fit = (self._agrees(arrays[_key(name, item, arrays)], item, name) for name in wanted)
+            return all(fit) and _told_alike(arrays, item)
+
+    def _agrees(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
+        wanted = item.fit.bucket[::-1] if name == "alpha_mask" else (self._channels, *_latent_size(item))
+        return tuple(array.shape) == wanted
 
     def write(self, item: Item, entry: LatentEntry, fingerprint: str) -> None:
         """Add or replace the entry of one size, keeping those of other sizes."""
@@ -135,10 +142,6 @@ def _key(name: str, item: Item, arrays: Arrays) -> str:
     """The name in this file's dialect."""
     size = _size_suffix(item)
     return name + size if "latents" + size in arrays else name
-
-
-def _agrees(array: NDArray[Any], item: Item, name: str) -> bool:
-    return array.shape[-2:] == (item.fit.bucket[::-1] if name == "alpha_mask" else _latent_size(item))
 
 
 def _told_alike(arrays: Arrays, item: Item) -> bool:

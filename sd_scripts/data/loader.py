@@ -16,7 +16,7 @@ from sd_scripts.data.blueprint import Warn
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
-from sd_scripts.data.reader import BatchReader, Read, Request
+from sd_scripts.data.reader import REPLACED, BatchReader, Read, Request
 
 THREADS = 4
 """Threads that read ahead where no worker processes do; each is a batch ahead."""
@@ -145,7 +145,8 @@ class BatchLoader:
                     self._told.add(remark)
                     self._warn(remark)
             if batch is None:
-                raise ValueError(f"train_data_dir: no picture of a whole bucket can be read: {remarks[-1]}")
+                last = remarks[-1].removesuffix(REPLACED)
+                raise ValueError(f"train_data_dir: no picture of a whole bucket can be read: {last}")
             yield batch
 
     def _count_batches(self) -> int:

@@ -30,6 +30,8 @@ class Request:
 
 Read = tuple[Batch | None, list[str]]
 """A batch and remarks about it."""
+REPLACED = "; another picture of its bucket takes its place"
+"""How a remark ends that tells of a picture."""
 
 
 @dataclass(kw_only=True)
@@ -76,7 +78,7 @@ class BatchReader(TorchDataset[Read]):
             try:
                 return self._sample(candidate, repeat, request)
             except UnreadablePicture as error:
-                remarks.append(f"{error}; another picture of its bucket takes its place")
+                remarks.append(f"{error}{REPLACED}")
         return None
 
     def _candidates(self, item: Item, batch: PlannedBatch) -> Iterator[Item]:

@@ -128,6 +128,7 @@ def encode_ahead(material: Material) -> None:
                 warn=context.warn,
                 to_disk=cache.cache_latents_to_disk,
                 suffix=material.family.latent_suffix,
+                channels=material.family.latent_channels,
                 batch_size=cache.vae_batch_size,
                 skip_check=cache.skip_cache_check,
                 progress=context.phase("caching latents"),

@@ -16,6 +16,10 @@ CLIP, T5 = 0, 1
 """Where the encoders lie in Parts; names of token tensors end with a number one higher."""
 
 
+OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask")
+"""What a cache file holds."""
+
+
 def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
     """ids1 (B, 77), ids2 and mask2 (B, T), int64; T is parts.facts["t5_length"]. What is longer is cut off."""
     clip, t5 = parts.tokenizers
@@ -68,7 +72,9 @@ def text_facts(parts: Parts, settings: Settings) -> tuple[object, ...]:
 
 
 def text_cache_fits(parts: Parts, arrays: Arrays) -> bool:
-    """Whether a cache file is of T5's length and mask as they are now; it need not read the states."""
+    """Whether a cache file is whole, and of T5's length and mask as they are now; it need not read the states."""
+    if any(name not in arrays for name in OUTPUTS):
+        return False
     masked = bool(arrays["apply_t5_attn_mask"]) == parts.facts["apply_t5_attn_mask"]
     return masked and len(arrays["t5_attn_mask"]) == parts.facts["t5_length"]
 
