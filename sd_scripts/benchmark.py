@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.families.flux import FLUX
@@ -270,7 +271,34 @@ def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
         "loss": float(torch.stack(losses[-8:]).mean()),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
+        "travelled": _travelled(prepared) if settings_of(subject, row).values().get("blocks_to_swap") else None,
     }
+
+
+def _travelled(prepared: Prepared, steps: int = 2) -> dict[str, float]:
+    """Of a step in the profiler's trace: milliseconds that blocks are on their way, and the part of it in which the
+    card computes meanwhile."""
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for number in range(steps):
+            prepared.run(number)
+        torch.cuda.synchronize()
+    there = [event for event in trace.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
+    copies = _joined(event.time_range for event in there if "HtoD" in event.name)
+    kernels = _joined(event.time_range for event in there if not event.name.startswith(("Memcpy", "Memset")))
+    beside = sum(max(0.0, min(c[1], k[1]) - max(c[0], k[0])) for c in copies for k in kernels)
+    whole = sum(end - start for start, end in copies)
+    return {"copies": whole / 1e3 / steps, "beside": beside / whole}
+
+
+def _joined(ranges: Iterable[Any]) -> list[list[float]]:
+    """Starts and ends of times in microseconds; what overlaps is one."""
+    joined: list[list[float]] = []
+    for start, end in sorted((r.start, r.end) for r in ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return joined
 
 
 POOL = 8
@@ -309,7 +337,7 @@ def curve_table(results: dict[str, dict[str, Any]], part: int = 20) -> str:
 
 
 def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
-    first = next(iter(results.values()))
+    first, notes = next(iter(results.values())), []
     lines = [
         f"{first['card']}, PyTorch {first['torch']}, LoRA rank {subject.rank} on {first['modules']} layers, bf16, "
         "fused AdamW.",
@@ -324,7 +352,12 @@ def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
             f"{r['allocated']:.2f} | {r['reserved']:.2f} | {r['first']:.1f}{warm} | {r['graphs']} | {r['breaks']} | "
             f"{r['loss']:.4f} |"
         )
-    return "\n".join(lines)
+        if way := r.get("travelled"):
+            notes.append(
+                f"{row.title}: blocks travel for {way['copies']:.0f} ms of a step, during {way['beside']:.0%} of which "
+                "the card computes (profiler's trace)."
+            )
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
 def main() -> int:

@@ -209,10 +209,11 @@ def test_fp8_compute_alone_keeps_both_orders_of_what_stays(flux_settings: Any) -
     kept = [[b.linear1.weight_transposed is not None for b in model.single_blocks] for model in (fast, spare, swapped)]
     assert kept == [[True] * 8, [False] * 8, [False] * 8]
     assert fast.single_blocks[0].linear1.fp8_compute
-    assert not fast.single_blocks[0].modulation.lin.fp8_compute
+    assert fast.single_blocks[0].modulation.lin.weight.dtype == torch.float32  # one token: fp8 would only cost time
+    assert not spare.single_blocks[0].modulation.lin.fp8_compute
     with torch.no_grad():
         assert error(run(fast), run(placed(flux_settings))) < 0.2
-        assert torch.equal(run(spare), run(swapped))
+        assert torch.equal(run(fast), run(swapped))
 
 
 def test_t5_in_fp8_reads_nearly_the_same(flux_settings: Any) -> None:

@@ -51,14 +51,17 @@ def holds_in_fp8(settings: Settings) -> bool:
 def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays: bool) -> None:
     """Hold a block's Linears in fp8. The modulations see one token for each picture and gain nothing by computing so.
 
-    fp8_compute alone is for speed: blocks that stay keep their weights in both orders, and need as much as in bf16.
+    fp8_compute alone is for speed: blocks that stay keep their weights in both orders, modulations as they are, and
+    need as much as in bf16.
     """
     training, compute = settings[TrainingOptions], settings[FluxMemoryOptions].fp8_compute
     spare = training.fp8_base or training.fp8_base_unet
     few_tokens = {layer for part in block.modules() if isinstance(part, Modulation) for layer in part.modules()}
     for layer in list(block.modules()):
-        if isinstance(layer, nn.Linear) and fp8.fits(layer):
-            fast = compute and layer not in few_tokens
+        if not isinstance(layer, nn.Linear) or not fp8.fits(layer):
+            continue
+        fast = compute and layer not in few_tokens
+        if fast or spare or layer.weight.dtype == fp8.STORAGE:
             fp8.quantize_(layer, dtype, compute=fast, keep_transposed=stays and not spare)
 
 
