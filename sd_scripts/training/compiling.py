@@ -89,15 +89,17 @@ class Compilation:
         self._shapes = len(list(shapes))
         wait_until_warm()
         self._before = self._seen = Counts()
-        self._failed = False
+        self._failed = self.limited = False
         if not self._options.compile:
             return
+        expected = graphs_expected(family, denoiser, self._shapes)
+        self._limit = self._options.compile_cache_size_limit or expected
         compile_model(
             self._options,
             denoiser,
             family.compile_targets(denoiser),
             log_prefix=family.title,
-            graphs_expected=graphs_expected(family, denoiser, self._shapes),
+            graphs_expected=expected,
             static=self._shapes <= STATIC_SHAPES,
         )
         context.phase("compiling")
@@ -106,13 +108,21 @@ class Compilation:
     def active(self) -> bool:
         return self._options.compile and not self._failed
 
-    def watch(self, step: int) -> bool:
-        """Tell what was compiled in this step; whether it was anything."""
+    def watch(self, step: int) -> None:
+        """Tell what was compiled in this step, and once if more was wanted than compile_cache_size_limit lets in:
+        `limited` is true from then on, and shapes that come after the limit run eagerly."""
         if not self.active:
-            return False
+            return
         now = Counts()
+        if now.refused > self._before.refused and not self.limited:
+            self.limited = True
+            remedy = "0, which computes it" if self._options.compile_cache_size_limit else str(2 * self._limit)
+            self._context.warn(
+                f"compile_cache_size_limit: {self._limit} graphs for each kind of block are not enough; what comes "
+                f"after them runs uncompiled, which is slow. Set it to {remedy}"
+            )
         if now.graphs == self._seen.graphs:
-            return False
+            return
         self._context.tell(
             "compile",
             step=step,
@@ -123,7 +133,6 @@ class Compilation:
             text=f"step {step}: {now.graphs - self._seen.graphs} graphs compiled",
         )
         self._seen = now
-        return True
 
     def survives(self, error: Exception) -> bool:
         """After a failed step: whether the run can go on eagerly. Raises Failed for compile_fullgraph."""
@@ -131,7 +140,7 @@ class Compilation:
             return False
         first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         what = f"torch.compile failed in the first compiled step: {type(error).__name__}: {first_line.strip()[:300]}"
-        remedy = NO_COMPILER if "InvalidCxxCompiler" in f"{type(error).__name__} {error}" else self._remedy()
+        remedy = self._remedy(error)
         if self._options.compile_fullgraph:
             raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error
         torch.compiler.set_stance("force_eager")
@@ -139,8 +148,12 @@ class Compilation:
         self._context.warn(f"{what}. The run goes on without compiling. To compile, {remedy}.")
         return True
 
-    def _remedy(self) -> str:
+    def _remedy(self, error: Exception) -> str:
         options = self._options
+        if type(error).__name__ == "FailOnRecompileLimitHit":
+            return f"set compile_cache_size_limit = {'0' if options.compile_cache_size_limit else 2 * self._limit}"
+        if "InvalidCxxCompiler" in f"{type(error).__name__} {error}":
+            return NO_COMPILER
         if options.compile_backend != "inductor":
             return "set compile_backend = inductor"
         if options.compile_mode != "default":
@@ -158,6 +171,7 @@ class Counts:
 
         self.graphs = counters["stats"]["unique_graphs"]
         self.breaks = sum(counters["graph_break"].values())
+        self.refused = sum(n for what, n in counters["unimplemented"].items() if "recompile limit" in what)
         metrics = get_compilation_metrics()
         self.recompiles = sum(1 for metric in metrics if getattr(metric, "recompile_reason", None))
         self.seconds = sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics)

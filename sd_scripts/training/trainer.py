@@ -208,6 +208,8 @@ class Trainer:
         facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
         self.reporter.step(facts, loss)
         self.compilation.watch(progress.step)
+        if self.compilation.limited:  # what runs eagerly is told from the graphs by their guards alone
+            self.step.known = None
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
         key = (self.trained.progress.step, number)
