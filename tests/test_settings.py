@@ -1,9 +1,12 @@
 """Settings: what they hold, what is written down, what is wrong with them and what is merely idle."""
 
+import os
+
 import pytest
 
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, script_for
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.flux import FluxModelOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -264,3 +267,21 @@ def test_a_training_that_is_not_there_yet_is_named():
     assert script_for("flux", "lora") is FLUX_LORA
     with pytest.raises(ValueError, match=r"there is no full training for FLUX\.1 yet"):
         script_for("flux", "full")
+
+
+PATHS = """
+pretrained_model_name_or_path vae tokenizer_cache_dir train_data_dir reg_data_dir dataset_config in_json
+conditioning_data_dir resume output_dir sample_prompts metadata_thumbnail logging_dir log_tracker_config
+console_log_file run_dir network_weights base_weights clip_l t5xxl ae controlnet_model_name_or_path
+"""
+
+
+def test_every_path_may_begin_with_the_home_and_is_written_down_as_it_was_given(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USERPROFILE", "/home/me")  # of Windows
+    read = from_values(FLUX_LORA, {**dict.fromkeys(PATHS.split(), "~/x"), "base_weights": ["~/a", "b~/c"]})
+    assert {o.name for o in read.options.values() if o.path} == set(PATHS.split())
+    assert read[FluxModelOptions].ae == os.path.expanduser("~/x") != "~/x"
+    assert read[NetworkOptions].base_weights == [os.path.expanduser("~/a"), "b~/c"]
+    assert read.saved() == {**dict.fromkeys(PATHS.split(), "~/x"), "base_weights": ["~/a", "b~/c"]}
+    assert from_values(FLUX_LORA, {"base_weights": [True], "vae": True}).wrong_values()

@@ -1,6 +1,7 @@
 """What the options of training, optimizer, loss and data do to a run as a whole."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,50 @@ def test_a_data_set_file_describes_the_data(miniature: Any, tmp_path: Path) -> N
     )
     run = train(miniature, tmp_path / "out", dataset_config=config, max_train_epochs=1)
     assert run.steps == [1, 2, 3]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_every_path_may_begin_with_the_home(
+    each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models").symlink_to(each_miniature.checkpoint.parent)
+    pictures(tmp_path / "data")
+    (tmp_path / "data.toml").write_text("[[datasets]]\n[[datasets.subsets]]\nimage_dir = '~/data/1_noise'\n")
+    (tmp_path / "prompts.txt").write_text("a circle --w 64 --h 64 --s 1")
+    home: dict[str, Any] = {name: f"~/models/{path.name}" for name, path in each_miniature.files.items()}
+    home |= {name: f"~/{name}" for name in ("output_dir", "run_dir", "logging_dir")}
+    if each_miniature.family == "sdxl":
+        home["vae"] = home["pretrained_model_name_or_path"]
+    first = train(each_miniature, tmp_path / "output_dir", dataset_config="~/data.toml", save_state=True, **home)
+    assert first.status == 0
+    home["run_dir"] = "~/again"
+    again = train(
+        each_miniature,
+        tmp_path / "output_dir",
+        train_data_dir="~/data",
+        sample_prompts="~/prompts.txt",
+        sample_every_n_steps=4,
+        network_weights="~/output_dir/short.safetensors",
+        base_weights=["~/output_dir/short.safetensors"],
+        resume="~/output_dir/short-state",
+        max_train_steps=4,
+        **home,
+    )
+    assert again.status == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [
+            "again",
+            "data",
+            "data.toml",
+            "logging_dir",
+            "models",
+            "output_dir",
+            "output_dir.toml",
+            "prompts.txt",
+            "run_dir",
+        ]
+    )
 
 
 def test_a_picture_that_cannot_be_read_is_named_and_replaced(miniature: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ else:
 
 Warn = Callable[[str], None]
 Lookup = Callable[[str], Any]
+PLACES = ("image_dir", "metadata_file", "conditioning_data_dir")
+"""What names a file or folder in a description of data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +151,8 @@ def _resolve_subset(lookup: Lookup) -> Subset:
     face = lookup("face_crop_aug_range")
     look = _filled(Look, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
     captions = CaptionRules(**_filled(CaptionRules, lookup))
-    return Subset(**_filled(Subset, lookup) | {"captions": captions, "look": Look(**look)})
+    places = {name: os.path.expanduser(place) for name in PLACES if (place := lookup(name))}
+    return Subset(**_filled(Subset, lookup) | places | {"captions": captions, "look": Look(**look)})
 
 
 def _chain(*levels: dict[str, Any]) -> Lookup:
@@ -201,7 +205,7 @@ def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn
 
 def _numbered_folders(option: str, root: str, warn: Warn) -> list[schema.Config]:
     """`10_cat` is seen ten times, with "cat" as caption where no caption file lies beside a picture."""
-    place = Path(root).expanduser()
+    place = Path(root)
     if not place.is_dir():
         raise ValueError(f"{option}: there is no folder {root!r}")
     subsets = []

@@ -24,7 +24,7 @@ def place(name: str | None, kind: str) -> Path | str:
     """
     if not name:
         raise ValueError(f"{MODEL}: no model is chosen; give {kind}, a diffusers folder or a Hugging Face id")
-    path = Path(name).expanduser()
+    path = Path(name)
     if path.exists():
         return path
     if is_hub_id(name):

@@ -1,6 +1,7 @@
 """The flags of a training script: made from its options, read into settings."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Sett
         flags = given_flags(script, sys.argv[1:] if argv is None else argv)
     except ValueError as error:
         _leave(str(error))
-    file = flags.pop("config_file", None)
+    file = os.path.expanduser(flags.pop("config_file", None) or "")
     write = flags.pop("output_config", False)
     path = Path(file if file.endswith(".toml") else f"{file}.toml") if file else None
     if write:

@@ -15,22 +15,26 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
         "is seen in an epoch, the rest is its caption where no caption file lies beside it.",
         label="Training pictures",
         placeholder="/data/cats, with 10_cat inside",
+        path=True,
     )
     reg_data_dir: str | None = option(
         None,
         "Folder with regularisation pictures, in subfolders named like 1_cat: what the model shall not forget.",
         label="Regularisation pictures",
+        path=True,
     )
     dataset_config: str | None = option(
         None,
         "TOML or JSON file that describes the data set: several folders, resolutions and batch sizes in one run. "
         "It takes the place of the folders above.",
         label="Data set file",
+        path=True,
     )
     in_json: str | None = option(
         None,
         "Metadata file with captions, .json or .jsonl; pictures are then looked up under train_data_dir.",
         label="Metadata file",
+        path=True,
     )
     dataset_repeats: int = option(
         1, "How often each picture of the metadata file is seen in an epoch.", within=(1, 100_000)
@@ -39,6 +43,7 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
         None,
         "Folder with a mask for each picture, of the same name; used with masked_loss. White counts, black does not.",
         label="Mask pictures",
+        path=True,
     )
     dataset_class: str | None = option(
         None,

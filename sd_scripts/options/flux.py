@@ -25,6 +25,7 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         label="CLIP-L",
         families=FLUX,
         placeholder="/models/clip_l.safetensors",
+        path=True,
     )
     t5xxl: str | None = option(
         None,
@@ -33,6 +34,7 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         label="T5-XXL",
         families=FLUX,
         placeholder="/models/t5xxl_fp16.safetensors",
+        path=True,
     )
     ae: str | None = option(
         None,
@@ -40,6 +42,7 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         label="Autoencoder (AE)",
         families=FLUX,
         placeholder="/models/ae.safetensors",
+        path=True,
     )
     t5xxl_max_token_length: int | None = option(
         None,
@@ -60,6 +63,7 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         "A FLUX.1 ControlNet.",
         families=FLUX,
         not_yet="ControlNets are not trained here; leave it out",
+        path=True,
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

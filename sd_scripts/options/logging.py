@@ -9,7 +9,9 @@ from sd_scripts.options.spec import OptionGroup, option
 class LoggingOptions(OptionGroup, title="Logging"):
     """TensorBoard, wandb and the console. The page shows a run without any of these."""
 
-    logging_dir: str | None = option(None, "Folder for TensorBoard's files. Unset, TensorBoard is not written.")
+    logging_dir: str | None = option(
+        None, "Folder for TensorBoard's files. Unset, TensorBoard is not written.", path=True
+    )
     log_with: Literal["tensorboard", "wandb", "all"] | None = option(
         None, "Where to send the numbers of the run; unset is TensorBoard if logging_dir is set, else nowhere."
     )
@@ -19,7 +21,10 @@ class LoggingOptions(OptionGroup, title="Logging"):
     )
     wandb_run_name: str | None = option(None, "Name of the run in wandb.", label="wandb run name")
     log_tracker_config: str | None = option(
-        None, "TOML file with more arguments for the tracker, one table for each.", label="Tracker settings file"
+        None,
+        "TOML file with more arguments for the tracker, one table for each.",
+        label="Tracker settings file",
+        path=True,
     )
     wandb_api_key: str | None = option(
         None,
@@ -31,7 +36,7 @@ class LoggingOptions(OptionGroup, title="Logging"):
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = option(
         None, "How much the console tells; unset is INFO."
     )
-    console_log_file: str | None = option(None, "Write the console's messages to this file instead.")
+    console_log_file: str | None = option(None, "Write the console's messages to this file instead.", path=True)
     console_log_simple: bool = option(False, "Plain messages without colour.")
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -13,7 +13,10 @@ class MetadataOptions(OptionGroup, title="Metadata"):
     metadata_tags: str | None = option(None, "Words to find it by, with commas between.", label="Tags")
     metadata_usage_hint: str | None = option(None, "How to use it.", label="Usage hint")
     metadata_thumbnail: str | None = option(
-        None, "Picture of it: a file, which is put into the metadata, or a data URL.", label="Thumbnail"
+        None,
+        "Picture of it: a file, which is put into the metadata, or a data URL.",
+        label="Thumbnail",
+        path=True,
     )
     metadata_merged_from: str | None = option(None, "Models it was merged from.", label="Merged from")
     metadata_trigger_phrase: str | None = option(None, "Words that call it up in a prompt.", label="Trigger phrase")

@@ -14,6 +14,7 @@ class ModelOptions(OptionGroup, title="Model"):
         "such as stabilityai/stable-diffusion-xl-base-1.0.",
         label="Base model",
         placeholder="/models/sd_xl_base_1.0.safetensors or /models/flux1-dev.safetensors",
+        path=True,
     )
     vae: str | None = option(
         None,
@@ -21,6 +22,7 @@ class ModelOptions(OptionGroup, title="Model"):
         "in half precision.",
         label="VAE",
         families=("sdxl",),
+        path=True,
     )
     no_half_vae: bool = option(
         False,
@@ -32,6 +34,7 @@ class ModelOptions(OptionGroup, title="Model"):
         None,
         "Folder in which tokenizers are looked up, for models that bring their own vocabulary. "
         "The usual one is shipped, so that nothing is downloaded.",
+        path=True,
     )
     v2: bool = option(
         False,

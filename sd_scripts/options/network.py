@@ -52,6 +52,7 @@ class NetworkOptions(OptionGroup, title="Network"):
         "A LoRA file to go on from; optimizer and counters begin anew.",
         label="Continue from LoRA file",
         methods=("lora",),
+        path=True,
     )
     dim_from_weights: bool = option(
         False,
@@ -60,7 +61,11 @@ class NetworkOptions(OptionGroup, title="Network"):
         methods=("lora",),
     )
     base_weights: list[str] = option(
-        [], "LoRA files merged into the base model before training.", label="Merge LoRA files first", methods=("lora",)
+        [],
+        "LoRA files merged into the base model before training.",
+        label="Merge LoRA files first",
+        methods=("lora",),
+        path=True,
     )
     base_weights_multiplier: list[float] = option(
         [],

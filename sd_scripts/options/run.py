@@ -11,6 +11,7 @@ class RunOptions(OptionGroup, title="Run"):
         "Folder for the settings, events and console of this run; "
         "unset makes one under output_dir/runs, named by time and output_name.",
         label="Run folder",
+        path=True,
     )
 
 

@@ -12,6 +12,7 @@ class SampleOptions(OptionGroup, title="Samples"):
         None,
         "File with the prompts: .txt with one a line (such as `a cat --w 1024 --h 1024 --s 30`), .toml or .json.",
         label="Prompt file",
+        path=True,
     )
     sample_every_n_steps: int | None = option(
         None, "Make samples every n steps.", within=(0, 10_000_000), zero_is_off=True

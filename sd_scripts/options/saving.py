@@ -17,6 +17,7 @@ class SavingOptions(OptionGroup, title="Saving"):
         None,
         "Folder for the results, made if it is not there. A relative one lies where the program was started.",
         label="Output folder",
+        path=True,
     )
     output_name: str | None = option(
         None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="my_lora"

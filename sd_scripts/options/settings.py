@@ -1,7 +1,7 @@
 """The settings of one run: its option groups, filled in from defaults, a TOML file and the command line."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sd_scripts.options.checks import problems_between
@@ -23,7 +23,10 @@ class Remark:
 
 
 class Settings:
-    """`settings[CompileOptions].compile_mode`: flat in the file, typed in the code, a typo in neither."""
+    """`settings[CompileOptions].compile_mode`: flat in the file, typed in the code, a typo in neither.
+
+    Asked for by group, paths are ready to be opened; what is written down keeps their ~.
+    """
 
     def __init__(
         self,
@@ -42,9 +45,14 @@ class Settings:
             raise ValueError(f"unknown option: {', '.join(sorted(strange))}")
         read = {name: self.options[name].read(value) for name, value in values.items()}
         self.filled = {g: g(**{o.name: read[o.name] for o in each_option(g) if o.name in read}) for g in groups}
+        self._located = {group: self._locate(filled) for group, filled in self.filled.items()}
 
     def __getitem__(self, group: type[Group]) -> Group:
-        return self.filled[group]  # type: ignore[return-value]
+        return self._located[group]  # type: ignore[return-value]
+
+    def _locate(self, filled: OptionGroup) -> OptionGroup:
+        paths = [o for o in self.options.values() if o.path and hasattr(filled, o.name)]
+        return replace(filled, **{o.name: o.located(getattr(filled, o.name)) for o in paths})  # type: ignore[type-var]
 
     def values(self) -> dict[str, Any]:
         """Every option with its value, by name."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -70,6 +71,8 @@ class Option:
     """Where the option has an effect; set elsewhere it is a warning."""
     not_yet: str = ""
     """Why the option has no effect yet and what to use instead. Such an option gets no control."""
+    path: bool = False
+    """Names a file or folder: ~ at its beginning is the user's home."""
     secret: bool = False
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
@@ -86,6 +89,12 @@ class Option:
             return [self._read_one(item) for item in items]
         read = self._read_one(value)
         return None if self.zero_is_off and read is not True and read == 0 else read
+
+    def located(self, value: Any) -> Any:
+        """`value` as the disk knows it: a path without ~."""
+        if isinstance(value, list):
+            return [self.located(each) for each in value]
+        return os.path.expanduser(value) if self.path and isinstance(value, str) else value
 
     def problem(self, value: Any) -> str | None:
         """Why `value` cannot be, in words that follow the option's name; None if it can."""

@@ -113,6 +113,7 @@ class ResumeOptions(OptionGroup, title="State and resume"):
         None,
         "Folder of a state to go on from. Step, epoch, order of pictures and learning rate continue where it ended.",
         label="Resume from state",
+        path=True,
     )
     initial_epoch: int | None = option(
         None,

@@ -70,7 +70,7 @@ class Context:
 
     @property
     def output_dir(self) -> Path:
-        return Path(self.settings[SavingOptions].output_dir or ".").expanduser()
+        return Path(self.settings[SavingOptions].output_dir or ".")
 
     def tell(self, kind: Any, **facts: Any) -> None:
         """An event, from the main process."""

@@ -158,7 +158,7 @@ def _refuse(problems: list[str]) -> int:
 
 def _prepare_output(options: SavingOptions) -> list[str]:
     """Make output_dir and see that it can be written to."""
-    folder = Path(options.output_dir or ".").expanduser()
+    folder = Path(options.output_dir or ".")
     probe = folder / f".write-test-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,9 +172,9 @@ def _prepare_output(options: SavingOptions) -> list[str]:
 def _run_folder(settings: Settings) -> Path:
     chosen = settings[RunOptions].run_dir
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(chosen)
     saving = settings[SavingOptions]
-    return new_run_folder(Path(saving.output_dir or ".").expanduser() / "runs", saving.output_name or "").path
+    return new_run_folder(Path(saving.output_dir or ".") / "runs", saving.output_name or "").path
 
 
 def _keep_settings(context: Context) -> None:

@@ -18,7 +18,7 @@ from sd_scripts.training.states import Trained
 def prompts_of(settings: Settings, defaults: SamplePrompt) -> list[SamplePrompt]:
     """What sample_prompts holds. Raises ValueError: ask before a model is loaded, not at the first picture."""
     file = settings[SampleOptions].sample_prompts
-    return read_prompts(Path(file).expanduser(), defaults) if file else []
+    return read_prompts(Path(file), defaults) if file else []
 
 
 class Sampler:

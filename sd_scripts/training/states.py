@@ -111,7 +111,7 @@ def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> 
 
 def read_saved(resume: str) -> Saved:
     """Raises ValueError naming resume where the folder holds no state of ours."""
-    folder = Path(resume).expanduser()
+    folder = Path(resume)
     if not folder.is_dir():
         raise ValueError(f"resume: there is no folder '{resume}'")
     try:

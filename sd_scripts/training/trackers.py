@@ -35,7 +35,7 @@ def tracker_folder(options: LoggingOptions) -> str | None:
     """TensorBoard's folder of this run: logging_dir/{log_prefix}{time}."""
     if not options.logging_dir:
         return None
-    return str(Path(options.logging_dir).expanduser() / f"{options.log_prefix or ''}{time.strftime('%Y%m%d%H%M%S')}")
+    return str(Path(options.logging_dir) / f"{options.log_prefix or ''}{time.strftime('%Y%m%d%H%M%S')}")
 
 
 def problems(options: LoggingOptions) -> list[str]:
@@ -72,7 +72,7 @@ def _arguments(options: LoggingOptions) -> dict[str, Any]:
     """The tables of log_tracker_config, by tracker."""
     if not options.log_tracker_config:
         return {}
-    path = Path(options.log_tracker_config).expanduser()
+    path = Path(options.log_tracker_config)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
