@@ -9,27 +9,37 @@ from sd_scripts.library.attention import attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the plans of cuDNN are in question")
 
+SHAPES = {"sdxl": (2, 1024, 10, 64), "flux": (1, 4608, 24, 128), "flux, odd length": (1, 576 + 64, 24, 128)}
+"""Batch, tokens, heads, width of a head."""
 
-def gradients(strided: bool, backend: SDPBackend | None) -> list[Tensor]:
+
+def gradients(shape: tuple[int, ...], strided: bool, backend: SDPBackend | None, masked: bool) -> list[Tensor]:
+    batch, tokens, heads, width = shape
     g = torch.Generator("cuda").manual_seed(0)
-    q, k, v = (
-        torch.randn(2, 1024, 10, 64, device="cuda", dtype=torch.bfloat16, generator=g).requires_grad_()
-        for _ in range(3)
-    )
-    grad = torch.randn(2, 1024, 3 * 640, device="cuda", dtype=torch.bfloat16, generator=g)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=g).requires_grad_() for _ in range(3))
+    mask = torch.ones(batch, 1, 1, tokens, dtype=torch.bool, device="cuda")
+    mask[..., 7:70] = False
+    whole = heads * width
+    grad = torch.randn(batch, tokens, 3 * whole, device="cuda", dtype=torch.bfloat16, generator=g)
     if backend is None:
-        out = attention(q, k, v)
+        out = attention(q, k, v, mask if masked else None)
     else:
+        q32, k32, v32 = (x.float().transpose(1, 2) for x in (q, k, v))
         with sdpa_kernel(backend):
-            out = attention(q.float(), k.float(), v.float()).to(torch.bfloat16)
-    part = grad[..., 640:1280]
+            out = torch.nn.functional.scaled_dot_product_attention(q32, k32, v32, attn_mask=mask if masked else None)
+        out = out.transpose(1, 2).flatten(2).to(torch.bfloat16)
+    part = grad[..., whole : 2 * whole]
     out.backward(part if strided else part.contiguous())
     return [x.grad.float() for x in (q, k, v) if x.grad is not None]
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("order", [(False, True), (True, False)])
-def test_gradients_do_not_depend_on_the_strides_that_came_before(order):
-    wanted = gradients(False, SDPBackend.MATH)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_gradients_do_not_depend_on_the_strides_that_came_before(
+    shape: tuple[int, ...], order: tuple[bool, bool], masked: bool
+) -> None:
+    wanted = gradients(shape, False, SDPBackend.MATH, masked)
     for strided in order:
-        for ours, reference in zip(gradients(strided, None), wanted, strict=True):
+        for ours, reference in zip(gradients(shape, strided, None, masked), wanted, strict=True):
             assert ((ours - reference).norm() / reference.norm()).item() < 0.01

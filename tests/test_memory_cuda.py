@@ -128,10 +128,12 @@ def test_main_memory_is_pinned() -> None:
 
 
 def test_copies_run_beside_the_computation() -> None:
-    """In the trace of a step, most of the time that blocks travel something computes."""
+    """In the trace of a step whose blocks keep the card busy for longer than a block travels."""
     from torch.profiler import ProfilerActivity, profile
 
     model = transformer(blocks_to_swap=SWAP, gradient_checkpointing=True)
+    for block in (*model.double_blocks, *model.single_blocks):
+        block.register_forward_pre_hook(lambda *_: torch.cuda._sleep(6_000_000))  # about 3 ms
     step(model)
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         step(model)
@@ -140,10 +142,8 @@ def test_copies_run_beside_the_computation() -> None:
     copies = [e.time_range for e in on_device if "HtoD" in e.name and e.time_range.elapsed_us() > 50]
     kernels = [e.time_range for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]
     assert copies, "no block travelled"
-    beside = sum(
-        max(0.0, min(c.end, k.end) - max(c.start, k.start)) for c in copies for k in kernels if k.start < c.end
-    )
-    assert beside > 0.5 * sum(min(c.elapsed_us(), sum(k.elapsed_us() for k in kernels) / len(copies)) for c in copies)
+    beside = sum(max(0.0, min(c.end, k.end) - max(c.start, k.start)) for c in copies for k in kernels)
+    assert beside > 0.5 * sum(c.elapsed_us() for c in copies)
 
 
 def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed() -> None:

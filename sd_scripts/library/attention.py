@@ -1,10 +1,15 @@
 """The one attention of all families: PyTorch's scaled_dot_product_attention, with a guard for its backward."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""With a mask cuDNN's backward can give NaN at some lengths (pytorch #196678), and FlashAttention takes none."""
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -13,7 +18,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     q (B, S, H, D), k and v (B, T, H, D), mask broadcastable to (B, H, S, T) -> (B, S, H * D).
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    with sdpa_kernel(MASKED) if mask is not None and q.is_cuda else nullcontext():
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     out = out.transpose(1, 2).flatten(2)
     return _DenseGradient.apply(out) if out.is_cuda and out.requires_grad else out
 

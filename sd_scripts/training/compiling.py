@@ -68,6 +68,7 @@ def _start_inductor(device: torch.device) -> None:
 
 
 def wait_until_warm() -> None:
+    """Needed before any module is called: while the compiler traces, calls of all threads go through it."""
     while _warming:
         _warming.pop().join()
 

@@ -21,7 +21,7 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 from sd_scripts.training.checkpoints import Saver
-from sd_scripts.training.compiling import Compilation, uses_cuda_graphs
+from sd_scripts.training.compiling import Compilation, uses_cuda_graphs, wait_until_warm
 from sd_scripts.training.context import Context
 from sd_scripts.training.facts import file_metadata, training_facts
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
@@ -84,6 +84,7 @@ class Trainer:
         parts = family.load(context.settings, context.dtype, context.device if lowram else torch.device("cpu"))
         for remark in family.remarks(parts, context.settings):
             context.warn(remark)
+        wait_until_warm()
         self.method.change_base(family, parts, context)
         learns_text = self.method.trains_text_encoders(family, context)
         material = Material(context=context, family=family, parts=parts, plan=plan, learns_text=learns_text)
