@@ -128,6 +128,9 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
         (["--log_with=tensorboard"], "logging_dir: "),
         (["--network_weights=nowhere.safetensors"], "network_weights: "),
         (["--network_module=no.such.module"], "network_module: "),
+        (["--network_module=."], "network_module: there is no module '.'"),
+        (["--network_args", "conv_dim=1e9"], "network_args: conv_dim=1e9 must be at most 4096"),
+        (["--learning_rate=0"], "learning_rate: all learning rates are 0"),
         (["--base_weights", "nowhere.safetensors"], "base_weights: "),
         (["--log_tracker_config=nowhere.toml"], "log_tracker_config: "),
         (["--initial_step=5", "--max_train_steps=3"], "initial_step: "),
@@ -142,6 +145,50 @@ def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniat
         "--network_module=networks.lora", "--seed=1",
     ]  # fmt: skip
     assert told(run([*good, *flags], output)).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"train_single_block_indices": "0-99999999999"}, "train_single_block_indices: '0-99999999999' is no number"),
+        ({"network_args": ["single_dim=1e9"]}, "network_args: single_dim=1e9 must be at most 4096"),
+        ({"train_blocks": "double", "train_double_block_indices": "none"}, "network_args: all ranks"),
+        ({"unet_lr": 0.0}, "learning_rate: all learning rates are 0"),
+        ({"clip_l": "empty.safetensors"}, "clip_l: "),
+        (
+            {"network_weights": "sdxl.safetensors"},
+            "network_weights: 'sdxl.safetensors' is SDXL LoRA, no",
+        ),
+        (
+            {"base_weights": ["model.safetensors"]},
+            "base_weights: 'model.safetensors' is FLUX.1 dev, no LoRA",
+        ),
+        ({"base_weights": ["empty.safetensors"]}, "base_weights: 'empty.safetensors' is empty"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_flux_cannot_do_is_told_before_it_is_loaded(
+    values: dict[str, Any],
+    sentence: str,
+    told: Any,
+    flux_miniature: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.safetensors").touch()
+    Path("model.safetensors").symlink_to(flux_miniature.checkpoint)
+    safetensors.torch.save_file({"lora_te2_x.lora_down.weight": torch.zeros(2, 4)}, "sdxl.safetensors")
+    made = train(flux_miniature, tmp_path / "out", **values)
+    assert told(made).startswith(sentence)
+    assert not made.folder.path.exists()
+
+
+def test_without_a_tokenizer_that_fits_nothing_is_loaded(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
+    alone = tmp_path / "alone.safetensors"
+    alone.symlink_to(flux_miniature.checkpoint)
+    made = train(flux_miniature, tmp_path / "out", pretrained_model_name_or_path=alone)
+    assert told(made).startswith("tokenizer_cache_dir: no tokenizer")
 
 
 def test_a_loss_that_is_no_number_stops_the_run_before_anything_is_saved(

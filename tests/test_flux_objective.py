@@ -233,6 +233,17 @@ def test_a_choice_without_use_is_told(values: dict[str, Any], names: set[str]) -
     assert remarks(**values).keys() - {"model_prediction_type"} == names
 
 
+def test_what_is_for_sdxl_is_told_once_and_stops_nothing() -> None:
+    settings = flux_settings(
+        model_prediction_type="raw", zero_terminal_snr=True, scale_v_pred_loss_like_noise_pred=True
+    )
+    assert not any(problem.startswith("scale_v_pred") for problem in settings.problems())
+    assert sorted(map(str, settings.remarks)) == [
+        "scale_v_pred_loss_like_noise_pred: has no effect for FLUX.1",
+        "zero_terminal_snr: has no effect for FLUX.1",
+    ]
+
+
 def test_validation_stands_at_four_sigmas_of_the_trained_range() -> None:
     assert validation_timesteps(flux_settings()) == [0.2, 0.4, 0.6, 0.8]
     bounded = validation_timesteps(flux_settings(min_timestep=500, max_timestep=1000))

@@ -216,11 +216,14 @@ def write_peft(path: Path) -> None:
     safetensors.torch.save_file({"unet.down_blocks.0.to_q.lora_A.weight": torch.zeros(4, 4)}, path)
 
 
+def write_flux(path: Path) -> None:
+    safetensors.torch.save_file({"lora_unet_double_blocks_0_x.lora_down.weight": torch.zeros(2, 2)}, path)
+
+
 @pytest.mark.parametrize("option", ["network_weights", "base_weights"])
 @pytest.mark.parametrize(
     ("write", "problem"),
     [
-        (write_text, r"'.*lora\.safetensors' cannot be read: "),
         (write_another, "has no layer of this (network|model); is it "),
         (write_kind("dora_scale"), "is no plain LoRA but DoRA, which only LyCORIS goes on from"),
         (write_kind("hada_w1_a"), "is no plain LoRA but LoHa"),
@@ -248,6 +251,23 @@ def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path:
         "network_weights: there is no file 'no.safetensors'",
         "base_weights: there is no file 'nor.safetensors'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (write_text, "is not a safetensors file"),
+        (lambda path: path.touch(), "is empty"),
+        (write_flux, "is FLUX.1 LoRA, no LoRA for SDXL"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_before_loading(
+    model: Path, tmp_path: Path, write: Callable[[Path], None], problem: str
+) -> None:
+    file = tmp_path / "lora.safetensors"
+    write(file)
+    (told,) = Lora().check(SDXL, context(model, tmp_path, network_weights=str(file)).settings)
+    assert told.startswith(f"network_weights: '{file}' {problem}")
 
 
 def test_a_file_of_another_rank_is_refused(model: Path, trained: tuple[Prepared, Path], tmp_path: Path) -> None:

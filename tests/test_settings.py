@@ -160,6 +160,8 @@ def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
         ({"optimizer_type": "Adafactor", "lr_scheduler": "cosine"}, "lr_scheduler"),
         ({"sample_every_n_steps": 10}, "sample_every_n_steps"),
         ({"save_last_n_steps": 10}, "save_last_n_steps"),
+        ({"network_train_unet_only": True, "text_encoder_lr": [1e-4]}, "text_encoder_lr"),
+        ({"network_train_text_encoder_only": True, "unet_lr": 1e-4}, "unet_lr"),
         ({"deepspeed": True}, "deepspeed"),
         ({"min_bucket_reso": 512}, "min_bucket_reso"),
     ],

@@ -11,6 +11,8 @@ from sd_scripts.options.settings import Groups, Settings
 Warn = Callable[[str], None]
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
+MOST = 4096
+"""Of a rank: where network_dim ends too."""
 
 
 class NetworkArguments:
@@ -98,6 +100,8 @@ def whole_numbers(key: str, text: str, count: int) -> list[int]:
     found = numbers(key, text, count)
     if any(number != int(number) for number in found):
         raise ValueError(f"network_args: {key}={text} must be whole: it is how many rows a matrix has")
+    if any(number > MOST for number in found):
+        raise ValueError(f"network_args: {key}={text} must be at most {MOST}")
     return [int(number) for number in found]
 
 

@@ -140,7 +140,7 @@ def block_indices(option: str, text: str | None) -> frozenset[int] | None:
         return None if text == "all" else frozenset()
     found: set[int] = set()
     for word in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", word)
+        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", word)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{option}: {word.strip()!r} is no number or range; write all, none, or such as 0-3,7")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))

@@ -116,7 +116,22 @@ def text_encoders_that_learn(
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
-def velocity_losses(model: ModelOptions, loss: LossOptions) -> Findings:
+def rates_of_nothing(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
+    rated = any(item.startswith("network_reg_lrs") for item in network.network_args)
+    if not network.is_ours or rated:
+        return
+    rates = []
+    if not network.network_train_text_encoder_only:
+        rates.append(optimizer.learning_rate if network.unet_lr is None else network.unet_lr)
+    if not network.network_train_unet_only:
+        rates += network.text_encoder_lr or [optimizer.learning_rate]
+    if rates and not any(rates):
+        yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
+
+
+def velocity_losses(model: ModelOptions, loss: LossOptions, flux: FluxObjectiveOptions | None) -> Findings:
+    if flux:  # without effect
+        return
     if loss.scale_v_pred_loss_like_noise_pred and not model.v_parameterization:
         yield (
             "scale_v_pred_loss_like_noise_pred",
@@ -160,11 +175,8 @@ def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
     return optimizer.optimizer_type.lower().endswith("schedulefree")
 
 
-OURS = (None, "networks.lora", "networks.lora_flux")
-
-
 def one_graph_of_foreign_code(compiled: CompileOptions, network: NetworkOptions) -> Findings:
-    if compiled.compile and compiled.compile_fullgraph and network.network_module not in OURS:
+    if compiled.compile and compiled.compile_fullgraph and not network.is_ours:
         yield (
             "compile_fullgraph",
             f"{network.network_module} puts code into the model that may not fit into one graph; turn it off",
@@ -183,7 +195,7 @@ def products_in_fp8(memory: FluxMemoryOptions, training: TrainingOptions) -> Fin
 
 def weights_that_learn_and_move(memory: FluxMemoryOptions, network: NetworkOptions) -> Findings:
     """LyCORIS' networks that begin from the base's weights, of which swapped blocks have none at hand."""
-    if not memory.blocks_to_swap or network.network_module in OURS:
+    if not memory.blocks_to_swap or network.is_ours:
         return
     for arg in (item.replace(" ", "").lower() for item in network.network_args):
         if arg in ("algo=full", "dora_wd=true", "weight_decompose=true"):
@@ -199,6 +211,7 @@ PROBLEMS = (
     latents_that_change,
     captions_that_change,
     text_encoders_that_learn,
+    rates_of_nothing,
     velocity_losses,
     warmup_of_the_schedule,
     schedule_of_another,
@@ -291,6 +304,13 @@ def keeping_what_is_not_saved(saving: SavingOptions) -> Findings:
         yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
 
 
+def rates_of_what_rests(network: NetworkOptions) -> Findings:
+    if network.network_train_unet_only and network.text_encoder_lr:
+        yield "text_encoder_lr", "has no effect with network_train_unet_only"
+    if network.network_train_text_encoder_only and network.unet_lr is not None:
+        yield "unet_lr", "has no effect with network_train_text_encoder_only"
+
+
 def t5_that_does_not_learn(network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions) -> Findings:
     if not trains_t5xxl(network, flux):
         return
@@ -301,7 +321,7 @@ def t5_that_does_not_learn(network: NetworkOptions, optimizer: OptimizerOptions,
 
 
 def layers_of_foreign_code(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
-    if network.network_module in OURS:
+    if network.is_ours:
         return
     for field in fields(flux):  # type: ignore[arg-type]
         if field.name != "train_t5xxl" and getattr(flux, field.name) != field.default:
@@ -371,6 +391,7 @@ REMARKS = (
     decay_that_never_comes,
     samples_of_nothing,
     keeping_what_is_not_saved,
+    rates_of_what_rests,
     t5_that_does_not_learn,
     layers_of_foreign_code,
     prediction_unlike_the_target,

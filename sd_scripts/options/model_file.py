@@ -80,6 +80,8 @@ def _described(header: Header, size: int) -> ModelFile:
 def read_header(path: Path) -> Header:
     """Raises ValueError, in words that follow an option's name, if the file is cut short or of another kind."""
     size = path.stat().st_size
+    if not size:
+        raise ValueError(f"'{path}' is empty; download or copy it again")
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
         if length > LARGEST_HEADER:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option
 
+OURS = ("networks.lora", "networks.lora_flux")
+
 
 class NetworkOptions(OptionGroup, title="Network"):
     """How much a LoRA can learn, and where."""
@@ -106,6 +108,11 @@ class NetworkOptions(OptionGroup, title="Network"):
         within=(0.0, 1000.0),
         methods=("lora",),
     )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether network_module means the LoRA of this program."""
+        return (self.network_module or OURS[0]).removeprefix("sd_scripts.") in OURS
 
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
         """Learning rate of the text encoder `number`, from 0; a single one is for all."""

@@ -49,11 +49,13 @@ def unknown_text(name: str, known: Iterable[str]) -> str:
 def idle(script: Script, settings: Settings) -> Iterator[Remark]:
     """Options that were set and do nothing in this run."""
     values = settings.values()
+    told = set()
     for name, value in values.items():
         option = settings.options[name]
         if value != option.default and (why := _why_idle(option, script, values)):
+            told.add(name)
             yield Remark(name, why)
-    yield from (Remark(name, why) for name, why in remarks_between(settings.filled))
+    yield from (Remark(name, why) for name, why in remarks_between(settings.filled) if name not in told)
 
 
 def _why_idle(option: Option, script: Script, values: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def find_module(name: str) -> ModuleType:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package on the way to it
+    except (ImportError, ValueError):  # a package on the way to it is not there, or it is no name of a module
         return False
 
 

@@ -10,6 +10,8 @@ from sd_scripts.families.family import Family, Parts
 from sd_scripts.networks.lora import LoraNetwork, attach
 from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_from_weights, plan_layers, read_args
+from sd_scripts.options.catalog import FAMILY_TITLES
+from sd_scripts.options.model_file import describe
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
@@ -55,7 +57,8 @@ class Lora:
         except ValueError as error:
             problems.append(str(error))
         files = [("network_weights", options.network_weights), *(("base_weights", f) for f in options.base_weights)]
-        problems += [f"{option}: there is no file '{file}'" for option, file in files if file and not _is_file(file)]
+        named = ((option, Path(file).expanduser()) for option, file in files if file)
+        problems += [f"{option}: {why}" for option, file in named if (why := _why_no_lora(file, family))]
         return problems
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
@@ -125,8 +128,16 @@ def _is_ours(options: NetworkOptions, family: Family) -> bool:
     return (options.network_module or family.lora_modules[0]).removeprefix("sd_scripts.") in family.lora_modules
 
 
-def _is_file(name: str) -> bool:
-    return Path(name).expanduser().is_file()
+def _why_no_lora(file: Path, family: Family) -> str:
+    """As far as the header tells; a file that is not recognised may still be one."""
+    found = describe(file)
+    if not file.is_file():
+        return f"there is no file '{file}'"
+    if found.problem:
+        return found.problem
+    if found.family in (None, family.name) and (not found.variant or found.variant.endswith(("LoRA", " file"))):
+        return ""
+    return f"'{file}' is {found.variant}, no LoRA for {FAMILY_TITLES[family.name]}; choose another file"
 
 
 def _masters_dtype(options: TrainingOptions) -> torch.dtype:

@@ -78,7 +78,7 @@ class Reporter:
         if not math.isfinite(loss):
             raise Failed(
                 f"the loss is not a number at step {facts.step}",
-                "lower learning_rate, or set mixed_precision = bf16 and no_half_vae; files saved before are whole",
+                "lower learning_rate, or set mixed_precision = bf16; files saved before are whole",
             )
         self._recent.append(loss)
         average = sum(self._recent) / len(self._recent)

@@ -193,7 +193,7 @@ def _what_else(kind: Kind, state: State) -> str:
             return f"{what or other.title}; it belongs into {other.option}"
     if kind is TRANSFORMER and family == "sdxl":
         return f"{what}; SDXL is trained by sdxl_train_network.py"
-    return what or f"something with keys such as {some(state)}"
+    return what or (f"something with keys such as {some(state)}" if state else "empty")
 
 
 def is_fp8(name: str, tensor: Tensor) -> bool:

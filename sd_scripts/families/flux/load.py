@@ -26,10 +26,11 @@ from sd_scripts.families.flux.tokenizer import load_tokenizers
 from sd_scripts.families.loading import MODEL, download, place
 from sd_scripts.library.block_swap import most_swapped
 from sd_scripts.library.model_reader import read_empty
-from sd_scripts.networks.args import network_arguments
+from sd_scripts.networks.plan import Adapted, plan_layers, read_args
 from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import describe
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
 T5_LENGTHS = {"dev": 512, "schnell": 256}
@@ -47,7 +48,7 @@ def check(settings: Settings) -> list[str]:
     pieces, problems = _open(settings[FluxModelOptions], where)
     if MODEL in pieces:
         problems += _out_of_bounds(pieces[MODEL].module.shape, settings)
-        problems += _blocks_that_are_not(pieces[MODEL], settings)
+        problems += _layers_that_are_not(pieces[MODEL], settings) if settings[NetworkOptions].is_ours else []
     return problems
 
 
@@ -64,6 +65,8 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
     if problems:
         raise ValueError(problems[0])
 
+    sizes = [pieces[kind.option].module.config.vocab_size for kind in (CLIP_L, T5XXL)]
+    tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)  # where one is missing, little was waited
     mmap = not options.disable_mmap_load_safetensors
     home = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
     transformer = pieces[MODEL].load(dtype, mmap=mmap, keep=is_fp8 if holds_in_fp8(settings) else None).to(home)
@@ -71,12 +74,11 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
     t5 = _load_t5(pieces[T5XXL.option], dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
     vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
     variant = "dev" if transformer.shape.guidance else "schnell"
-    sizes = [encoder.config.vocab_size for encoder in (clip, t5)]
     return Parts(
         denoiser=transformer,
         vae=vae,
         text_encoders=[clip, t5],
-        tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, sizes),
+        tokenizers=tokenizers,
         source=where,
         facts={
             "variant": variant,
@@ -183,13 +185,17 @@ def _out_of_bounds(shape: FluxShape, settings: Settings) -> list[str]:
     return problems
 
 
-def _blocks_that_are_not(transformer: Piece, settings: Settings) -> list[str]:
+def _layers_that_are_not(transformer: Piece, settings: Settings) -> list[str]:
+    """Of a network of ours: numbers of blocks beyond the last one, and nothing at all that learns."""
+    network = settings[NetworkOptions]
     try:
-        rules = lora.TRANSFORMER.rules(network_arguments(settings, lora.TRANSFORMER.options), lambda _: None)
+        args = read_args(settings, lora.TRANSFORMER, lambda _: None)
     except ValueError:
-        return []  # what is no rule is told where the network is made
+        return []  # told where the network is asked
     try:
-        rules.check(transformer.module)
+        args.rules.check(transformer.module)
+        if network.network_train_unet_only and not network.dim_from_weights:
+            plan_layers([Adapted(module=transformer.module, target=lora.TRANSFORMER, lr=1.0)], args)
     except ValueError as error:
         return [str(error)]
     return []
