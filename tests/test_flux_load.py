@@ -15,9 +15,12 @@ from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.family import Parts
-from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, Kind
+from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, Kind, is_fp8
 from sd_scripts.families.flux.load import check, load
+from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.packing import predict
+from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.library import flux_train_utils as flux
@@ -310,6 +313,47 @@ def test_fp8_files_with_scales_are_multiplied_out(
     expected = {k: (t * 16).to(E4M3).float() / 16 if ".SelfAttention.q" in k else t for k, t in plain.items()}
     keys = [key for key in plain if ".SelfAttention.q" in key or "layer_norm" in key]
     _same({key: t5[key] for key in keys}, {key: expected[key] for key in keys})
+
+
+@pytest.mark.parametrize("scale", ["one", "rows"])
+def test_fp8_files_with_scales_stay_fp8_where_asked(
+    scale: str, files: dict[str, str], transformer: State, flux_miniature: Any, tmp_path: Path
+) -> None:
+    """With their values and scales as they are, in the transformer and in T5."""
+    given = {"tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
+    for option, plain in ((MODEL, transformer), ("t5xxl", safetensors.torch.load_file(files["t5xxl"]))):
+        scaled = dict(plain)
+        for key, tensor in plain.items():
+            if "block" in key and key.endswith(".weight") and tensor.ndim == 2:
+                largest = tensor.abs().amax(0 if scale == "one" else 1)
+                scaled[key.removesuffix("weight") + "scale_weight"] = factor = largest.amax() / 448
+                if scale == "rows":
+                    scaled[key.removesuffix("weight") + "scale_weight"] = factor = largest / 448
+                scaled[key] = (tensor / factor.view(-1, 1)).to(E4M3)
+        given[option] = str(_write(tmp_path / f"{option}.safetensors", scaled))
+    wide, held = (load(flux_settings(**files | given, fp8_base=held), torch.float32) for held in (False, True))
+    for whole, kept in ((wide.denoiser, held.denoiser), (wide.text_encoders[1], held.text_encoders[1])):
+        weights = whole.state_dict()
+        layers = {name: part for name, part in kept.named_modules() if isinstance(part, Fp8Linear)}
+        assert len(layers) == (3 * 10 + 4 * 3 if kept is held.denoiser else 2 * 7)
+        for name, layer in layers.items():
+            assert layer.weight.dtype == E4M3
+            _same({name: dequantized(layer)}, {name: weights[f"{name}.weight"]})
+    place(held, flux_settings(fp8_base=True), torch.device("cpu"))
+    ids = {"ids1": torch.tensor([[3, 4]]), "ids2": torch.tensor([[3, 4, 1]]), "mask2": torch.ones(1, 3).long()}
+    with torch.no_grad():
+        texts = [encode_text(parts, ids) for parts in (held, wide)]
+        torch.testing.assert_close(*(text["t5_out"] for text in texts), rtol=1e-4, atol=1e-4)
+        noisy, one = torch.randn(1, 16, 4, 4), torch.ones(1)
+        ours, theirs = (predict(parts.denoiser, noisy, one, texts[1], one, masked=False) for parts in (held, wide))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_looked_up_is_not_held_in_fp8() -> None:
+    layer, weight = "encoder.block.0.layer.0.SelfAttention", torch.zeros(32, 64, dtype=E4M3)
+    assert is_fp8(f"{layer}.q.weight", weight)
+    assert not is_fp8(f"{layer}.relative_attention_bias.weight", weight)
+    assert not is_fp8("shared.weight", weight)
 
 
 def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) -> None:

@@ -74,10 +74,47 @@ def test_weights_that_come_in_fp8_keep_their_values() -> None:
     assert torch.equal(fp8.dequantized(layer), before)
 
 
+def scaled(*, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
+    """Held as a file has it: one scale for all values, no power of two."""
+    layer = linear(bias=bias, dtype=dtype)
+    scale = layer.weight.abs().amax().float() / fp8.LARGEST
+    layer.weight = nn.Parameter((layer.weight.float() / scale).to(fp8.STORAGE), requires_grad=False)
+    fp8.take_scale_(layer, scale, dtype)
+    return layer
+
+
+@pytest.mark.parametrize("compute", MODES)
+def test_scales_of_a_file_are_applied_exactly(compute: bool) -> None:
+    """In bf16 a scale would be off by up to 1/500, the same way for all outputs of a layer."""
+    layer = scaled(bias=False)
+    values = layer.weight
+    wanted = nn.Linear(96, 64, bias=False, dtype=torch.float32).requires_grad_(False)
+    wanted.weight.copy_(fp8.dequantized(layer))
+    (y, _), (whole, _) = through(fp8.quantize_(layer, torch.bfloat16, compute=compute)), through(wanted, torch.float32)
+    assert layer.weight is values, "nothing is rounded again"
+    assert layer.weight_scale.shape == (64, 1)
+    rows = y.float().flatten(0, 1).norm(dim=0) / whole.flatten(0, 1).norm(dim=0)
+    assert float((rows - 1).mean().abs()) < (5e-3 if compute else 3e-4)
+
+
+def test_a_weight_that_is_held_is_changed_by_what_it_stands_for() -> None:
+    plain = linear()
+    plain.weight = nn.Parameter(plain.weight.to(fp8.STORAGE), requires_grad=False)
+    change = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
+    for layer in (scaled(), fp8.quantize_(linear(), torch.bfloat16), plain):
+        held = layer.weight.float() * getattr(layer, "weight_scale", torch.ones(()))
+        fp8.change_(layer, change, torch.bfloat16)
+        assert layer.weight.dtype == fp8.STORAGE
+        assert error(fp8.dequantized(layer), held + change) < 2**-4
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **how: fp8.quantize_(linear(**how), how["dtype"]), scaled], ids=["ours", "file"]
+)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_held_weights_compute_exactly_what_they_stand_for(dtype: torch.dtype, bias: bool) -> None:
-    layer = fp8.quantize_(linear(dtype=dtype, bias=bias), dtype)
+def test_held_weights_compute_exactly_what_they_stand_for(make: Any, dtype: torch.dtype, bias: bool) -> None:
+    layer = make(dtype=dtype, bias=bias)
     plain = nn.Linear(96, 64, bias=bias, dtype=dtype).requires_grad_(False)
     plain.weight.copy_(fp8.dequantized(layer))
     if bias:

@@ -4,7 +4,7 @@ Every function works at any width and depth. `parts` below are rows of one matri
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -174,27 +174,33 @@ def t5_config(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def multiplied_out(state: State, dtype: torch.dtype) -> State:
+def multiplied_out(state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
     """fp8 files that keep a scale beside each weight -> the weights themselves, in `dtype`.
 
     The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError
-    where it is anything else.
+    where it is anything else. A weight that `keep` is true of stays as it is, and its scale as `a.weight_scale`.
     """
     scales = {f"{found[1]}weight": tensor for key, tensor in state.items() if (found := _SCALE.fullmatch(key))}
     if not scales:
         return state
-    return {
-        key: _scaled(key, tensor, scales[key]).to(dtype) if key in scales else tensor
-        for key, tensor in state.items()
-        if not _BESIDE.search(key)
-    }
+    ready: State = {}
+    for key, tensor in state.items():
+        if _BESIDE.search(key):
+            continue
+        ready[key] = tensor
+        if key in scales:
+            _must_fit(key, tensor, scales[key])
+            if keep and keep(key, tensor):
+                ready[f"{key}_scale"] = scales[key]
+            else:
+                ready[key] = (tensor.float() * scales[key].float().view(-1, 1)).to(dtype)
+    return ready
 
 
 _SCALE = re.compile(r"(.+\.)(scale_weight|weight_scale)")
 _BESIDE = re.compile(r"(^|\.)(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|comfy_quant)$")
 
 
-def _scaled(key: str, weight: Tensor, scale: Tensor) -> Tensor:
+def _must_fit(key: str, weight: Tensor, scale: Tensor) -> None:
     if scale.numel() not in (1, len(weight)):
         raise ValueError(f"the scales of '{key}' are neither one nor one for each row; take the bf16 or fp16 file")
-    return weight.float() * scale.float().view(-1, 1)

@@ -1,7 +1,8 @@
 """Frozen Linears in fp8: weights held in e4m3 with a scale for each row, multiplied in the model's dtype or in fp8.
 
-Scales are powers of two, so that applying one loses nothing. The products with held weights are operators of their own:
-traced openly, the compiler would keep the widened weight of every layer for backward.
+Our own scales are powers of two, so that applying one loses nothing; those of a file are applied in float32. The
+products with held weights are operators of their own: traced openly, the compiler would keep the widened weight of
+every layer for backward.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Fp8Linear(nn.Linear):
     """A frozen Linear that was quantized."""
 
     weight_scale: Tensor  # (out, 1) float32
+    scale_exact: bool  # only powers of two, the same in every dtype
     weight_transposed: Tensor | None  # (in, out) e4m3
     compute_dtype: torch.dtype
     fp8_compute: bool
@@ -50,14 +52,33 @@ def quantize_(
     weight in the order that backward needs as well, instead of reordering it each time.
     """
     if not isinstance(layer, Fp8Linear):
-        weight, scale = _held(layer.weight)
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        layer.__class__ = Fp8Linear
-        layer.register_buffer("weight_scale", scale)
+        _hold(layer, *_held(layer.weight), exact=True)
     keep = compute and keep_transposed
     layer.register_buffer("weight_transposed", transposed(layer.weight) if keep else None, persistent=False)
     layer.compute_dtype, layer.fp8_compute = dtype, compute  # type: ignore[assignment]
     return layer
+
+
+def take_scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:
+    """Let the e4m3 values of `layer`, in place, stand for themselves times `scale`, one number or one for each row."""
+    assert layer.weight.dtype == STORAGE, "scales belong to values in e4m3"
+    rows = scale.float().view(-1, 1).expand(len(layer.weight), 1).contiguous()
+    _hold(layer, layer.weight.detach(), rows, exact=False)
+    quantize_(layer, dtype)
+
+
+@torch.no_grad()
+def change_(layer: nn.Linear, change: Tensor, dtype: torch.dtype) -> None:
+    """W += change, (out, in) float32, of a weight in e4m3: it is rounded anew, with scales of our own."""
+    quantize_(layer, dtype)
+    _hold(layer, *_held(dequantized(layer) + change), exact=True)
+
+
+def _hold(layer: nn.Linear, weight: Tensor, scale: Tensor, *, exact: bool) -> None:
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.__class__ = Fp8Linear
+    layer.register_buffer("weight_scale", scale)
+    layer.scale_exact = exact  # type: ignore[assignment]
 
 
 def _held(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,6 +109,9 @@ def fp8_linear(x: Tensor, layer: nn.Linear) -> Tensor:
         y = torch.ops.sd_scripts.fp8_product(x, weight, scale)
         return y if bias is None else y + bias
     y = torch.ops.sd_scripts.fp8_product(x, weight, None)
+    if not layer.scale_exact:
+        y = y * scale.view(-1)  # type: ignore[operator]
+        return (y if bias is None else y + bias).to(x.dtype)
     rows = scale.view(-1).to(x.dtype)  # type: ignore[operator]
     return y * rows if bias is None else torch.addcmul(bias, y, rows)
 

@@ -25,5 +25,6 @@ def share_frozen(layer: nn.Linear, base: nn.Linear) -> None:
     layer.weight, layer.bias = base.weight, base.bias
     layer.compute_dtype = compute_dtype(base)  # type: ignore[assignment]
     layer.fp8_compute = getattr(base, "fp8_compute", False)  # type: ignore[assignment]
+    layer.scale_exact = getattr(base, "scale_exact", True)  # type: ignore[assignment]
     for name in ("weight_scale", "weight_transposed"):
         layer.register_buffer(name, getattr(base, name, None), persistent=name == "weight_scale")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.networks.lora import adaptable, read_pair
 from sd_scripts.networks.plan import Adapted
@@ -137,6 +138,9 @@ def merge(modules: Iterable[Adapted], tensors: Mapping[str, Tensor], strength: f
                     "choose a LoRA of the same kind of model"
                 )
             change = (up @ down).view(weight.shape) * (strength * pair.alpha / pair.rank)
-            weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
+            if isinstance(layer, nn.Linear) and weight.dtype == fp8.STORAGE:
+                fp8.change_(layer, change, each.module.dtype)  # type: ignore[arg-type]
+            else:
+                weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
             merged += 1
     return merged

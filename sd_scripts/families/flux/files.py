@@ -21,8 +21,9 @@ from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.sdxl_model_util import State
 from sd_scripts.options.model_file import FLUX_MARKS, Header, recognise
 
-LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\..*\.weight")
-"""Names of what can be held in fp8."""
+SCALE = ".weight_scale"
+LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\.(?!.*relative_attention_bias).*\.weight")
+"""Names of what can be held in fp8. T5's bias is looked up, not multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,16 @@ class Piece:
     """Without memory."""
 
     def load(self, dtype: torch.dtype, *, mmap: bool, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
-        """The module in `dtype`, but for tensors that `keep` is true of; frozen and in eval mode."""
+        """The module in `dtype`, but for tensors that `keep` is true of; frozen and in eval mode. What is kept in e4m3
+        and has a scale is an Fp8Linear."""
         state: State = {}
         for file in self.files:
             state |= read_weights(file, self.option, mmap=mmap)
-        module, named = _prepared(self.kind, state, dtype)
+        module, named = _prepared(self.kind, state, dtype, keep)
+        scales = {name: named.pop(name) for name in list(named) if name.endswith(SCALE)}
         fill(module.eval().requires_grad_(False), named, dtype, keep)
+        for name, scale in scales.items():
+            fp8.take_scale_(module.get_submodule(name.removesuffix(SCALE)), scale, dtype)
         if isinstance(module, T5EncoderModel):
             module.encoder.embed_tokens.weight = module.shared.weight
         return module
@@ -107,11 +112,20 @@ def files_in(folder: Path, option: str) -> tuple[Path, ...]:
     raise ValueError(f"{option}: the folder '{folder}' holds no weights, such as model.safetensors")
 
 
-def _prepared(kind: Kind, state: State, dtype: torch.dtype) -> tuple[Any, State]:
+def _prepared(
+    kind: Kind, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None
+) -> tuple[Any, State]:
+    """Scales are multiplied out, but where `keep` is true of a weight in e4m3. In diffusers' layout all are, since q, k
+    and v become one weight."""
     prefix = kind.prefix(state) or ""
     own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    apart = FLUX_MARKS[1] in own
+
+    def stays(name: str, tensor: Tensor) -> bool:
+        return bool(keep) and not apart and is_fp8(name, tensor)
+
     with init_empty_weights():
-        return kind.prepare(flux.multiplied_out(own, dtype))
+        return kind.prepare(flux.multiplied_out(own, dtype, stays))
 
 
 def _transformer(state: State) -> tuple[FluxTransformer, State]:
