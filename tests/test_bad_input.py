@@ -184,6 +184,27 @@ def test_what_flux_cannot_do_is_told_before_it_is_loaded(
     assert not made.folder.path.exists()
 
 
+def test_captions_of_chance_are_refused_before_anything_is_encoded(
+    told: Any, each_miniature: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.toml"
+    data.write_text(
+        f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{pictures(tmp_path / 'in') / '1_noise'}'\n"
+        "shuffle_caption = true\n"
+    )
+    made = train(each_miniature, tmp_path / "out", dataset_config=data, resolution=None)
+    assert told(made).startswith("cache_text_encoder_outputs: captions change in every step with shuffle_caption")
+    assert made.told("phase") == []
+
+
+def test_a_seed_that_no_generator_takes_is_told_before_loading(told: Any, each_miniature: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat --d 99999999999999999999")
+    made = train(each_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1)
+    assert "prompt 1: seed is 99999999999999999999" in told(made)
+    assert made.told("phase") == []
+
+
 def test_without_a_tokenizer_that_fits_nothing_is_loaded(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
     alone = tmp_path / "alone.safetensors"
     alone.symlink_to(flux_miniature.checkpoint)

@@ -54,7 +54,7 @@ def cache_latents(
     `world` ranks makes its share: wait for all of them before loading. In memory every rank makes everything. With
     `skip_check` a file that exists is believed. A picture that cannot be read is told, and left to the loader.
     """
-    _refuse_chance_in_pictures(plan, warn)
+    refuse_chance_in_pictures(plan, warn)
     wanted = _wanted_latents(plan)
     memory = LatentsInMemory()
     disk = LatentsOnDisk((each.item for each in wanted), suffix, channels) if to_disk else None
@@ -169,7 +169,8 @@ def _is_latent_current(disk: LatentsOnDisk, each: Wanted, fingerprint: str, skip
         return False
 
 
-def _refuse_chance_in_pictures(plan: DataPlan, warn: Warn) -> None:
+def refuse_chance_in_pictures(plan: DataPlan, warn: Warn) -> None:
+    """ValueError where pictures of the plan are not the same in every step."""
     for look in {item.subset.look for item in plan.items}:
         for name in ("color_aug", "random_crop"):
             if getattr(look, name):

@@ -38,7 +38,7 @@ def cache_text(
     by the option's name. Ranks and `skip_check` as in cache_latents; a file that `fits` turns down is made anew all the
     same. In memory outputs keep the dtype of the encoders.
     """
-    _refuse_chance_in_captions(plan)
+    refuse_chance_in_captions(plan)
     pairs = [(item, steady_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if to_disk else None
@@ -91,7 +91,8 @@ def _is_text_current(
         return False
 
 
-def _refuse_chance_in_captions(plan: DataPlan) -> None:
+def refuse_chance_in_captions(plan: DataPlan) -> None:
+    """ValueError where captions of the plan are not the same in every step."""
     for rules in {item.subset.captions for item in plan.items}:
         if names := rules.changing():
             raise ValueError(

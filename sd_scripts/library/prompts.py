@@ -33,6 +33,8 @@ class SamplePrompt:
 
 
 MOST_STEPS = 1000
+LARGEST = 2**63 - 1
+"""Of a seed."""
 
 FIELDS: dict[str, tuple[str, type]] = {
     "prompt": ("prompt", str),
@@ -130,6 +132,8 @@ def _filled(keys: Mapping[str, Any], defaults: SamplePrompt, place: str) -> Samp
             value = float(value)
         if type(value) is not kind:
             raise ValueError(f"sample_prompts: {place}: {key} is {value!r}, which is not {_KINDS[kind]}")
+        if type(value) is int and abs(value) > LARGEST:
+            raise ValueError(f"sample_prompts: {place}: {key} is {value}, which is more than 63 bits hold")
         fields[name] = value
     return replace(defaults, **fields)
 

@@ -13,9 +13,9 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
-from sd_scripts.data.latent_caching import cache_latents
+from sd_scripts.data.latent_caching import cache_latents, refuse_chance_in_pictures
 from sd_scripts.data.loader import BatchLoader
-from sd_scripts.data.text_caching import cache_text
+from sd_scripts.data.text_caching import cache_text, refuse_chance_in_captions
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.families.sampling import lent
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
@@ -100,13 +100,19 @@ class Material:
 
 def read_data(context: Context, family: Family) -> DataPlan:
     """Look at the folders; ValueError names the option at fault."""
-    return plan_data(
+    plan = plan_data(
         context.settings,
         seed=context.seed,
         warn=context.warn,
         bucket_multiple=family.bucket_multiple,
         title=family.title.split()[0],
     )
+    cache = context.settings[CacheOptions]
+    if cache.cache_latents or cache.cache_latents_to_disk:
+        refuse_chance_in_pictures(plan, warn=lambda _: None)  # that is told where they are encoded
+    if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
+        refuse_chance_in_captions(plan)
+    return plan
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:
