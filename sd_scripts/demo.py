@@ -1,13 +1,12 @@
 """Try everything without a download: a miniature model, drawn pictures, and settings to train on them.
 
-python -m sd_scripts.demo [sdxl | flux] [--folder FOLDER] [--make]
+python -m sd_scripts.demo [sdxl | flux] [--folder FOLDER] [--make] [flags of the training script]
 """
 
 import argparse
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,50 +46,48 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 FOLDERS = {"sdxl": Path("demo"), "flux": Path("demo/flux")}
 
 
-@dataclass(frozen=True)
-class Demo:
-    """What `make` has made."""
+def make(folder: Path, family: str = "sdxl") -> Path:
+    """A model with its tokenizers, pictures with captions, and `demo.toml`, all below `folder`: at most 22 MB.
 
-    config: Path
-    """Settings to train with; the GUI opens them too."""
-    lora: Path
-    """Where the trained LoRA will be."""
-
-
-def make(folder: Path, family: str = "sdxl") -> Demo:
-    """A model with its tokenizers, pictures with captions, and `demo.toml`, all below `folder`: at most 22 MB."""
+    Returns the path of `demo.toml`, which training and the GUI read.
+    """
     tiny = import_module(f"sd_scripts.families.{family}.tiny")  # torch is slow to import: --help need not wait
 
     folder = folder.expanduser().resolve()
     miniature = tiny.write_miniature(folder)
-    output_dir = folder / "output"
-    paths = {**miniature.files, "train_data_dir": miniature.data_dir, "output_dir": output_dir}
+    paths = {**miniature.files, "train_data_dir": miniature.data_dir, "output_dir": folder / "output"}
     config = folder / "demo.toml"
     write_toml(config, {**COMMON, **OF_FAMILY[family], **{option: str(path) for option, path in paths.items()}})
-    return Demo(config, output_dir / f"{COMMON['output_name']}.safetensors")
+    return config
 
 
 def main(argv: list[str] | None = None) -> int:
     """Make the demo and, without --make, train on it; returns the exit status of the training."""
-    parser = argparse.ArgumentParser(description="Train a LoRA on a miniature model; nothing is downloaded.")
-    parser.add_argument("family", nargs="?", choices=list(OF_FAMILY), default="sdxl", help="default: sdxl")
-    parser.add_argument(
-        "--folder", type=Path, help="where the model and the pictures go; default: demo, for flux demo/flux"
+    parser = argparse.ArgumentParser(
+        description="Train a LoRA on a miniature model; nothing is downloaded.",
+        usage="%(prog)s [sdxl | flux] [--folder FOLDER] [--make] [flags of the training script]",
+        epilog="All other flags go on to the training script and win over demo.toml, for example --blocks_to_swap 2 "
+        "or --no-compile.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--folder", type=Path, help="where the model and the pictures go; default: demo, or demo/flux")
     parser.add_argument("--make", action="store_true", help="only make them, with demo.toml, and do not train")
-    arguments = parser.parse_args(argv)
-    family, title = arguments.family, FAMILY_TITLES[arguments.family]
+    arguments, flags = parser.parse_known_args(argv)
+    family = flags.pop(0) if flags and not flags[0].startswith("-") else "sdxl"
+    if family not in OF_FAMILY:
+        parser.error(f"'{family}' is no model family that has a demo; choose {' or '.join(OF_FAMILY)}")
+    if arguments.make and flags:
+        parser.error(f"--make does not train, so {flags[0]} would do nothing; leave one of them out")
 
-    demo = make(arguments.folder or FOLDERS[family], family)
-    print(f"Made a miniature {title} model and twelve pictures; the settings are in {demo.config}", flush=True)
+    config, title = make(arguments.folder or FOLDERS[family], family), FAMILY_TITLES[family]
+    print(f"Made a miniature {title} model and twelve pictures; the settings are in {config}", flush=True)
     if arguments.make:
         return 0
     trainer = Path(__file__).with_name(script_for(family, "lora").file)
-    command = [sys.executable, str(trainer), "--config_file", str(demo.config)]
+    command = [sys.executable, str(trainer), "--config_file", str(config), *flags]
     one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and much faster on a busy machine
     status = subprocess.run(command, env=one_thread, check=False).returncode
     if status == 0:
-        print(f"The LoRA is {demo.lora}")
         print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and pictures in its place.")
     return status
 

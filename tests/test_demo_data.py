@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import sdxl_settings
 from PIL import Image
+from safetensors.torch import load_file
 
 from sd_scripts import demo
 from sd_scripts.data import drawn
@@ -22,6 +23,7 @@ from sd_scripts.library.sdxl_model_util import VAE_SCALE
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_file
 from sd_scripts.options.settings import Settings
+from sd_scripts.runs.folder import RunFolder
 
 
 def test_a_dozen_pictures_of_several_sizes_with_captions(each_miniature: Any) -> None:
@@ -77,3 +79,49 @@ def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path
     assert settings.problems() == []
     assert settings.remarks == []
     assert family.check(settings) == []
+
+
+def test_flux_learns_the_same_eager_compiled_swapped_and_both(tmp_path: Path) -> None:
+    """Three steps each of the demo's own settings, which compile, on smaller pictures."""
+    compiled, swapped = ["--compile_backend", "aot_eager"], ["--blocks_to_swap", "2"]
+    ways = {
+        "eager": ["--no-compile"],
+        "compiled": compiled,
+        "swapped": ["--no-compile", *swapped],
+        "both": [*compiled, *swapped],
+    }
+    losses, keys, graphs = {}, {}, {}
+    for name, flags in ways.items():
+        run = RunFolder(tmp_path / name)
+        short = ["--max_train_steps", "3", "--resolution", "64,64", "--run_dir", str(run.path), "--output_name", name]
+        assert demo.main(["flux", "--folder", str(tmp_path / "demo"), *short, *flags]) == 0
+        events = list(run.events())
+        losses[name] = [event["loss"] for event in events if event["kind"] == "step"]
+        graphs[name] = [event["graphs"] for event in events if event["kind"] == "compile"]
+        keys[name] = load_file(tmp_path / "demo" / "output" / f"{name}.safetensors").keys()
+    assert len(set(losses["eager"])) == 3
+    assert graphs == {"eager": [], "compiled": [2], "swapped": [], "both": [2]}
+    for name in ways:
+        assert losses[name] == pytest.approx(losses["eager"], rel=1e-5), name
+        assert keys[name] == keys["eager"]
+
+
+def test_flags_that_the_demo_does_not_know_are_told_by_the_training_script(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main(["--blocks_to_swop", "2", "--folder", str(tmp_path)]) == 2
+    assert "--blocks_to_swop: is no option here" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["fluxx"], "'fluxx' is no model family that has a demo; choose sdxl or flux"),
+        (["flux", "--make", "--seed", "3"], "--make does not train, so --seed would do nothing"),
+    ],
+)
+def test_what_the_demo_cannot_do_is_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        demo.main(words)
+    assert leaving.value.code == 2
+    assert told in capsys.readouterr().err

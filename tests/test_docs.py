@@ -20,7 +20,7 @@ from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.library.compile_utils import LEAST_LIMIT
-from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA, Script
+from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA, Script, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
@@ -103,7 +103,8 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
         settings_are_known(flags, script)
     elif words[:2] == ["bash", "gui.sh"] and "--demo" in words:
         assert words[2] == "--demo"
-        assert words[3:] in ([], *([script.family] for script in SCRIPTS))
+        script = script_for(words[3] if words[3:] else "sdxl", "lora")
+        assert from_values(script, given_flags(script, words[4:])).wrong_values() == []
     elif words[:2] in (["bash", "gui.sh"], ["python", "gui.py"]):
         gui.parser().parse_args(words[2:])
     elif words[:2] == ["bash", "test.sh"]:

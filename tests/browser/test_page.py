@@ -323,7 +323,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the training script is not there yet")
     from sd_scripts.demo import make
 
-    made = make(tmp_path_factory.mktemp("the demo")).config
+    made = make(tmp_path_factory.mktemp("the demo"))
     write_toml(made, {**read_toml(made), **SMALL})
     return made
 
@@ -353,7 +353,7 @@ def test_the_command_is_shown_to_copy_and_reads_a_file_that_is_written(page, dem
 def flux_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sd_scripts.demo import make
 
-    made = make(tmp_path_factory.mktemp("flux demo"), "flux").config
+    made = make(tmp_path_factory.mktemp("flux demo"), "flux")
     write_toml(made, {**read_toml(made), **SMALL})
     return made
 
