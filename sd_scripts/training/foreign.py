@@ -158,7 +158,7 @@ def _known_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[No
 @contextmanager
 def _with_its_names(file: str, names: Names) -> Iterator[str]:
     """A copy of a LoRA file under the names by which the network asks for its layers."""
-    tensors = read_lora("network_weights", Path(file).expanduser())
+    tensors = read_lora("network_weights", Path(file))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "network.safetensors"
         safetensors.torch.save_file(_renamed(tensors, {ours: its for its, ours in names.items()}), copy)

@@ -57,7 +57,7 @@ class Lora:
         except ValueError as error:
             problems.append(str(error))
         files = [("network_weights", options.network_weights), *(("base_weights", f) for f in options.base_weights)]
-        named = ((option, Path(file).expanduser()) for option, file in files if file)
+        named = ((option, Path(file)) for option, file in files if file)
         problems += [f"{option}: {why}" for option, file in named if (why := _why_no_lora(file, family))]
         return problems
 
@@ -74,7 +74,7 @@ class Lora:
         modules = _everything(family, parts, context)
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
-            tensors = read_plain_lora("base_weights", Path(file).expanduser(), modules)
+            tensors = read_plain_lora("base_weights", Path(file), modules)
             if not merge(modules, tensors, strength):
                 raise ValueError(f"base_weights: '{file}' has no layer of this model; is it a LoRA for another one?")
 
@@ -92,7 +92,7 @@ class Lora:
         args = read_args(context.settings, family.lora, context.warn)
         weights = {}
         if options.network_weights:
-            file = Path(options.network_weights).expanduser()
+            file = Path(options.network_weights)
             weights = read_plain_lora("network_weights", file, everything)
         plans = plan_from_weights(modules, weights, args) if options.dim_from_weights else plan_layers(modules, args)
         network = attach(

@@ -115,7 +115,7 @@ def _open(options: FluxModelOptions, where: Path | str) -> tuple[Pieces, list[st
         if not given and (isinstance(where, str) or (problems and MODEL not in pieces)):
             continue  # a wrong model tells nothing about its other parts
         try:
-            pieces[kind.option] = _open_file(kind, Path(given).expanduser()) if given else _open_own(kind, Path(where))
+            pieces[kind.option] = _open_file(kind, Path(given)) if given else _open_own(kind, Path(where))
         except ValueError as error:
             problems.append(str(error))
     return pieces, problems or _misfits(pieces)
