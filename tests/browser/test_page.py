@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from gui_help import SIX
+from safetensors import safe_open
 
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
 from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
@@ -390,6 +392,44 @@ def test_flux_is_printed_trained_and_finished(page, flux_demo):
     lora = flux_demo.parent / "output" / "flux.safetensors"
     expect(run.locator(".result code")).to_have_text(str(lora))
     assert lora.is_file()
+
+
+def test_flux_learns_the_same_eager_compiled_swapped_and_both(page, flux_demo):
+    """Four runs of three steps from one form, in which only what is told here changes in between."""
+    short = {"max_train_steps": 3, "resolution": "64,64", "compile": False, "compile_backend": "inductor"}
+    open_file(page, variant(flux_demo, "ways", **short))
+    unfold(page, "advanced-training", "torch-compile-settings")
+    run = page.locator("#lora-run")
+    losses, keys, graphs = {}, {}, {}
+    for name, compiled, swapped in (
+        ("eager", False, ""),
+        ("compiled", True, ""),
+        ("swapped", False, "2"),
+        ("both", True, "2"),
+    ):
+        field(page, "output_name").fill(name)
+        field(page, "compile").set_checked(compiled)
+        if compiled:
+            choose(page, "compile_backend", "aot_eager")
+        field(page, "blocks_to_swap").fill(swapped)
+        page.locator("#lora-start").click()
+        expect(run.locator(".run-name")).to_contain_text(name, timeout=20_000)
+        expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+        expect(page.locator("#lora-start")).to_be_visible()
+        output = flux_demo.parent / "output"
+        (folder,) = (output / "runs").glob(f"*-{name}")
+        settings = read_toml(RunFolder(folder).config)
+        assert (settings.get("compile", False), settings.get("blocks_to_swap")) == (compiled, int(swapped or 0) or None)
+        events = list(RunFolder(folder).events())
+        losses[name] = [event["loss"] for event in events if event["kind"] == "step"]
+        graphs[name] = [event["graphs"] for event in events if event["kind"] == "compile"]
+        with safe_open(output / f"{name}.safetensors", "numpy") as file:
+            keys[name] = set(file.keys())
+    assert len(set(losses["eager"])) == 3
+    assert graphs == {"eager": [], "compiled": [2], "swapped": [], "both": [2]}
+    for name in losses:
+        assert losses[name] == pytest.approx(losses["eager"], rel=1e-5), name
+        assert keys[name] == keys["eager"]
 
 
 def test_a_training_is_started_watched_and_finished(page, demo, chromium, server):
