@@ -10,45 +10,63 @@ from typing import Any
 
 import pytest
 import torch
-from training_help import SHORT, Run, pictures, run
+from torch import Tensor
+from training_help import Run, pictures, run, settings_for
 
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
 
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 DRIVER = """
-import sys, torch
+import sys
+from pathlib import Path
+from test_ddp import keep_copies
 from sd_scripts import sdxl_train_network
-from sd_scripts.training.trainer import Trainer
 
-losses, micro, finish = [], Trainer._micro, Trainer._finish
-
-def noted(trainer, *arguments):
-    losses.append(micro(trainer, *arguments))
-    return losses[-1]
-
-def with_copy(trainer):
-    held = {**trainer.learning.state_dict(), "losses": torch.stack(losses)}
-    torch.save(held, f"{sys.argv[1]}/held{trainer.context.rank}.pt")
-    return finish(trainer)
-
-Trainer._micro, Trainer._finish = noted, with_copy
+keep_copies(Path(sys.argv[1]))
 sys.exit(sdxl_train_network.main(sys.argv[2:]))
 """
-"""The training script, which in the end also writes what each process holds and which losses it saw."""
+"""The training script, with copies of what the processes hold."""
+
+
+def keep_copies(folder: Path) -> None:
+    """Let training in this process also write, in the end, what it holds and which losses it saw."""
+    losses, micro, finish = [], Trainer._micro, Trainer._finish
+
+    def noted(trainer: Trainer, *arguments: Any) -> Tensor:
+        losses.append(micro(trainer, *arguments))
+        return losses[-1]
+
+    def with_copy(trainer: Trainer) -> Path:
+        held = {**trainer.learning.state_dict(), "losses": torch.stack(losses)}
+        torch.save(held, folder / f"held{trainer.context.rank}.pt")
+        return finish(trainer)
+
+    Trainer._micro, Trainer._finish = noted, with_copy  # type: ignore[method-assign, assignment]
+
+
+def copies(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Of both processes."""
+    one, other = (torch.load(folder / f"held{rank}.pt", weights_only=True) for rank in (0, 1))
+    return one, other
 
 
 def configure(folder: Path, miniature: Any, **values: Any) -> Path:
     """A settings file; the output is `folder`/out and the run's folder is run in it."""
     paths = {
-        "pretrained_model_name_or_path": str(miniature.checkpoint),
         "train_data_dir": str(pictures(folder / "pictures", count=6)),
         "output_dir": str(folder / "out"),
         "run_dir": str(folder / "out" / "run"),
     }
-    write_toml(folder / "run.toml", {**SHORT, **paths, **values})
+    write_toml(folder / "run.toml", {**_plain(settings_for(miniature)), **paths, **values})
     return folder / "run.toml"
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
 
 
 def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
@@ -63,12 +81,12 @@ def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
     command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
     done = subprocess.run(
         [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
-        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **ON_CPU, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
-    one, other = (torch.load(tmp_path / f"held{rank}.pt", weights_only=True) for rank in (0, 1))
+    one, other = copies(tmp_path)
 
     assert one["masters"].any()
     assert torch.equal(one["masters"], other["masters"])
@@ -81,7 +99,7 @@ def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
     assert made.files == ["sample", "short-state", "short.safetensors"]
 
 
-def _rank(rank: int, port: int, config: Path, statuses: Any) -> None:
+def _rank(rank: int, port: int, config: Path, statuses: Any, family: str) -> None:
     """One of two processes, without the launcher."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
@@ -93,17 +111,18 @@ def _rank(rank: int, port: int, config: Path, statuses: Any) -> None:
     }  # fmt: skip
     output = config.parent / "out"
     sys.stderr = (config.parent / f"stderr{rank}").open("w")
-    statuses[rank] = run(["--config_file", str(config)], output).status
+    keep_copies(config.parent)
+    statuses[rank] = run(["--config_file", str(config)], output, family).status
 
 
-def fork(config: Path) -> tuple[list[int], str]:
+def fork(config: Path, family: str = "sdxl") -> tuple[list[int], str]:
     """Exit statuses of two processes, and what both told on stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
     statuses = context.Array("i", [-1, -1])
-    ranks = [context.Process(target=_rank, args=(rank, port, config, statuses)) for rank in (0, 1)]
+    ranks = [context.Process(target=_rank, args=(rank, port, config, statuses, family)) for rank in (0, 1)]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -136,3 +155,31 @@ def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: P
     assert statuses == [0, 0], told
     assert whole.losses == losses[2:]
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.tensors().items())
+
+
+def test_blocks_that_take_turns_and_are_compiled_learn_the_same_in_both_processes(
+    flux_miniature: Any, tmp_path: Path
+) -> None:
+    everything = {
+        "blocks_to_swap": 2,
+        "gradient_checkpointing": True,
+        "compile": True,
+        "compile_backend": "aot_eager",
+    }
+    losses, masters = [], []
+    for name, options in {"plain": {}, "everything": everything}.items():
+        (tmp_path / name).mkdir()
+        statuses, told = fork(configure(tmp_path / name, flux_miniature, max_train_steps=2, **options), "flux")
+        assert statuses == [0, 0], told
+        one, other = copies(tmp_path / name)
+        assert one["masters"].any()
+        assert torch.equal(one["masters"], other["masters"])
+        assert not torch.equal(one["losses"], other["losses"])
+        output = tmp_path / name / "out"
+        made = Run(0, output, RunFolder(output / "run"))
+        assert made.losses == pytest.approx(((one["losses"] + other["losses"]) / 2).tolist())
+        assert [event["graphs"] for event in made.told("compile")] == ([2] if options else [])
+        losses.append(made.losses)
+        masters.append(one["masters"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    torch.testing.assert_close(masters[1], masters[0], rtol=1e-3, atol=1e-5)

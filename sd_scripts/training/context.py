@@ -49,7 +49,9 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        return self.accelerator.device
+        """Of several processes on a CPU, too, it is `cpu`: moving a tensor of `cpu` to `cpu:0` would copy it."""
+        device = self.accelerator.device
+        return torch.device("cpu") if device.type == "cpu" else device
 
     @property
     def dtype(self) -> torch.dtype:
