@@ -99,6 +99,25 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
     assert "nothing was trained" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("cached", ["caching latents", "caching text"])
+def test_a_wish_to_stop_is_heard_while_caches_are_filled(
+    cached: str, each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = Context.phase
+
+    def asked(context: Context, name: str) -> Any:
+        if name == cached:
+            RunFolder(context.run_dir).command("stop")
+        return phase(context, name)
+
+    monkeypatch.setattr(Context, "phase", asked)
+    made = train(each_miniature, tmp_path / "out")
+    assert made.status == 130
+    assert made.events[-1]["kind"] == "stopped"
+    assert made.told("phase")[-1]["name"] == cached
+    assert made.files == []
+
+
 def test_after_a_run_ctrl_c_is_again_what_it_was(miniature: Any, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     train(miniature, tmp_path / "out", max_train_steps=1)

@@ -13,13 +13,14 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
-from sd_scripts.data.latent_caching import cache_latents, refuse_chance_in_pictures
+from sd_scripts.data.latent_caching import Progress, cache_latents, refuse_chance_in_pictures
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text, refuse_chance_in_captions
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.families.sampling import lent
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
 from sd_scripts.training.context import Context
+from sd_scripts.training.wishes import stop_asked
 
 CAPTIONS = 16
 """Encoded at once for the cache, where text_encoder_batch_size is not set."""
@@ -137,7 +138,7 @@ def encode_ahead(material: Material) -> None:
                 channels=material.family.latent_channels,
                 batch_size=cache.vae_batch_size,
                 skip_check=cache.skip_cache_check,
-                progress=context.phase("caching latents"),
+                progress=_heedful(context, "caching latents"),
                 rank=context.rank,
                 world=context.world,
             )
@@ -154,7 +155,7 @@ def encode_ahead(material: Material) -> None:
                 batch_size=cache.text_encoder_batch_size or CAPTIONS,
                 skip_check=cache.skip_cache_check,
                 fits=partial(fits, parts) if fits else None,
-                progress=context.phase("caching text"),
+                progress=_heedful(context, "caching text"),
                 rank=context.rank,
                 world=context.world,
             )
@@ -170,6 +171,18 @@ def move_in(material: Material) -> None:
     for encoder, learns in zip(parts.text_encoders, material.learns_text, strict=True):
         if material.text is None or learns:
             encoder.to(device)
+
+
+def _heedful(context: Context, phase: str) -> Progress:
+    """Tells how far a phase is. A wish to stop is heard between two batches, and is as good as Ctrl-C."""
+    tell = context.phase(phase)
+
+    def progress(done: int, total: int) -> None:
+        tell(done, total)
+        if stop_asked(context):
+            raise KeyboardInterrupt
+
+    return progress
 
 
 def _encode_captions(material: Material, captions: list[str]) -> dict[str, Tensor]:

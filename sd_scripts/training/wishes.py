@@ -11,6 +11,17 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 
 
+def stop_asked(context: Context) -> bool:
+    """Whether a run that has not begun to train shall end. Several processes begin first, and then end together."""
+    if context.world > 1:
+        return False
+    return any(c["kind"] == "stop" and _is_ours(c, context) for c in RunFolder(context.run_dir).commands())
+
+
+def _is_ours(command: dict[str, Any], context: Context) -> bool:
+    return bool(command.get("time", 0) >= context.began)
+
+
 class Wishes:
     """Heard once, at the end of a step; every process hears the same."""
 
@@ -36,7 +47,7 @@ class Wishes:
     def heard(self) -> set[str]:
         wishes: set[str] = set()
         if self._context.is_main:
-            wishes = {str(c["kind"]) for c in self._commands if c.get("time", 0) >= self._context.began}
+            wishes = {str(c["kind"]) for c in self._commands if _is_ours(c, self._context)}
             if self._asked_to_stop:
                 wishes.add("stop")
         if self._context.world > 1:
