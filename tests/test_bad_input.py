@@ -197,6 +197,22 @@ def test_captions_of_chance_are_refused_before_anything_is_encoded(
     assert made.told("phase") == []
 
 
+def test_a_network_that_knows_only_another_model_says_so(told: Any, flux_miniature: Any, tmp_path: Path) -> None:
+    made = train(flux_miniature, tmp_path / "out", network_module="foreign_network")
+    assert told(made).startswith("network_module: this network finds no layer to adapt")
+
+
+def test_a_cache_that_the_disk_does_not_take_leaves_nothing_beside_the_pictures(
+    told: Any, small_disk: Path, flux_miniature: Any, tmp_path: Path
+) -> None:
+    data = pictures(small_disk / "data")
+    (small_disk / "filler").write_bytes(bytes(32 * 1024))
+    disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
+    sentence = told(train(flux_miniature, tmp_path / "out", train_data_dir=data, **disk))
+    assert "No space left on device; make room, or turn cache_latents_to_disk" in sentence
+    assert not [path for path in data.rglob("*") if ".npz" in path.name]
+
+
 def test_a_seed_that_no_generator_takes_is_told_before_loading(told: Any, each_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --d 99999999999999999999")

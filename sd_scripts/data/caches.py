@@ -52,7 +52,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         os.replace(beside, path)
     except OSError as error:
         why = error.strerror or error
-        raise OSError(f"{path} cannot be written: {why}; make room, or do not cache to disk") from error
+        remedy = "make room, or turn cache_latents_to_disk and cache_text_encoder_outputs_to_disk off"
+        raise OSError(f"{path} cannot be written: {why}; {remedy}") from error
     finally:
         with suppress(OSError):
             beside.unlink()

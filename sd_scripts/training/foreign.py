@@ -103,6 +103,8 @@ def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float
         made = network.prepare_optimizer_params(rates[0], unet_lr, base)
     groups, told = made if isinstance(made, tuple) else (made, [])
     names = [*told, *(f"group{i}" for i in range(len(told), len(groups)))]
+    if not groups and any((base if unet_lr is None else unet_lr, *rates)):
+        raise ValueError("network_module: this network finds no layer to adapt; choose one that knows this model")
     if not groups:
         raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
     return [
