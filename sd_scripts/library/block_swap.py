@@ -118,8 +118,9 @@ class BlockSwap:
             self._held.append(layout.copied(device))
             layout.lie_in(self._slots[number % slots])
             block.register_state_dict_post_hook(_complete)
-        for block in blocks:
-            block.to(device)  # what moves lies there already
+        for number, block in enumerate(blocks):
+            if number not in chosen:  # what moves lies in its slot, and must not be copied out of it
+                block.to(device)
         if self.stream:
             self._left = [torch.cuda.Event() for _ in self._slots]
             self._come = [torch.cuda.Event() for _ in self._slots]
