@@ -92,7 +92,11 @@ def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Context, "phase", lambda context, name: signal.raise_signal(signal.SIGINT))
-    made = train(miniature, tmp_path / "out")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        made = train(miniature, tmp_path / "out")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert made.status == 130
     assert made.events[-1]["kind"] == "stopped"
     assert made.files == []
