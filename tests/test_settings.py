@@ -6,7 +6,7 @@ import pytest
 
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, script_for
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.flux import FluxModelOptions
+from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -287,3 +287,10 @@ def test_every_path_may_begin_with_the_home_and_is_written_down_as_it_was_given(
     assert read[NetworkOptions].base_weights == [os.path.expanduser("~/a"), "b~/c"]
     assert read.saved() == {**dict.fromkeys(PATHS.split(), "~/x"), "base_weights": ["~/a", "b~/c"]}
     assert from_values(FLUX_LORA, {"base_weights": [True], "vae": True}).wrong_values()
+
+
+def test_split_mode_of_flux_becomes_swapped_blocks() -> None:
+    for given, swapped in (({}, 18), ({"blocks_to_swap": 4}, 4)):
+        read = from_values(FLUX_LORA, {"pretrained_model_name_or_path": "x", "split_mode": True, **given})
+        assert read[FluxMemoryOptions].blocks_to_swap == swapped
+        assert any(str(remark).startswith("split_mode: ") for remark in read.remarks)

@@ -210,14 +210,18 @@ def _same(hidden: Hidden) -> Hidden:
     return tuple(torch.ops.aten._unsafe_view(h, h.shape) for h in hidden)
 
 
-class _Enter(torch.autograd.Function):
-    """Identity; its backward comes when the block's is done."""
+class _Beside(torch.autograd.Function):
+    """Identity beside block `number`, to be called in backward."""
 
     @staticmethod
     def forward(ctx: Any, swap: BlockSwap, number: int, *hidden: Tensor) -> Hidden:  # type: ignore[override]
         ctx.swap, ctx.number = swap, number
         ctx.set_materialize_grads(False)
         return _same(hidden)
+
+
+class _Enter(_Beside):
+    """Identity; its backward comes when the block's is done."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -227,14 +231,8 @@ class _Enter(torch.autograd.Function):
         return None, None, *grads
 
 
-class _Leave(torch.autograd.Function):
+class _Leave(_Beside):
     """Identity; its backward comes before the block's."""
-
-    @staticmethod
-    def forward(ctx: Any, swap: BlockSwap, number: int, *hidden: Tensor) -> Hidden:  # type: ignore[override]
-        ctx.swap, ctx.number = swap, number
-        ctx.set_materialize_grads(False)
-        return _same(hidden)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

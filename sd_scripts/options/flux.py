@@ -137,12 +137,6 @@ class FluxMemoryOptions(OptionGroup, title="FLUX.1 memory"):
         methods=("lora",),
         families=FLUX,
     )
-    split_mode: bool = option(
-        False,
-        "Old form of blocks_to_swap = 18.",
-        families=FLUX,
-        not_yet="set blocks_to_swap = 18, which is faster",
-    )
 
 
 class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):

@@ -17,6 +17,7 @@ class LegacyOptions(OptionGroup, title="Old spellings"):
     skip_latents_validity_check: bool = option(False, "Old name of skip_cache_check.")
     torch_compile: bool = option(False, "Old form of compile, which compiled the whole model and slowly.")
     dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
+    split_mode: bool = option(False, "Old form of blocks_to_swap = 18, for FLUX.1.")
 
 
 Values = dict[str, Any]
@@ -66,6 +67,14 @@ def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
     if not _is_on(others.get("torch_compile")) and str(value).lower() in ("no", "inductor", ""):
         return {}, ""  # every file of kohya_ss says "no"
     return {}, "is not used here; set compile and compile_backend"
+
+
+def _split_mode(value: Any, others: Values) -> tuple[Values, str]:
+    if not _is_on(value):
+        return {}, ""
+    if others.get("blocks_to_swap"):
+        return {}, f"has no effect, since blocks_to_swap = {others['blocks_to_swap']}"
+    return {"blocks_to_swap": 18}, "is now blocks_to_swap = 18"
 
 
 def _epoch(value: Any, others: Values) -> tuple[Values, str]:
@@ -119,6 +128,7 @@ TRANSLATORS: dict[str, Translator] = {
     "use_lion_optimizer": _optimizer("Lion"),
     "dynamo_backend": _dynamo_backend,
     "torch_compile": _torch_compile,
+    "split_mode": _split_mode,
     "epoch": _epoch,
     "noise_offset_type": _nothing,  # kohya_ss has already left out the noise that it does not choose
     "sdpa": _nothing,  # it is what is always done
