@@ -183,16 +183,31 @@ def test_checkpoints_in_main_memory_come_back_whole(swap: int) -> None:
         {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "cpu_offload_checkpointing": True},
         {"fp8_base_unet": True},
-        pytest.param({"fp8_compute": True, "fp8_base_unet": True}, marks=multiplies_fp8),
     ],
 )
 def test_compiled_and_swapped_is_what_eager_and_resident_is(options: dict[str, Any]) -> None:
     wanted = step(transformer(**options))
+    model = compiled_and_swapped(**options)
+    for _ in range(2):
+        assert_near(step(model), wanted, 0.05)
+
+
+@multiplies_fp8
+def test_fp8_products_err_no_more_where_compiled_and_swapped() -> None:
+    """The compiler rounds to bf16 at other places, which moves a value to the next of fp8's few steps now and then."""
+    exact = step(transformer(fp8_base_unet=True))
+    options = {"fp8_compute": True, "fp8_base_unet": True}
+    eager, compiled = step(transformer(**options)), step(compiled_and_swapped(**options))
+    assert error(compiled[0], exact[0]) < 1.25 * error(eager[0], exact[0])
+    for name, wanted in exact[1].items():
+        assert error(compiled[1][name], wanted) < 1.25 * error(eager[1][name], wanted), name
+
+
+def compiled_and_swapped(**options: Any) -> FluxTransformer:
     model = transformer(**options, blocks_to_swap=SWAP)
     for block in (*model.double_blocks, *model.single_blocks):
         block.compile(dynamic=False)
-    for _ in range(2):
-        assert_near(step(model), wanted, 0.05)
+    return model
 
 
 @multiplies_fp8

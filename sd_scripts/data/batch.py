@@ -45,7 +45,7 @@ class Batch:
 
 def _pinned(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.pin_memory()
+        return value.contiguous().pin_memory()  # rows that share memory cannot be pinned as they lie
     if isinstance(value, dict):
         return {name: _pinned(each) for name, each in value.items()}
     return value
