@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     AugmentOptions,
     BucketOptions,
@@ -12,6 +12,7 @@ from sd_scripts.options.dataset import (
     ValidationOptions,
 )
 from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions, FluxNetworkOptions, FluxObjectiveOptions
+from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
@@ -21,7 +22,7 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.sampling import SampleOptions
-from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
+from sd_scripts.options.saving import EmaOptions, HuggingFaceOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.settings import Groups
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
@@ -37,14 +38,17 @@ COMMON: Groups = (
     CacheOptions,
     ValidationOptions,
     TrainingOptions,
+    FusedOptions,
     OptimizerOptions,
     LrSchedulerOptions,
     NoiseOptions,
     LossOptions,
     CompileOptions,
+    CompileMoreOptions,
     CudaOptions,
     ResumeOptions,
     SavingOptions,
+    EmaOptions,
     SampleOptions,
     MetadataOptions,
     LoggingOptions,
@@ -53,6 +57,9 @@ COMMON: Groups = (
     RunOptions,
     LaunchOptions,
 )
+LORA: Groups = (LoraFileOptions, NetworkOptions)
+FULL: Groups = (FullOptions, ModelFileOptions)
+FLUX: Groups = (FluxModelOptions, FluxObjectiveOptions, FluxMemoryOptions)
 FILE_ONLY: Groups = (LaunchOptions,)
 """Known in a settings file, but no flags of a training script: accelerate has acted on them before it starts."""
 
@@ -71,16 +78,14 @@ class Script:
         return tuple(group for group in self.groups if group not in FILE_ONLY)
 
 
-SDXL_LORA = Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, NetworkOptions))
-
+SDXL_LORA = Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, *LORA))
+SDXL_FULL = Script(file="sdxl_train.py", family="sdxl", method="full", groups=(*COMMON, *FULL))
 FLUX_LORA = Script(
-    file="flux_train_network.py",
-    family="flux",
-    method="lora",
-    groups=(*COMMON, FluxModelOptions, FluxObjectiveOptions, FluxMemoryOptions, NetworkOptions, FluxNetworkOptions),
+    file="flux_train_network.py", family="flux", method="lora", groups=(*COMMON, *FLUX, *LORA, FluxNetworkOptions)
 )
+FLUX_FULL = Script(file="flux_train.py", family="flux", method="full", groups=(*COMMON, *FLUX, *FULL))
 
-SCRIPTS = (SDXL_LORA, FLUX_LORA)
+SCRIPTS = (SDXL_LORA, FLUX_LORA, SDXL_FULL, FLUX_FULL)
 
 
 def script_for(family: str, method: str) -> Script:

@@ -59,3 +59,18 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
                 f"{self.compile_mode} is a mode of inductor; the backend {self.compile_backend} takes none. "
                 "Set compile_mode = default or compile_backend = inductor",
             )
+
+
+class CompileMoreOptions(OptionGroup, title="Compile more"):
+    """What runs beside the U-Net or transformer; worth it only where it runs at every step."""
+
+    compile_text_encoder: bool = option(
+        False,
+        "Compile the text encoders too. Pays where they train or captions are not cached.",
+        label="Compile text encoders",
+    )
+    compile_vae: bool = option(
+        False,
+        "Compile the VAE's encoder too. Pays where latents are not cached, or many pictures of few sizes are.",
+        label="Compile the VAE",
+    )

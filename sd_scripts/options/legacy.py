@@ -18,6 +18,12 @@ class LegacyOptions(OptionGroup, title="Old spellings"):
     torch_compile: bool = option(False, "Old form of compile, which compiled the whole model and slowly.")
     dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
     split_mode: bool = option(False, "Old form of blocks_to_swap = 18, for FLUX.1.")
+    double_blocks_to_swap: int | None = option(
+        None, "Old form of blocks_to_swap, for FLUX.1: so many of it.", within=(0, 1000)
+    )
+    single_blocks_to_swap: int | None = option(
+        None, "Old form of blocks_to_swap, for FLUX.1: half as many of it.", within=(0, 1000)
+    )
 
 
 Values = dict[str, Any]
@@ -77,6 +83,31 @@ def _split_mode(value: Any, others: Values) -> tuple[Values, str]:
     return {"blocks_to_swap": 18}, "is now blocks_to_swap = 18"
 
 
+def _old_swap(value: Any, others: Values) -> tuple[Values, str]:
+    """double_blocks_to_swap; takes single_blocks_to_swap along where both are set."""
+    single = others.pop("single_blocks_to_swap", None)
+    return _swapped(_number(value) + _number(single) // 2, others)
+
+
+def _old_single_swap(value: Any, others: Values) -> tuple[Values, str]:
+    return _swapped(_number(value) // 2, others)
+
+
+def _swapped(blocks: int, others: Values) -> tuple[Values, str]:
+    if not blocks:
+        return {}, ""
+    if others.get("blocks_to_swap"):
+        return {}, f"has no effect, since blocks_to_swap = {others['blocks_to_swap']}"
+    return {"blocks_to_swap": blocks}, f"is now blocks_to_swap = {blocks}"
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value or 0)
+    except (TypeError, ValueError):
+        return 0
+
+
 def _epoch(value: Any, others: Values) -> tuple[Values, str]:
     if "max_train_epochs" in others or "max_train_steps" in others:
         return {}, ""  # kohya_ss writes it beside the steps that it computed from it
@@ -129,6 +160,8 @@ TRANSLATORS: dict[str, Translator] = {
     "dynamo_backend": _dynamo_backend,
     "torch_compile": _torch_compile,
     "split_mode": _split_mode,
+    "double_blocks_to_swap": _old_swap,
+    "single_blocks_to_swap": _old_single_swap,
     "epoch": _epoch,
     "noise_offset_type": _nothing,  # kohya_ss has already left out the noise that it does not choose
     "sdpa": _nothing,  # it is what is always done

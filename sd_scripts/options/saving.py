@@ -22,9 +22,6 @@ class SavingOptions(OptionGroup, title="Saving"):
     output_name: str | None = option(
         None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="my_lora"
     )
-    save_model_as: Literal["ckpt", "pt", "safetensors"] = option(
-        "safetensors", "File format. safetensors is what every program loads.", label="File format"
-    )
     save_precision: Literal["float", "fp16", "bf16"] | None = option(
         None,
         "Number format in the file; fp16 halves its size. Unset keeps the precision of training.",
@@ -59,6 +56,47 @@ class SavingOptions(OptionGroup, title="Saving"):
             yield "output_name", f"is longer than {LONGEST_NAME} bytes; choose a shorter one"
         if self.output_name and not self.output_name.strip(". "):
             yield "output_name", f"{self.output_name!r} is no name for a file; choose another"
+
+
+class LoraFileOptions(OptionGroup, title="LoRA file"):
+    """In which form a LoRA is saved."""
+
+    save_model_as: Literal["ckpt", "pt", "safetensors"] = option(
+        "safetensors",
+        "File format. safetensors is what every program loads.",
+        label="File format",
+        methods=("lora",),
+    )
+
+
+class EmaOptions(OptionGroup, title="EMA"):
+    """A moving average of what is trained, saved beside it: often better than the last step."""
+
+    use_ema: bool = option(
+        False,
+        "Keep a moving average of the trained weights and save it beside each file, with -ema in its name.",
+        label="EMA",
+    )
+    ema_decay: float = option(
+        0.999,
+        "How much of the average stays at each step: 0.999 looks back about 1,000 steps. At first it is less.",
+        label="EMA decay",
+        within=(0.0, 0.999999),
+        shown_when="use_ema",
+    )
+    ema_update_interval: int = option(
+        1,
+        "Update the average every n steps; more than 1 pays where it lies in main memory.",
+        label="EMA interval",
+        within=(1, 100_000),
+        shown_when="use_ema",
+    )
+    ema_device: Literal["gpu", "cpu"] = option(
+        "gpu",
+        "Where the average lies. In main memory it takes none of the GPU's, and each update waits for a copy.",
+        label="EMA device",
+        shown_when="use_ema",
+    )
 
 
 class HuggingFaceOptions(OptionGroup, title="Hugging Face"):

@@ -7,8 +7,7 @@ from sd_scripts.options.spec import OptionGroup, option
 
 ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose"
 NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
-NO_FULL_FP16 = "what is trained is held in float32, since fp16 loses small updates; full_bf16 halves its memory"
-NO_DDP = "a LoRA's gradients are averaged in one message, without DDP's buffers; leave it off"
+NO_DDP = "gradients are averaged in few messages, without DDP's buffers; leave it off"
 
 
 class TrainingOptions(OptionGroup, title="Training"):
@@ -49,13 +48,14 @@ class TrainingOptions(OptionGroup, title="Training"):
     )
     full_fp16: bool = option(
         False,
-        "Hold weights and gradients of what is trained in fp16 too.",
+        "Hold weights and gradients of what is trained in fp16 too. Updates are rounded by chance, as with full_bf16.",
         label="Full fp16",
-        not_yet=NO_FULL_FP16,
+        methods=("full",),
     )
     full_bf16: bool = option(
         False,
-        "Hold weights and gradients of what is trained in bf16 too. Saves little for a LoRA and learns worse.",
+        "Hold weights and gradients of what is trained in bf16 too: half the memory, for full training. Updates are "
+        "rounded by chance, so that small ones count. A LoRA saves little by it and learns worse.",
         label="Full bf16",
     )
     fp8_base: bool = option(
@@ -76,12 +76,6 @@ class TrainingOptions(OptionGroup, title="Training"):
     sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
     xformers: bool = option(False, "Use xformers' attention.", families=("sdxl",), not_yet=ALWAYS_SDPA)
     mem_eff_attn: bool = option(False, "Use attention in chunks.", families=("sdxl",), not_yet=ALWAYS_SDPA)
-    fused_backward_pass: bool = option(
-        False,
-        "Update each weight within the backward pass and drop its gradient at once; with Adafactor.",
-        methods=("full",),
-        not_yet="a LoRA has few gradients, so nothing would be saved",
-    )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.full_fp16 and self.mixed_precision != "fp16":

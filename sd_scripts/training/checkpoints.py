@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sd_scripts.library.safetensors_io import PRECISIONS
-from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.saving import LoraFileOptions, SavingOptions
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.progress import Course
@@ -73,7 +73,7 @@ class Saver:
 
     def _file(self, suffix: str, default: str) -> Path:
         name = self._saving.output_name or default
-        return self._context.output_dir / f"{name}{suffix}.{self._saving.save_model_as}"
+        return self._context.output_dir / f"{name}{suffix}.{self._context.settings[LoraFileOptions].save_model_as}"
 
     def _epoch_file(self, epoch: int) -> Path:
         return self._file(f"-{epoch:06d}", "epoch")
