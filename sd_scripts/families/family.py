@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,16 @@ class Parts:
     """Where the weights came from: file, folder or Hugging Face id."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What saving must give back unchanged, such as logit_scale of SDXL's second encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWeights:
+    """What was trained, to be saved: state dicts under the modules' own names, on any device."""
+
+    denoiser: Mapping[str, Tensor]
+    """Whole, with what stood still in it."""
+    text_encoders: Sequence[Mapping[str, Tensor] | None] = (None, None)
+    """None: that one did not learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +108,9 @@ class Family:
     """modelspec.prediction_type: epsilon, v, or None."""
     metadata: Callable[[Settings, Parts], dict[str, str]]
     """What LoRA files of this family say beside the common ss_ entries."""
+    saved_form: Callable[[Parts, str | None], str]
+    """save_model_as, None where it is unset -> the form that `save` writes, which is also the ending of a file:
+    safetensors or ckpt; diffusers is a folder."""
+    save: Callable[[Parts, ModelWeights, Path, str, torch.dtype | None, dict[str, str]], None]
+    """Parts, weights, where, form, dtype of all tensors (None: as they are held), metadata -> a whole model, at once or
+    not at all. OSError in one sentence where it cannot be written; what was there before is still there then."""

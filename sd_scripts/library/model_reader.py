@@ -37,20 +37,20 @@ def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
 
 
 DTYPES = {
+    "I64": torch.int64,
     "F64": torch.float64,
     "F32": torch.float32,
-    "F16": torch.float16,
+    "I32": torch.int32,
     "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I16": torch.int16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""How a .safetensors file names the kinds of numbers."""
+"""How a .safetensors file names the kinds of numbers, in the order in which it holds them."""
 
 
 def read_empty(path: Path, option: str) -> dict[str, Tensor]:

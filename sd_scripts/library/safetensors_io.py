@@ -3,14 +3,19 @@
 import contextlib
 import errno
 import hashlib
+import json
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+
+from sd_scripts.library.model_reader import DTYPES
 
 PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """save_precision -> dtype of the saved tensors."""
@@ -18,18 +23,53 @@ PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 
 
-def save_model(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a .safetensors file, or by its ending a .ckpt or .pt, which hold no metadata.
+def save_model(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
+) -> None:
+    """Write a .safetensors file, or by its ending a .ckpt or .pt, which hold no metadata; floats in `dtype`.
 
-    Raises OSError in one sentence when it cannot be written; nothing is left behind then, and a file that was there
-    before is untouched.
+    A .safetensors file is written tensor by tensor, from whatever device, so that no second copy of a model is in
+    memory. Raises OSError in one sentence when it cannot be written; nothing is left behind then, and a file that was
+    there before is untouched.
     """
-    ready = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     with whole_file(path) as part:
         if path.suffix == ".safetensors":
-            safetensors.torch.save_file(ready, part, dict(metadata))
+            _write(part, tensors, metadata, dtype)
         else:
-            torch.save(ready, part)
+            torch.save({key: _ready(tensor, dtype) for key, tensor in tensors.items()}, part)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None) -> None:
+    """Bytes as the safetensors library writes them: a header of a multiple of 8 bytes; wide numbers before narrow ones,
+    so that each lies at a multiple of its width; then by name."""
+    dtypes = {key: _dtype(tensor, dtype) for key, tensor in tensors.items()}
+    order = sorted(tensors, key=lambda key: (_KINDS.index(dtypes[key]), key.encode()))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for key in order:
+        begin, end = end, end + tensors[key].numel() * dtypes[key].itemsize
+        name = _NAMES[dtypes[key]]
+        header[key] = {"dtype": name, "shape": list(tensors[key].shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for key in order:
+            file.write(_ready(tensors[key], dtype).flatten().view(torch.uint8).numpy().data)
+
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_KINDS = list(DTYPES.values())
+
+
+def _dtype(tensor: Tensor, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _ready(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """In its dtype before it is copied to the CPU: that may be the shorter way."""
+    return tensor.detach().to(_dtype(tensor, dtype)).cpu().contiguous()
 
 
 UMASK = os.umask(0)

@@ -6,6 +6,7 @@ from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
 from sd_scripts.families.flux.sampling import SAMPLE_DEFAULTS, sample
+from sd_scripts.families.flux.saving import save, saved_form
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
 from sd_scripts.families.flux.vae import encode_images
 
@@ -42,4 +43,6 @@ FLUX = Family(
     sample=sample,
     prediction_type=lambda settings: None,
     metadata=metadata,
+    saved_form=saved_form,
+    save=save,
 )

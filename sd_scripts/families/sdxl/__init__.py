@@ -5,6 +5,7 @@ from sd_scripts.families.sdxl.load import check, load
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import sample
+from sd_scripts.families.sdxl.saving import save, saved_form
 from sd_scripts.families.sdxl.text import encode_text, text_facts, tokenize
 from sd_scripts.families.sdxl.unet import checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import encode_images
@@ -43,4 +44,6 @@ SDXL = Family(
     sample=sample,
     prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
     metadata=lambda settings, parts: {},
+    saved_form=saved_form,
+    save=save,
 )

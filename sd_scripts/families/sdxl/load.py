@@ -57,7 +57,7 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
         text_encoders=encoders,
         tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [e.config.vocab_size for e in encoders]),
         source=where,
-        facts={"logit_scale": modules.logit_scale, "clip_skip": options.clip_skip},
+        facts={"logit_scale": modules.logit_scale, "clip_skip": options.clip_skip, "files": source},
     )
 
 
