@@ -90,13 +90,16 @@ class Buckets:
             bucket = tuple(side - side % self.rules.bucket_reso_steps for side in resized)
             if not all(bucket):
                 return None
-        else:
-            bucket = image if image in self.sizes else self._nearest(image)
-            resized = _covering(image, bucket)
-        return Fit(bucket=bucket, resized=resized, ar_error=_aspect(bucket) - _aspect(image))  # type: ignore[arg-type]
+            return Fit(bucket=bucket, resized=resized, ar_error=_aspect(bucket) - _aspect(image))  # type: ignore[arg-type]
+        return fit_into(image if image in self.sizes else self._nearest(image), image)
 
     def _nearest(self, image: Size) -> Size:
         return min(self.sizes, key=lambda size: abs(_aspect(size) - _aspect(image)))
+
+
+def fit_into(bucket: Size, image: Size) -> Fit:
+    """How a picture of size `image` covers a bucket."""
+    return Fit(bucket=bucket, resized=_covering(image, bucket), ar_error=_aspect(bucket) - _aspect(image))
 
 
 def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:

@@ -6,7 +6,6 @@ Each entry of ours carries a fingerprint of all that it was made from; one that 
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +17,6 @@ from torch import Tensor
 
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels
-
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-"""What reading half a file, or a file of another kind, raises."""
 
 Arrays = Mapping[str, NDArray[Any]]
 

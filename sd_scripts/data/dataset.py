@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
-from sd_scripts.data.buckets import Buckets, Fit, Size
+from sd_scripts.data.buckets import Buckets, Fit, Size, fit_into
 from sd_scripts.data.folders import Picture, read_subset
 from sd_scripts.data.images import RESIZE_FILTERS, Look
 from sd_scripts.options.dataset import AugmentOptions
@@ -97,6 +97,7 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
         learned, kept_out = _plan_dataset(number, dataset, seed, warn)
         training += learned
         validation += kept_out
+    _check_sizes(training + validation, multiple, title)
     if not training:
         raise ValueError(f"{blueprint.source}: no picture to train on; {_remedy(blueprint)}")
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
@@ -163,8 +164,12 @@ def _items(
     pictures: Sequence[Picture], dataset: int, subset: Subset, weight: float, buckets: Buckets, warn: Warn
 ) -> list[Item]:
     items = []
+    others = 0
     for picture in pictures:
         fit = buckets.fit(picture.size)
+        if picture.bucket and (fit is None or fit.bucket != picture.bucket):
+            fit = fit_into(picture.bucket, picture.size)
+            others += 1
         if fit is None:
             warn(f"{picture.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
             continue
@@ -181,6 +186,8 @@ def _items(
             mask=picture.mask,
         )
         items.append(item)
+    if others:
+        warn(f"resolution: {others} pictures of {subset.name} are trained at the size that their train_resolution says")
     return items
 
 
@@ -225,8 +232,22 @@ def _check(dataset: Dataset, multiple: int, title: str, warn: Warn) -> None:
         warn("network_multiplier: has no effect yet; every data set trains the network at full strength")
 
 
+def _check_sizes(items: Sequence[Item], multiple: int, title: str) -> None:
+    """Those that a metadata file tells need not agree with the family."""
+    for item in items:
+        if any(side % multiple for side in item.fit.bucket):
+            width, height = item.fit.bucket
+            raise ValueError(
+                f"metadata_file: train_resolution {width},{height} of {item.path.name} is not a multiple of "
+                f"{multiple}, as {title} needs; prepare {item.subset.name} again"
+            )
+
+
 def _remedy(blueprint: Blueprint) -> str:
-    folders = [subset.metadata_file or subset.image_dir for dataset in blueprint.datasets for subset in dataset.subsets]
-    if not folders:
+    subsets = [subset for dataset in blueprint.datasets for subset in dataset.subsets]
+    if not subsets:
         return "describe at least one subset with an image_dir"
-    return f"put pictures (png, jpg, webp, bmp) into {folders[0]!r}"
+    if subsets[0].metadata_file:
+        where = "image_dir" if blueprint.from_config else "train_data_dir"
+        return f"name the folder of the pictures of {subsets[0].name} in {where}"
+    return f"put pictures (png, jpg, webp, bmp) into {subsets[0].image_dir!r}"

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
-from sd_scripts.data.images import SUFFIXES, UnreadablePicture, read_size
+from sd_scripts.data.images import DAMAGED, SUFFIXES, UnreadablePicture, read_size
 from sd_scripts.options.folder_names import dotted
+from sd_scripts.options.metadata_file import read_metadata
 from sd_scripts.runs.folder import read_json, write_whole
 
 
@@ -25,20 +28,37 @@ class Picture:
     caption: str
     """As written; several lines only with enable_wildcard."""
     mask: Path | None = None
+    bucket: Size | None = None
+    """Where a metadata file tells the size to train at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A picture before it is opened."""
+
+    path: Path
+    caption: str
+    size: Size | None = None
+    """Where it is known already."""
+    bucket: Size | None = None
 
 
 def read_subset(subset: Subset, warn: Warn) -> list[Picture]:
-    """The readable pictures of a subset, sorted by name; each that is left out is told."""
-    if subset.metadata_file:
-        captions, sizes = _read_metadata(subset)
-    else:
-        captions, sizes = _read_folder(subset, warn)
-    sizes |= _read_sizes([path for path in captions if path not in sizes], warn)
-    masks = _find_masks(subset, [path for path in captions if path in sizes])
+    """The readable pictures of a subset, those of a folder sorted by name; each that is left out is told."""
+    found = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
+    sizes = {each.path: each.size for each in found if each.size}
+    sizes |= _read_sizes([each.path for each in found if not each.size], warn)
+    masks = _find_masks(subset, [each.path for each in found if each.path in sizes])
     return [
-        Picture(path=path, size=sizes[path], caption=caption, mask=masks.get(path))
-        for path, caption in captions.items()
-        if path in sizes
+        Picture(
+            path=each.path,
+            size=sizes[each.path],
+            caption=each.caption,
+            mask=masks.get(each.path),
+            bucket=each.bucket,
+        )
+        for each in found
+        if each.path in sizes
     ]
 
 
@@ -62,20 +82,19 @@ def read_caption(picture: Path, extension: str, *, all_lines: bool) -> str | Non
     return None
 
 
-def _read_folder(subset: Subset, warn: Warn) -> tuple[dict[Path, str], dict[Path, Size]]:
+def _read_folder(subset: Subset, warn: Warn) -> list[Found]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
-    if subset.cache_info:
-        return _read_cached_folder(subset, folder, warn)
-    return {path: _caption_of(path, subset, warn) for path in find_pictures(folder)}, {}
-
-
-def _read_cached_folder(subset: Subset, folder: Path, warn: Warn) -> tuple[dict[Path, str], dict[Path, Size]]:
-    """As _read_folder, through metadata_cache.json: what has not changed since it was written is not opened again."""
-    cache = folder / "metadata_cache.json"
-    known = read_json(cache) or {}
     captions = {path: _caption_of(path, subset, warn) for path in find_pictures(folder)}
+    if subset.cache_info:
+        return _remembered(captions, folder / "metadata_cache.json", warn)
+    return [Found(path=path, caption=caption) for path, caption in captions.items()]
+
+
+def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Found]:
+    """Sizes through metadata_cache.json: what has not changed since it was written is not opened again."""
+    known = read_json(cache) or {}
     stamps = {path: [path.stat().st_size, path.stat().st_mtime_ns] for path in captions}
     sizes: dict[Path, Size] = {}
     for path in captions:
@@ -90,7 +109,7 @@ def _read_cached_folder(subset: Subset, folder: Path, warn: Warn) -> tuple[dict[
             for path, size in sizes.items()
         }
         write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
-    return {path: caption for path, caption in captions.items() if path in sizes}, sizes
+    return [Found(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
 
 
 def _caption_of(picture: Path, subset: Subset, warn: Warn) -> str:
@@ -144,56 +163,88 @@ def _read_text(path: Path) -> str:
         raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
 
 
-def _read_metadata(subset: Subset) -> tuple[dict[Path, str], dict[Path, Size]]:
-    """Captions by picture from a metadata file; sizes where only a cache of the picture is left."""
-    captions: dict[Path, str] = {}
-    sizes: dict[Path, Size] = {}
-    for key, entry in _metadata_entries(Path(subset.metadata_file or "")):
-        path = _metadata_picture(key, subset.image_dir)
-        captions[path] = _metadata_caption(entry, subset)
-        if not path.exists() and (size := _size_without_picture(path, entry)):
-            sizes[path] = size
-    return captions, sizes
+def _read_metadata(subset: Subset, warn: Warn) -> list[Found]:
+    """The pictures of a metadata file that are there, or of which at least a cache of latents is."""
+    file = Path(subset.metadata_file or "")
+    found: dict[Path, Found] = {}
+    missing = []
+    look = _Look(Path(subset.image_dir) if subset.image_dir else None)
+    for key, entry in read_metadata(file, "metadata_file").items():
+        bucket = _size(entry.get("train_resolution"))
+        path = look.picture(key)
+        size = None
+        if path is None:
+            path, cache = look.cache(key)
+            if cache is None:
+                missing.append(key)
+                continue
+            size = _size(entry.get("image_size")) or _size_in_cache(path, cache) or bucket
+        found[path] = Found(path=path, caption=_metadata_caption(entry, subset), size=size, bucket=bucket)
+    if missing:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        where = f"in {subset.image_dir}" if subset.image_dir else "where it says, and no image_dir is named"
+        warn(f"metadata_file: {len(missing)} pictures of {file.name} are not {where} and are left out: {names}")
+    return list(found.values())
 
 
-def _size_without_picture(path: Path, entry: dict[str, Any]) -> Size | None:
-    """As the metadata file or the name of a latent cache tells it: of some pictures only the cache was kept."""
-    if entry.get("image_size"):
-        width, height = entry["image_size"]
-        return int(width), int(height)
-    names = (cache.name[len(path.stem) :] for cache in path.parent.glob(f"{glob.escape(path.stem)}_*.npz"))
-    found = next((match for name in names if (match := re.match(r"_(\d+)x(\d+)_", name))), None)
-    return (int(found[1]), int(found[2])) if found else None
+class _Look:
+    """Finds the pictures of keys that may lack folder and ending; each folder is listed once."""
+
+    def __init__(self, folder: Path | None):
+        self._folder = folder
+        self._listed: dict[Path, dict[str, Path]] = {}
+
+    def picture(self, key: str) -> Path | None:
+        """Below the folder, else where the key itself says."""
+        return next((file for place in self._places(key) if (file := self._file(place))), None)
+
+    def cache(self, key: str) -> tuple[Path, Path | None]:
+        """The path that a picture had of which latents are left, and their file."""
+        for place in self._places(key):
+            # a name without ending gets one, so that a point in it does not become one
+            path = place if place.suffix.lower() in SUFFIXES else place.with_name(f"{place.name}.png")
+            named_alike = path.with_suffix(".npz")
+            sized = (c for c in sorted(path.parent.glob(f"{glob.escape(path.stem)}_*.npz")) if _told_size(path, c))
+            if cache := next(sized, named_alike if named_alike.is_file() else None):
+                return path, cache
+        return Path(key), None
+
+    def _places(self, key: str) -> list[Path]:
+        return [self._folder / key, Path(key)] if self._folder else [Path(key)]
+
+    def _file(self, place: Path) -> Path | None:
+        names = self._names(place.parent)
+        return names.get(place.name) or (None if place.suffix.lower() in SUFFIXES else names.get(place.name + "."))
+
+    def _names(self, folder: Path) -> dict[str, Path]:
+        """The pictures of a folder by name, and by name without ending but with the point."""
+        if folder not in self._listed:
+            pictures = find_pictures(folder) if folder.is_dir() else []
+            bare = {f"{path.stem}.": path for path in reversed(pictures)}
+            self._listed[folder] = bare | {path.name: path for path in pictures}
+        return self._listed[folder]
 
 
-def _metadata_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """(key, entry) of `{key: entry}` in a .json file, or of lines with image_path in a .jsonl file."""
+def _told_size(picture: Path, cache: Path) -> Size | None:
+    """Of the picture, in the name of a cache of its latents."""
+    told = re.match(r"_(\d+)x(\d+)_", cache.name[len(picture.stem) :])
+    return (int(told[1]), int(told[2])) if told else None
+
+
+def _size_in_cache(picture: Path, cache: Path) -> Size | None:
+    """As the name of a cache tells it, or, of those that are named like the picture alone, what lies in it."""
+    if told := _told_size(picture, cache):
+        return told
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"metadata_file: {path} cannot be read: {error}") from error
-    try:
-        if path.suffix.lower() == ".jsonl":
-            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-            entries = [(line["image_path"], line) for line in lines]
-        else:
-            entries = list(json.loads(text).items())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"metadata_file: {path} is not a metadata file: {error!r}") from error
-    for key, entry in entries:
-        size = entry.get("image_size") if isinstance(entry, dict) else "?"
-        if size is not None and not (isinstance(size, list) and len(size) == 2):
-            raise ValueError(f"metadata_file: {path}: {key!r} must be a table with caption, tags or image_size [w, h]")
-    return entries
+        with np.load(cache) as arrays:
+            width, height = arrays["original_size"]
+            return int(width), int(height)
+    except DAMAGED:
+        return None
 
 
-def _metadata_picture(key: str, image_dir: str | None) -> Path:
-    """The picture of a key that may lack folder and suffix."""
-    path = Path(key) if Path(key).is_absolute() or not image_dir else Path(image_dir) / key
-    if path.suffix.lower() in SUFFIXES:
-        return path
-    candidates = (path.with_name(path.name + suffix) for suffix in sorted(SUFFIXES))
-    return next((candidate for candidate in candidates if candidate.is_file()), path)
+def _size(told: Sequence[int] | None) -> Size | None:
+    return (told[0], told[1]) if told else None
 
 
 def _metadata_caption(entry: dict[str, Any], subset: Subset) -> str:

@@ -1,5 +1,6 @@
 """Pictures and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -34,6 +35,10 @@ Pixels = NDArray[np.uint8]
 """(H, W, 3) for a picture, (H, W) for a mask."""
 
 _EXIF_ORIENTATION = 0x0112
+
+
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+"""What reading half an npz file, or a file of another kind, raises."""
 
 
 class UnreadablePicture(ValueError):

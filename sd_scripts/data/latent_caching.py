@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.caches import DAMAGED, LatentStore
+from sd_scripts.data.caches import LatentStore
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import Look, Prepared, UnreadablePicture, prepare_picture, stack_pixels
+from sd_scripts.data.images import DAMAGED, Look, Prepared, UnreadablePicture, prepare_picture, stack_pixels
 from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_fingerprint
 
 Progress = Callable[[int, int], None]

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sd_scripts.data.buckets import Size, crop_ltrb
-from sd_scripts.data.caches import DAMAGED, Arrays, claim_files, digest, write_arrays
+from sd_scripts.data.caches import Arrays, claim_files, digest, write_arrays
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import Pixels, UnreadablePicture
+from sd_scripts.data.images import DAMAGED, Pixels, UnreadablePicture
 
 PIXELS_PER_LATENT = 8
 OF_OLD = "sdxl"

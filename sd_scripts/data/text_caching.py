@@ -7,9 +7,10 @@ from random import Random
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.caches import DAMAGED, Arrays, TextStore
+from sd_scripts.data.caches import Arrays, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
+from sd_scripts.data.images import DAMAGED
 from sd_scripts.data.latent_caching import Progress
 from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_fingerprint
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sd_scripts.data.caches import DAMAGED, Arrays, claim_files, digest, write_arrays
+from sd_scripts.data.caches import Arrays, claim_files, digest, write_arrays
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import UnreadablePicture
+from sd_scripts.data.images import DAMAGED, UnreadablePicture
 
 
 class TextInMemory:

@@ -1,0 +1,134 @@
+"""The metadata file of the fine-tuning form: the words and the size of each picture, by its key, in one JSON file.
+
+`{key: {caption, tags, train_resolution [w, h], image_size [w, h]}}`; a .jsonl file has a line for each, the key in
+`image_path`. Known without torch, so that the page can write one.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted
+from sd_scripts.runs.folder import write_whole
+
+Entries = dict[str, dict[str, Any]]
+Words = Literal["caption", "tags"]
+SIZES = ("train_resolution", "image_size")
+SUFFIXES = PICTURES | PICTURES_BY_PLUGIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What a merge did."""
+
+    entries: Entries
+    pictures: int
+    wordless: list[Path]
+    """Pictures beside which no such text lies."""
+
+
+def read_metadata(path: Path, option: str) -> Entries:
+    """What a .json or .jsonl file says; ValueError, one sentence that names `option`, unless it is a metadata file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option}: {path} is not UTF-8 text") from error
+    except OSError as error:
+        raise ValueError(f"{option}: {path} cannot be read: {error.strerror or error}") from error
+    try:
+        if path.suffix.lower() == ".jsonl":
+            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+            entries = {str(line["image_path"]): line for line in lines}
+        else:
+            entries = dict(json.loads(text).items())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{option}: {path} is not a metadata file: {error!r}") from error
+    for key, entry in entries.items():
+        if not isinstance(entry, dict) or not all(_is_size(entry.get(name)) for name in SIZES):
+            raise ValueError(f"{option}: {path}: {key!r} must be a table with caption, tags or {SIZES[0]} [w, h]")
+    return entries
+
+
+def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
+    """A .json file, whole or not at all; ValueError, one sentence that names `option`, where it cannot be."""
+    try:
+        write_whole(path, json.dumps(entries, ensure_ascii=False, indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"{option}: {path} cannot be written: {error.strerror or error}") from error
+
+
+def find_pictures(folder: Path, *, recursive: bool) -> list[Path]:
+    """The pictures in a folder, and with `recursive` in those below it, sorted; ValueError where there are none."""
+    if not folder.is_dir():
+        raise ValueError(f"train_data_dir: there is no folder {str(folder)!r}")
+    found = folder.rglob("*") if recursive else folder.iterdir()
+    pictures = sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not pictures:
+        more = "" if recursive else "; those in folders below it are seen with recursive"
+        raise ValueError(f"train_data_dir: no picture (png, jpg, webp, bmp) in {str(folder)!r}{more}")
+    return pictures
+
+
+def keys_of(pictures: Iterable[Path], folder: Path, known: Mapping[str, Any], *, full_path: bool) -> dict[Path, str]:
+    """The key of each picture: its path, or what is left of it below `folder`, without ending where that names one
+    picture only. A key of another form that is `known` stays."""
+    pictures = list(pictures)
+    stems = Counter(path.with_suffix("") for path in pictures)
+    keys = {}
+    for path in pictures:
+        below = path.relative_to(folder)
+        bare = below.with_suffix("") if stems[path.with_suffix("")] == 1 else below
+        wanted = str(path.absolute()) if full_path else bare.as_posix()
+        others = (str(path.absolute()), str(path), below.as_posix(), bare.as_posix())
+        keys[path] = next((key for key in (wanted, *others) if key in known), wanted)
+    return keys
+
+
+def merge_words(
+    folder: Path,
+    entries: Mapping[str, Any],
+    words: Words,
+    extension: str,
+    *,
+    full_path: bool = False,
+    recursive: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Merged:
+    """Take the text of the file `extension` beside each picture as its caption or tags; other entries stay.
+
+    Raises ValueError in one sentence for a folder without pictures and for a text that is not UTF-8.
+    """
+    pictures = find_pictures(folder, recursive=recursive)
+    keys = keys_of(pictures, folder, entries, full_path=full_path)
+    merged = {key: dict(entry) for key, entry in entries.items()}
+    wordless = []
+    for done, path in enumerate(pictures, 1):
+        entry = merged.setdefault(keys[path], {})
+        text = _text(path.with_suffix(dotted(extension)))
+        if text:
+            entry[words] = text
+        else:
+            wordless.append(path)
+        progress(done, len(pictures))
+    return Merged(entries=merged, pictures=len(pictures), wordless=wordless)
+
+
+def _text(path: Path) -> str:
+    """The lines that are not empty; "" where there is no file."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise ValueError(f"caption_extension: {path} cannot be read: {error.strerror or error}") from error
+    return "\n".join(line.strip() for line in lines if line.strip())
+
+
+def _is_size(value: Any) -> bool:
+    whole = isinstance(value, list) and len(value) == 2 and all(type(side) is int and side > 0 for side in value)
+    return value is None or whole
