@@ -15,6 +15,9 @@ from sd_scripts.data.buckets import crop_ltrb
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
+from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.story import RunStory
 
 # --- what training reads
 
@@ -129,3 +132,100 @@ def test_latents_prepared_beside_the_pictures_are_used(pictures: Path, name: str
     assert batch.latents.shape == (1, 4, 4, 12)
     assert torch.all(batch.latents == 3)
     assert batch.captions == ["cat"]
+
+
+# --- merging text files
+
+
+@pytest.fixture
+def captioned(pictures: Path) -> Path:
+    for name, text in {
+        "a.caption": "a cat\n",
+        "a.txt": "cute, small\n\nred",
+        "b.txt": "big",
+        "below/c.caption": "ein Tür",
+    }.items():
+        (pictures / name).write_text(text, encoding="utf-8")
+    return pictures
+
+
+def written(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_captions_and_tags_come_together_and_train(captioned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cap, clean = captioned.parent / "meta_cap.json", captioned.parent / "meta_clean.json"
+    assert merge_captions_to_metadata.main([str(captioned), str(cap)]) == 0
+    assert written(cap) == {"a": {"caption": "a cat"}, "b": {}, "v1.5": {}}
+    assert "2 of 3 pictures have no .caption file, or an empty one: b.PNG, v1.5.png" in capsys.readouterr().err
+    assert merge_dd_tags_to_metadata.main([str(captioned), str(clean), "--in_json", str(cap)]) == 0
+    assert written(clean) == {"a": {"caption": "a cat", "tags": "cute, small\nred"}, "b": {"tags": "big"}, "v1.5": {}}
+    plan = plan_data(settings_of(in_json=clean, train_data_dir=captioned), seed=1, warn=pytest.fail)
+    assert captions_of(plan) == {"a.png": "a cat,cute, small,red", "b.PNG": "big", "v1.5.png": ""}
+
+
+def test_recursive_and_full_path_name_each_picture_apart(captioned: Path) -> None:
+    make_picture(captioned / "a.jpg")
+    out = captioned.parent / "meta.json"
+    assert merge_captions_to_metadata.main([str(captioned), str(out), "--recursive"]) == 0
+    assert list(written(out)) == ["a.jpg", "a.png", "b", "below/c", "v1.5"]
+    assert written(out)["below/c"] == {"caption": "ein Tür"}
+    out.unlink()
+    assert merge_captions_to_metadata.main([str(captioned), str(out), "--recursive", "--full_path"]) == 0
+    assert str(captioned / "below/c.jpg") in written(out)
+
+
+def test_what_is_there_already_is_added_to_under_the_keys_it_has(captioned: Path) -> None:
+    out = captioned.parent / "meta.json"
+    known = {"/elsewhere/x.png": {"caption": "x"}, "b.PNG": {"caption": "b", "train_resolution": [64, 64]}}
+    out.write_text(json.dumps(known))
+    assert merge_dd_tags_to_metadata.main([str(captioned), str(out)]) == 0
+    assert written(out) == {
+        "/elsewhere/x.png": {"caption": "x"},
+        "b.PNG": {"caption": "b", "train_resolution": [64, 64], "tags": "big"},
+        "a": {"tags": "cute, small\nred"},
+        "v1.5": {},
+    }
+
+
+def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
+    run = captioned.parent / "run"
+    assert merge_captions_to_metadata.main([str(captioned), str(captioned / "m.json"), "--run_dir", str(run)]) == 0
+    story = RunStory()
+    for event in RunFolder(run).events():
+        story.tell(event)
+    assert (story.state, story.phase, story.done, story.total) == ("finished", "reading caption", 3, 3)
+    assert len(story.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["nowhere", "m.json"], "train_data_dir: there is no folder 'nowhere'"),
+        (["empty", "m.json"], "train_data_dir: no picture (png, jpg, webp, bmp) in 'empty'; those in folders below"),
+        (["pictures", "m.json", "--in_json", "x.json"], "in_json: x.json cannot be read: No such file or directory"),
+        (["pictures", "nowhere/m.json"], "out_json: nowhere/m.json cannot be written: No such file or directory"),
+        (["pictures", "m.toml"], "out_json: m.toml is not named like a .json file"),
+        (["pictures", "m.json", "--caption_extension", ".latin"], "caption_extension: pictures/a.latin is not UTF-8"),
+        (["pictures"], "the following arguments are required: out_json"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_status_2(
+    captioned: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(captioned.parent)
+    Path("empty").mkdir()
+    (captioned / "a.latin").write_bytes("Tür".encode("latin-1"))
+    try:
+        status = merge_captions_to_metadata.main(flags)
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.startswith(sentence)
+    assert said.count("\n") == 1
+    assert not Path("m.json").exists()

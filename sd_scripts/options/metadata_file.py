@@ -29,6 +29,13 @@ class Merged:
     wordless: list[Path]
     """Pictures beside which no such text lies."""
 
+    def wordless_text(self, extension: str) -> str:
+        """One sentence about them; empty where there are none."""
+        names = [path.name for path in self.wordless]
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        how = f"{len(names)} of {self.pictures} pictures have no {dotted(extension)} file, or an empty one"
+        return f"{how}: {some}" if names else ""
+
 
 def read_metadata(path: Path, option: str) -> Entries:
     """What a .json or .jsonl file says; ValueError, one sentence that names `option`, unless it is a metadata file."""

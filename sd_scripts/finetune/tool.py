@@ -1,0 +1,104 @@
+"""What the tools have in common: telling how far they are, hearing a wish to stop, and ending with one sentence."""
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.options.command_line import Parser
+from sd_scripts.runs.folder import RunFolder
+
+Progress = Callable[[int, int], None]
+MISTAKE, FAULT, INTERRUPTED = 2, 1, 130
+"""Exit status: something in what was asked for; something that happened; stopped."""
+RUN_DIR = "Folder in which the tool tells how far it is, as a run does, and is told to stop."
+
+
+class Teller:
+    """Speaks to the console and, where a run folder is given, as events."""
+
+    def __init__(self, run_dir: str | None):
+        self._folder = RunFolder(Path(run_dir)) if run_dir else None
+        self._log = self._folder.log() if self._folder else None
+        self._began = time.time()
+
+    def tell(self, kind: Any, **facts: Any) -> None:
+        if self._log:
+            self._log(kind, **facts)
+
+    def warn(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self.tell("warning", text=text)
+
+    def phase(self, name: str) -> Progress:
+        """What to call with (done, total). Raises KeyboardInterrupt where the tool shall stop."""
+        shown = 0.0
+        self.tell("phase", name=name)
+
+        def progress(done: int, total: int) -> None:
+            nonlocal shown
+            if done < total and time.monotonic() < shown + 0.5:
+                return
+            shown = time.monotonic()
+            print(f"{name} {done} of {total}", flush=True)
+            self.tell("phase", name=name, done=done, total=total)
+            self._hear()
+
+        return progress
+
+    def _hear(self) -> None:
+        asked = self._folder.commands() if self._folder else ()
+        if any(command["kind"] == "stop" and command.get("time", 0) >= self._began for command in asked):
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        if self._log:
+            with contextlib.suppress(OSError):  # a full disk
+                self._log.close()
+
+
+def run(work: Callable[[Teller], Path], run_dir: str | None) -> int:
+    """Do the work, which returns the file it wrote, and return the exit status."""
+    try:
+        teller = Teller(run_dir)
+    except OSError as error:
+        print(f"run_dir: '{run_dir}' cannot be written ({error.strerror}); choose another folder", file=sys.stderr)
+        return MISTAKE
+    try:
+        path = work(teller)
+    except KeyboardInterrupt:
+        teller.tell("stopped")
+        print("Stopped; what is written is whole", flush=True)
+        return INTERRUPTED
+    except Exception as error:
+        return _failed(teller, error)
+    else:
+        teller.tell("finished", path=str(path))
+        print(f"{path} is written", flush=True)
+        return 0
+    finally:
+        teller.close()
+
+
+def _failed(teller: Teller, error: Exception) -> int:
+    """One sentence for what a user can mend; the whole story for what only we can."""
+    details = "".join(traceback.format_exception(error))
+    known = isinstance(error, ValueError | OSError)
+    sentence = str(error) if known else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):
+        teller.tell("failed", error=sentence, details=details)
+    print(sentence if known else details, file=sys.stderr, flush=True)
+    return MISTAKE if isinstance(error, ValueError) else FAULT
+
+
+def parser(script: str, description: str) -> Parser:
+    """With the flags that all tools have."""
+    made = Parser(prog=Path(script).name, description=description)
+    made.add_argument("train_data_dir", help="Folder of the pictures.")
+    made.add_argument("--full_path", action="store_true", help="Keys are whole paths: for pictures in several folders.")
+    made.add_argument("--recursive", action="store_true", help="Pictures in folders below it, too.")
+    made.add_argument("--run_dir", help=RUN_DIR)
+    return made
