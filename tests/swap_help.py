@@ -1,4 +1,7 @@
-"""A small FLUX.1 transformer of random weights, with blocks enough to swap; a LoRA on every Linear."""
+"""A small FLUX.1 transformer of random weights, with blocks enough to swap: with a LoRA on every Linear, or all of it
+learning."""
+
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +18,28 @@ SWAP = 6
 """Three double and six single blocks."""
 
 
-def transformer(swap: int = 0) -> FluxTransformer:
-    """With a LoRA on every Linear, those before the blocks too."""
+Update = Callable[[Iterable[nn.Parameter]], None]
+
+
+def bare(swap: int, *, learns: bool) -> FluxTransformer:
     torch.manual_seed(0)
-    model = FluxTransformer(SHAPE).requires_grad_(False)
+    model = FluxTransformer(SHAPE).requires_grad_(learns)
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)
     if swap:
         double, single = swap_counts(swap)
         model.swapper = SwapGroup(
-            [BlockSwap(model.double_blocks, double, CPU), BlockSwap(model.single_blocks, single, CPU)]
+            [
+                BlockSwap(model.double_blocks, double, CPU, learns=learns),
+                BlockSwap(model.single_blocks, single, CPU, learns=learns),
+            ]
         )
+    return model
+
+
+def transformer(swap: int = 0) -> FluxTransformer:
+    """With a LoRA on every Linear, those before the blocks too."""
+    model = bare(swap, learns=False)
     torch.manual_seed(1)
     for path, layer in list(model.named_modules()):
         if type(layer) is nn.Linear:
@@ -57,3 +71,44 @@ def gradients(model: FluxTransformer, seed: int = 2) -> tuple[Tensor, dict[str, 
     for p in model.parameters():
         p.grad = None
     return out.detach(), grads
+
+
+def updates(model: nn.Module, kind: str) -> Update:
+    """An optimizer of each parameter by itself; the update uses up the gradients."""
+    makes = {"SGD": lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.9), "AdamW": lambda p: torch.optim.AdamW([p])}
+    optimizers = {p: makes[kind](p) for p in model.parameters()}
+
+    def update(parameters: Iterable[nn.Parameter]) -> None:
+        for p in parameters:
+            optimizers[p].step()
+            p.grad = None
+
+    return update
+
+
+def update_by_block(model: FluxTransformer, update: Update) -> None:
+    """After backward: what stays at once, then each moving block while it lies on the device."""
+    swapper = model.swapper
+    moving = swapper.blocks if isinstance(swapper, SwapGroup) else []
+    of_moving = {p for block in moving for p in block.parameters()}
+    update(p for p in model.parameters() if p not in of_moving)
+    for block in moving:
+        assert isinstance(swapper, SwapGroup)
+        with swapper.at_hand(block):
+            update(block.parameters())
+            swapper.changed(block)
+
+
+def update_in_backward(model: FluxTransformer, update: Update) -> None:
+    """Each parameter as soon as it has its gradient, from now on."""
+    for block in (model, *model.double_blocks, *model.single_blocks):
+
+        def learned(p: Tensor, block: nn.Module = block) -> None:
+            assert isinstance(p, nn.Parameter)
+            update([p])
+            if isinstance(model.swapper, SwapGroup):
+                model.swapper.changed(block)
+
+        own = block.children() if block is not model else (m for n, m in model.named_children() if "blocks" not in n)
+        for p in (p for part in own for p in part.parameters()):
+            p.register_post_accumulate_grad_hook(learned)

@@ -1,17 +1,18 @@
-"""Swapped blocks compute what resident ones do, forward and backward, eager, compiled and checkpointed."""
+"""Swapped blocks compute what resident ones do, eager, compiled and checkpointed, and learn what those learn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from swap_help import CPU, SHAPE, SWAP, gradients, run, transformer
+from swap_help import CPU, SHAPE, SWAP, bare, gradients, run, transformer, update_by_block, update_in_backward, updates
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import block_swap
-from sd_scripts.library.block_swap import BlockSwap, Spare, held_value, most_swapped, moving, swap_counts
+from sd_scripts.library.block_swap import BlockSwap, Spare, SwapGroup, held_value, most_swapped, moving, swap_counts
 
 
 def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
@@ -143,3 +144,132 @@ def test_only_weights_that_do_not_learn_move() -> None:
     swap = BlockSwap(blocks, 2, CPU)
     assert len({block.weight.data_ptr() for block in swap.blocks}) == 2
     assert len({block.bias.data_ptr() for block in swap.blocks}) == 4
+
+
+class Learner:
+    """All of a small transformer in training. Fused: updated within backward."""
+
+    def __init__(self, swap: int, kind: str = "AdamW", *, fused: bool, checkpointing: bool = False):
+        self.model, self.fused = bare(swap, learns=True), fused
+        self.update = updates(self.model, kind)
+        if checkpointing:
+            self.model.enable_gradient_checkpointing()
+        if fused:
+            update_in_backward(self.model, self.update)
+
+    @property
+    def swapper(self) -> SwapGroup:
+        assert isinstance(self.model.swapper, SwapGroup)
+        return self.model.swapper
+
+    def step(self, *seeds: int) -> Tensor:
+        """One update by the gradients of so many batches; returns the last one's output."""
+        for seed in seeds:
+            out = run(self.model, seed)
+            out.square().mean().backward()
+        if not self.fused:
+            update_by_block(self.model, self.update)
+        return out.detach()
+
+
+def assert_same_weights(ours: FluxTransformer, wanted: FluxTransformer) -> None:
+    mine, theirs = ours.state_dict(), wanted.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("swap", "kind"), [(1, "AdamW"), (3, "SGD"), (SWAP, "SGD"), (SWAP, "AdamW")])
+def test_swapped_blocks_learn_what_resident_ones_do(swap: int, kind: str, checkpointing: bool, fused: bool) -> None:
+    """Bit for bit over several steps, with a picture between."""
+    ours, wanted = (Learner(s, kind, fused=fused, checkpointing=checkpointing) for s in (swap, 0))
+    before = run(wanted.model)
+    for seed in (2, 3, 4):
+        assert torch.equal(ours.step(seed), wanted.step(seed))
+        with torch.no_grad():
+            assert torch.equal(run(ours.model), run(wanted.model))
+        assert_same_weights(ours.model, wanted.model)
+    assert not torch.equal(run(wanted.model), before)
+
+
+def test_gradients_of_several_batches_make_one_update() -> None:
+    ours, wanted = Learner(SWAP, fused=False), Learner(0, fused=False)
+    for seeds in ((2, 3), (4, 5, 6)):
+        assert torch.equal(ours.step(*seeds), wanted.step(*seeds))
+    assert_same_weights(ours.model, wanted.model)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_swapped_blocks_learn_where_they_are_compiled(fused: bool) -> None:
+    """One graph for each kind of block, wherever it lies."""
+    learners = [Learner(swap, "SGD", fused=fused) for swap in (SWAP, 0)]
+    for learner in learners:
+        for block in (*learner.model.double_blocks, *learner.model.single_blocks):
+            block.compile(backend="aot_eager", dynamic=False)
+        for seed in (2, 3):
+            learner.step(seed)
+    assert_same_weights(learners[0].model, learners[1].model)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
+def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
+    ours, wanted = bare(SWAP, learns=True), bare(0, learns=True)
+    swapper = ours.swapper
+    assert isinstance(swapper, SwapGroup)
+    assert len(swapper.blocks) == len(swapper) == SHAPE.double_blocks + SHAPE.single_blocks
+    for number in (7, 0, 3, 4, 2):
+        block = ours.single_blocks[number]
+        with swapper.at_hand(block), torch.no_grad():
+            block.linear2.weight.mul_(number)
+            swapper.changed(block)
+            assert torch.equal(held_value(block.linear2.weight), block.linear2.weight)  # main memory has it already
+        with torch.no_grad():
+            wanted.single_blocks[number].linear2.weight.mul_(number)
+    assert_same_weights(ours, wanted)
+
+
+def test_only_a_block_on_the_device_can_have_changed() -> None:
+    swapper = bare(SWAP, learns=True).swapper
+    assert isinstance(swapper, SwapGroup)
+    with pytest.raises(AssertionError, match="lies on the device"):
+        swapper.changed(swapper.blocks[4])
+
+
+def test_values_written_into_main_memory_are_what_goes_on_learning() -> None:
+    """As resuming does it, whatever lies on the device then."""
+    ours, wanted = Learner(SWAP, "SGD", fused=False), Learner(0, "SGD", fused=False)
+    wanted.step(2)
+    ours.step(2)
+    saved = {name: p.detach().clone() for name, p in wanted.model.named_parameters()}
+    update_by_block(ours.model, _forgets)
+    assert not torch.equal(run(ours.model), run(wanted.model))
+    with torch.no_grad():
+        for name, p in ours.model.named_parameters():
+            held_value(p).copy_(saved[name])
+    ours.swapper.reload()
+    assert torch.equal(ours.step(3), wanted.step(3))
+    assert_same_weights(ours.model, wanted.model)
+
+
+@torch.no_grad()
+def _forgets(parameters: Iterable[nn.Parameter]) -> None:
+    for p in parameters:
+        p.zero_()
+
+
+def test_a_backward_that_fails_half_way_leaves_every_block_whole() -> None:
+    """Blocks that have learned by then are new, the others old, and none is lost with its place."""
+    ours, wanted = Learner(SWAP, "SGD", fused=True), Learner(0, "SGD", fused=True)
+    for learner in (ours, wanted):
+        handle = learner.model.single_blocks[2].modulation.lin.weight.register_hook(_fails)
+        with pytest.raises(RuntimeError, match="half-way"):
+            learner.step(2)
+        handle.remove()
+        for p in learner.model.parameters():
+            p.grad = None
+    assert torch.equal(run(ours.model), run(wanted.model))
+    assert_same_weights(ours.model, wanted.model)
+    assert torch.equal(ours.step(3), wanted.step(3))
+    assert_same_weights(ours.model, wanted.model)

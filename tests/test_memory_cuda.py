@@ -86,7 +86,7 @@ def assert_near(ours: Gradients, wanted: Gradients, limit: float) -> None:
 
 
 def late_copies(model: FluxTransformer) -> None:
-    """The blocks' stream has other work to finish first."""
+    """The blocks' streams have other work to finish first."""
     for stream in streams(model):
         with torch.cuda.stream(stream):
             torch.cuda._sleep(200_000_000)
@@ -98,7 +98,7 @@ def late_computation(_: FluxTransformer) -> None:
 
 def streams(model: FluxTransformer) -> set[torch.cuda.Stream]:
     swapper: Any = model.swapper
-    return {swap.stream for swap, _ in swapper._turns.values()}
+    return {stream for swap in swapper._swaps for stream in (swap.bus.there, swap.bus.back)}
 
 
 @pytest.mark.parametrize("late", [late_copies, late_computation])

@@ -1,7 +1,8 @@
-"""Frozen blocks that take turns on the device: main memory keeps them, and each is brought in before it is needed.
+"""Blocks that take turns on the device: main memory keeps them, and each is brought in before it is needed.
 
-Weights only ever go from main memory to the device, on a stream of their own. A block has one place on the device for
-ever, which it shares with other blocks: addresses do not change, so what autograd and the compiler remember holds.
+Frozen weights only ever go from main memory to the device, on a stream of their own; those that learn come back on
+another. A block has one place on the device for ever, which it shares with other blocks: addresses do not change, so
+what autograd and the compiler remember holds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,40 +53,120 @@ def moving(blocks: int, count: int, slots: int = SLOTS) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bus:
+    """A stream for each direction, so that they do not wait for each other; on the CPU copies are made at once."""
+
+    there: torch.cuda.Stream | None = None
+    back: torch.cuda.Stream | None = None
+
+    @classmethod
+    def of(cls, device: torch.device) -> Bus:
+        return cls(there=torch.cuda.Stream(device), back=torch.cuda.Stream(device)) if device.type == "cuda" else cls()
+
+
+class _Slot:
+    """A place on the device that blocks share, and the copies into it and out of it."""
+
+    def __init__(self, size: int, device: torch.device, bus: Bus):
+        self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
+        self.within: int | None = None
+        """Which block lies there, or is on its way."""
+        self.changed = False
+        """Whether that block is newer here than in main memory."""
+        self._bus, self._host = bus, self.bytes[:0]
+        if bus.there:
+            self._left, self._come, self._gone = (torch.cuda.Event() for _ in range(3))
+
+    def load(self, number: int, host: Tensor, pieces: Sequence[Tensor] = ()) -> None:
+        """Copy a block in as soon as the work queued so far has left it. `pieces`: its first bytes, where they lie on
+        the device already."""
+        self.write_back()
+        self.within, self._host = number, host
+        target, there = self.bytes[: len(host)], self._bus.there
+        if there:
+            self._left.record(torch.cuda.current_stream(there.device))
+            there.wait_event(self._left)
+            there.wait_event(self._gone)
+        with torch.cuda.stream(there):
+            begin = 0
+            for piece in pieces:
+                target[begin : begin + len(piece)].copy_(piece, non_blocking=True)
+                begin += len(piece)
+            target[begin:].copy_(host[begin:], non_blocking=True)
+            if there:
+                self._come.record(there)
+
+    def wait(self) -> None:
+        """What is computed from now on finds the block."""
+        if there := self._bus.there:
+            torch.cuda.current_stream(there.device).wait_event(self._come)
+
+    def write_back(self) -> None:
+        """Send what the work queued so far has changed to main memory."""
+        if not self.changed:
+            return
+        self.changed, back = False, self._bus.back
+        if back:
+            back.wait_stream(torch.cuda.current_stream(back.device))
+        with torch.cuda.stream(back):
+            self._host.copy_(self.bytes[: len(self._host)], non_blocking=True)
+            if back:
+                self._gone.record(back)
+
+    def settle(self) -> None:
+        """Wait until main memory holds whatever changed here."""
+        self.write_back()
+        if self._bus.back:
+            self._gone.synchronize()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Home:
+    """A tensor's value in main memory, and the slot that changes it."""
+
+    part: Tensor
+    slot: _Slot
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """The frozen tensors of a block as bytes, one after the other."""
+    """The tensors of a block that move, as bytes, one after the other."""
 
     places: list[tuple[Tensor, int]]
     """Tensor, where it begins."""
     size: int
 
     @classmethod
-    def of(cls, block: nn.Module) -> _Layout:
+    def of(cls, block: nn.Module, learns: bool) -> _Layout:
         places, end = [], 0
         for tensor in (*block.parameters(), *block.buffers()):
-            if not tensor.requires_grad:
+            if learns or not tensor.requires_grad:
                 places.append((tensor, end))
                 end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
         return cls(places=places, size=end)
 
     @torch.no_grad()
-    def copied(self, device: torch.device) -> Tensor:
-        """The block's bytes in main memory; each tensor remembers its value there."""
-        host = _host_bytes(self.size, device)
+    def moved(self, slot: _Slot) -> Tensor:
+        """Copy the block's bytes to main memory, and make its tensors views of the slot for ever. Each remembers
+        where its value is."""
+        host = _host_bytes(self.size, slot.bytes.device)
         for tensor, start in self.places:
-            tensor.held_value = _part(host, start, tensor)  # type: ignore[attr-defined]
-            tensor.held_value.copy_(tensor)  # type: ignore[attr-defined]
+            part = _part(host, start, tensor).copy_(tensor)
+            tensor.data = _part(slot.bytes, start, tensor)
+            tensor.home = _Home(part=part, slot=slot)  # type: ignore[attr-defined]
         return host
-
-    def lie_in(self, slot: Tensor) -> None:
-        """Make the block's tensors views of `slot`, for ever."""
-        for tensor, start in self.places:
-            tensor.data = _part(slot, start, tensor)
 
 
 def held_value(tensor: Tensor) -> Tensor:
-    """What a weight is: of a moving block's the values in main memory, else the tensor itself."""
-    return getattr(tensor, "held_value", tensor)
+    """What a weight is: of a moving block's the values in main memory, else the tensor itself.
+
+    Waits for what has changed on the device. Who writes into it calls `reload` of the swapper then.
+    """
+    home: _Home | None = getattr(tensor, "home", None)
+    if home is None:
+        return tensor
+    home.slot.settle()
+    return home.part
 
 
 def _complete(block: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
@@ -96,7 +177,11 @@ def _complete(block: nn.Module, state: dict[str, Tensor], prefix: str, _: object
 
 
 class BlockSwap:
-    """The blocks of one kind. `count` of them are off the device at any time; the others lie there."""
+    """The blocks of one kind. `count` of them are off the device at any time; the others lie there.
+
+    Where a block `learns`, all of its tensors move, and what an optimizer changed in it comes back (`changed`);
+    otherwise tensors that require a gradient, such as those of a LoRA, stay.
+    """
 
     def __init__(
         self,
@@ -104,62 +189,76 @@ class BlockSwap:
         count: int,
         device: torch.device,
         slots: int = SLOTS,
-        stream: torch.cuda.Stream | None = None,
+        bus: Bus | None = None,
+        *,
+        learns: bool = False,
     ):
         chosen = moving(len(blocks), count, slots)
-        self.blocks = [blocks[i] for i in chosen]
-        self.stream = stream or (torch.cuda.Stream(device) if device.type == "cuda" else None)
-        size = max((_Layout.of(block).size for block in self.blocks), default=0)
-        self._slots = [torch.empty(size, dtype=torch.uint8, device=device) for _ in self.blocks[:slots]]
+        self.blocks, self.learns = [blocks[i] for i in chosen], learns
+        self.bus = bus or Bus.of(device)
+        layouts = [_Layout.of(block, learns) for block in self.blocks]
+        size = max((layout.size for layout in layouts), default=0)
+        self._slots = [_Slot(size, device, self.bus) for _ in self.blocks[:slots]]
         self._held: list[Tensor] = []
         """Each block's bytes in main memory."""
-        for number, block in enumerate(self.blocks):
-            layout = _Layout.of(block)
-            self._held.append(layout.copied(device))
-            layout.lie_in(self._slots[number % slots])
+        for number, (block, layout) in enumerate(zip(self.blocks, layouts, strict=True)):
+            self._held.append(layout.moved(self._slot(number)))
             block.register_state_dict_post_hook(_complete)
         for number, block in enumerate(blocks):
             if number not in chosen:  # what moves lies in its slot, and must not be copied out of it
                 block.to(device)
-        if self.stream:
-            self._left = [torch.cuda.Event() for _ in self._slots]
-            self._come = [torch.cuda.Event() for _ in self._slots]
         self._waiting: dict[int, list[Tensor]] = {}
         """What lies on the device already of blocks that have no slot yet, from their first byte on."""
         self.spare: Spare | None = None
-        self._within: list[int | None] = [None] * len(self._slots)
         for number in range(len(self._slots)):
             self._load(number)
 
+    def _slot(self, number: int) -> _Slot:
+        return self._slots[number % len(self._slots)]
+
+    def _load(self, number: int) -> None:
+        self._slot(number).load(number, self._held[number], self._waiting.pop(number, ()))
+
     def bring(self, number: int) -> None:
         """What is computed from now on finds the weights of moving block `number`."""
-        slot = number % len(self._slots)
-        if self._within[slot] != number:
+        if self._slot(number).within != number:
             self._load(number)
-        if self.stream:
-            torch.cuda.current_stream(self.stream.device).wait_event(self._come[slot])
+        self._slot(number).wait()
 
     def done(self, number: int, then: int) -> None:
         """What was computed so far was the last use of block `number` for now; let `then` take its place."""
-        if 0 <= then < len(self._held) and self._within[then % len(self._slots)] != then:
+        self._slot(number).write_back()
+        if 0 <= then < len(self._held) and self._slot(then).within != then:
             self._load(then)
 
-    def _load(self, number: int) -> None:
-        """Copy a block's weights into its slot as soon as the work queued so far has left it."""
-        slot, host = number % len(self._slots), self._held[number]
-        target = self._slots[slot][: len(host)]
-        self._within[slot] = number
-        if self.stream:
-            self._left[slot].record(torch.cuda.current_stream(self.stream.device))
-            self.stream.wait_event(self._left[slot])
-        with torch.cuda.stream(self.stream):
-            begin = 0
-            for piece in self._waiting.pop(number, ()):
-                target[begin : begin + len(piece)].copy_(piece, non_blocking=True)
-                begin += len(piece)
-            target[begin:].copy_(host[begin:], non_blocking=True)
-            if self.stream:
-                self._come[slot].record(self.stream)
+    def changed(self, number: int) -> None:
+        """An optimizer has changed block `number`, which lies on the device: main memory will have it so too."""
+        assert self._slot(number).within == number, "a block changes only while it lies on the device"
+        self._slot(number).changed = True
+
+    @contextlib.contextmanager
+    def at_hand(self, number: int) -> Iterator[None]:
+        """Block `number` lies on the device meanwhile; cheapest where they come in the order of forward."""
+        self.bring(number)
+        yield
+        self.done(number, self._following(number))
+
+    def settle(self) -> None:
+        """Wait until main memory holds every block as it is."""
+        for slot in self._slots:
+            slot.settle()
+
+    def reload(self) -> None:
+        """Fill the slots anew: main memory has other values now."""
+        self._waiting.clear()
+        for slot in self._slots:
+            assert slot.within is not None
+            self._load(slot.within)
+
+    def _following(self, number: int) -> int:
+        """The block that takes its place on the way through all of them, which ends where the next forward begins."""
+        after = number + len(self._slots)
+        return after if after < len(self._held) else number % len(self._slots)
 
     def send_ahead(self, room: int) -> None:
         """Bring bytes of the blocks that the next forward loads first onto the device, into memory that is free now.
@@ -168,7 +267,7 @@ class BlockSwap:
         late there, while they have time in backward.
         """
         for number in range(len(self._slots), len(self._held)):
-            if self._within[number % len(self._slots)] == number:
+            if self._slot(number).within == number:
                 continue
             pieces, host = self._waiting.setdefault(number, []), self._held[number]
             begin = sum(len(piece) for piece in pieces)
@@ -180,11 +279,11 @@ class BlockSwap:
                 begin, room = begin + len(piece), room - len(piece)
 
     def _on_device(self, piece: Tensor) -> Tensor:
-        there = torch.empty_like(piece, device=self._slots[0].device)
-        if self.stream:  # whoever had this memory before may still be at work
-            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-            there.record_stream(self.stream)
-        with torch.cuda.stream(self.stream):
+        there, stream = torch.empty_like(piece, device=self._slots[0].bytes.device), self.bus.there
+        if stream:  # whoever had this memory before may still be at work
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+            there.record_stream(stream)
+        with torch.cuda.stream(stream):
             return there.copy_(piece, non_blocking=True)
 
     def enter(self, number: int, hidden: Hidden) -> Hidden:
@@ -194,11 +293,9 @@ class BlockSwap:
 
     def leave(self, number: int, hidden: Hidden) -> Hidden:
         """After block `number`; in backward this comes first. The last blocks stay where backward will follow."""
-        after, learns = number + len(self._slots), _learns(hidden)
-        if not learns and after >= len(self._held):
-            after = number % len(self._slots)  # the next forward begins with it
-        self.done(number, after)
-        return _Leave.apply(self, number, *hidden) if learns else hidden
+        returns = _learns(hidden)
+        self.done(number, number + len(self._slots) if returns else self._following(number))
+        return _Leave.apply(self, number, *hidden) if returns else hidden
 
 
 def _learns(hidden: Hidden) -> bool:
@@ -259,19 +356,29 @@ class Spare:
 
 
 class SwapGroup:
-    """Several BlockSwaps as the one swapper of a model, in the order of its forward."""
+    """Several BlockSwaps as the one swapper of a model, in the order of its forward.
+
+    Of blocks that learn, an optimizer may touch only the one that lies on the device, and says so: in backward as soon
+    as a block has its gradients, `changed(block)`; after backward block by block, `with at_hand(block): ...;
+    changed(block)`. Other blocks than the moving ones may be given as well, and need nothing.
+    """
 
     def __init__(self, swaps: Iterable[BlockSwap]):
-        swaps = list(swaps)
-        first = next((swap for swap in swaps if swap.blocks), None)
-        if first and (stream := first.stream):
+        self._swaps = list(swaps)
+        first = next((swap for swap in self._swaps if swap.blocks), None)
+        if first and not first.learns and (stream := first.bus.there):  # what learns changes before the next forward
             spare = Spare(first, lambda: torch.cuda.memory_allocated(stream.device))
-            for swap in swaps:
+            for swap in self._swaps:
                 swap.spare = spare
-        self._turns = {block: (swap, number) for swap in swaps for number, block in enumerate(swap.blocks)}
+        self._turns = {block: (swap, number) for swap in self._swaps for number, block in enumerate(swap.blocks)}
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Those that move, in the order in which `at_hand` is cheapest."""
+        return list(self._turns)
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> Hidden:
         swap, number = self._turns.get(block, (None, 0))
@@ -280,6 +387,28 @@ class SwapGroup:
     def leave(self, block: nn.Module, *hidden: Tensor) -> Hidden:
         swap, number = self._turns.get(block, (None, 0))
         return swap.leave(number, hidden) if swap else hidden
+
+    def changed(self, block: nn.Module) -> None:
+        """An optimizer has changed `block`, or a part of it; main memory gets it when backward or `at_hand` is done
+        with the block, and at the latest when somebody asks for its values."""
+        swap, number = self._turns.get(block, (None, 0))
+        if swap:
+            swap.changed(number)
+
+    def at_hand(self, block: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """`block` lies on the device meanwhile."""
+        swap, number = self._turns.get(block, (None, 0))
+        return swap.at_hand(number) if swap else contextlib.nullcontext()
+
+    def settle(self) -> None:
+        """Wait until main memory holds every block as it is; `state_dict` and `held_value` do so by themselves."""
+        for swap in self._swaps:
+            swap.settle()
+
+    def reload(self) -> None:
+        """After writing into `held_value(parameter)`: let the device have it."""
+        for swap in self._swaps:
+            swap.reload()
 
 
 def _part(flat: Tensor, start: int, like: Tensor) -> Tensor:

@@ -10,14 +10,15 @@ from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import BlockSwap, SwapGroup, moving, swap_counts
+from sd_scripts.library.block_swap import BlockSwap, Bus, SwapGroup, moving, swap_counts
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 
 
 def place(parts: Parts, settings: Settings, device: torch.device) -> None:
-    """Bring the transformer to the device block by block, so that it never has to hold all of it."""
+    """Bring the transformer to the device block by block, so that it never has to hold all of it. Swapped blocks come
+    back as they are trained where its parameters require a gradient by now."""
     flux: Any = parts.denoiser
     memory = settings[FluxMemoryOptions]
     quantized = holds_in_fp8(settings)
@@ -25,7 +26,7 @@ def place(parts: Parts, settings: Settings, device: torch.device) -> None:
         if name not in ("double_blocks", "single_blocks"):
             part.to(device)
     swaps = []
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    bus, learns = Bus.of(device), any(p.requires_grad for p in flux.parameters())
     kinds = (flux.double_blocks, flux.single_blocks)
     for blocks, count in zip(kinds, swap_counts(memory.blocks_to_swap or 0), strict=True):
         moves = moving(len(blocks), count)
@@ -34,7 +35,7 @@ def place(parts: Parts, settings: Settings, device: torch.device) -> None:
                 block.to(device)  # where it is quick
                 _quantize(block, flux.dtype, settings, stays=number not in moves)
                 block.to("cpu" if number in moves else device)
-        swaps.append(BlockSwap(blocks, count, device, stream=stream))
+        swaps.append(BlockSwap(blocks, count, device, bus=bus, learns=learns))
     flux.swapper = SwapGroup(swaps) if memory.blocks_to_swap else None
 
 
