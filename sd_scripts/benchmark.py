@@ -33,7 +33,6 @@ from sd_scripts.families.flux import full_size as flux_full_size
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl import full_size as sdxl_full_size
 from sd_scripts.library.compile_utils import KnownInputs, compile_model
-from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.networks.lora import attach
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
 from sd_scripts.options.catalog import script_for
@@ -212,7 +211,7 @@ def prepare(subject: Subject, row: Row, parts: Parts, device: torch.device) -> P
     step = TrainStep(
         loss,
         learning,
-        make_optimizer(settings[OptimizerOptions], learning.parameter_groups()),
+        learning.make_optimizer(settings[OptimizerOptions]),
         accumulation=training.gradient_accumulation_steps,
         cuda_graphs=compiling.uses_cuda_graphs(options),
         known=KnownInputs() if options.compile else None,

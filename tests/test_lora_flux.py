@@ -324,7 +324,7 @@ def test_a_plain_file_does_not_fit_a_split_network() -> None:
 def test_it_learns_and_norms_are_limited(args: list[str]) -> None:
     model = tiny()
     network = make(model, *args)
-    learning = LoraLearning(network, parameter_groups(network), [model])
+    learning = LoraLearning(network, parameter_groups(network), [model], norm_limit=0.05)
     optimizer = torch.optim.SGD(learning.parameter_groups(), lr=0.1)
     target, losses = torch.zeros(2, 6, 8), []
     for _ in range(4):
@@ -338,7 +338,7 @@ def test_it_learns_and_norms_are_limited(args: list[str]) -> None:
         learning.updated()
         losses.append(float(loss.detach()))
     assert losses == sorted(losses, reverse=True)
-    learning.limit_norms(0.05)
+    learning.limit_norms()
     for layer in network.layers:
         pair = layer.pair()
         assert (pair.up @ pair.down * pair.alpha / pair.rank).norm() < 0.0501

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,21 @@ class Parts:
     """Where the weights came from: file, folder or Hugging Face id."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What saving must give back unchanged, such as logit_scale of SDXL's second encoder."""
+
+
+class Load(Protocol):
+    """The base model, frozen, in eval mode and in `dtype`. What learns can be loaded wider, so that it begins with all
+    digits of its file. Raises ValueError, one sentence that names the option."""
+
+    def __call__(
+        self,
+        settings: Settings,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        denoiser_dtype: torch.dtype | None = None,
+        encoder_dtype: torch.dtype | None = None,
+    ) -> Parts: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +86,9 @@ class Family:
     """Which text encoders a LoRA adapts where text encoders learn."""
     check: Callable[[Settings], list[str]]
     """What is wrong with the model files as far as names and headers tell; nothing is loaded."""
-    load: Callable[[Settings, torch.dtype, torch.device], Parts]
+    load: Load
+    load_vae: Callable[[Settings, torch.dtype], nn.Module]
+    """The autoencoder alone, as `load` would have it: for encoding pictures ahead of any run."""
     remarks: Callable[[Parts, Settings], list[str]]
     """Settings that do nothing on this model."""
     encode_images: Callable[[Parts, Tensor], Tensor]
@@ -96,6 +113,8 @@ class Family:
     """The repeated blocks of the denoiser that share graphs, in lists as they lie in the model."""
     graph_kinds: Callable[[nn.Module], dict[str, int]]
     """How many graphs each class of block needs at one picture size."""
+    block_of: Callable[[str], int] | None = None
+    """Name of a parameter of the denoiser -> its place in block_lr; None: this family has no block_lr."""
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
     lora_modules: tuple[str, ...]

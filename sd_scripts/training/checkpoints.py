@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sd_scripts.library.safetensors_io import PRECISIONS
-from sd_scripts.options.saving import LoraFileOptions, SavingOptions
+from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.progress import Course
@@ -48,7 +48,7 @@ class Saver:
     def _close_window(self) -> None:
         step, every = self._trained.progress.step, self._saving.save_every_n_steps or 1
         if keep := self._saving.save_last_n_steps:
-            self._remove(self._step_file(_beyond(step, keep, every)))
+            self._remove_model(self._step_file(_beyond(step, keep, every)))
         if keep := self._resume.save_last_n_steps_state or self._saving.save_last_n_steps:
             self._remove(self._state_folder(self._step_file(_beyond(step, keep, every))))
 
@@ -60,7 +60,7 @@ class Saver:
             self._write_state(path)
         every = self._every_epochs or 1
         if keep := self._saving.save_last_n_epochs:
-            self._remove(self._epoch_file(epoch - every * keep))
+            self._remove_model(self._epoch_file(epoch - every * keep))
         if keep := self._resume.save_last_n_epochs_state or self._saving.save_last_n_epochs:
             self._remove(self._state_folder(self._epoch_file(epoch - every * keep)))
 
@@ -73,7 +73,14 @@ class Saver:
 
     def _file(self, suffix: str, default: str) -> Path:
         name = self._saving.output_name or default
-        return self._context.output_dir / f"{name}{suffix}.{self._context.settings[LoraFileOptions].save_model_as}"
+        return self._context.output_dir / f"{name}{suffix}{self._trained.learning.ending}"
+
+    def _stem(self, file: Path) -> str:
+        """Its name without ending; that of a folder has none."""
+        return file.name.removesuffix(self._trained.learning.ending)
+
+    def _ema_file(self, file: Path) -> Path:
+        return file.with_name(f"{self._stem(file)}-ema{self._trained.learning.ending}")
 
     def _epoch_file(self, epoch: int) -> Path:
         return self._file(f"-{epoch:06d}", "epoch")
@@ -81,20 +88,26 @@ class Saver:
     def _step_file(self, step: int) -> Path:
         return self._file(f"-step{step:08d}", "at")
 
-    @staticmethod
-    def _state_folder(file: Path) -> Path:
-        return file.with_name(f"{file.stem}-state")
+    def _state_folder(self, file: Path) -> Path:
+        return file.with_name(f"{self._stem(file)}-state")
 
     def _write(self, path: Path, epochs: int) -> None:
+        """The file, and beside it the one of the moving average."""
         if self._context.is_main:
-            metadata = self._metadata(epochs, self._trained.progress.step)
-            try:
-                with self._trained.averaged():
-                    self._trained.learning.save(path, self._dtype, metadata)
-            except OSError as error:
-                raise Failed(f"output_dir: {error}", SAVED_BEFORE) from error
-            self._context.tell("saved", path=str(path), step=self._trained.progress.step, bytes=path.stat().st_size)
+            with self._trained.averaged():
+                self._write_model(path, epochs)
+            if ema := self._trained.ema:
+                with ema.in_place():
+                    self._write_model(self._ema_file(path), epochs)
         self._context.accelerator.wait_for_everyone()
+
+    def _write_model(self, path: Path, epochs: int) -> None:
+        metadata = self._metadata(epochs, self._trained.progress.step)
+        try:
+            self._trained.learning.save(path, self._dtype, metadata)
+        except OSError as error:
+            raise Failed(f"output_dir: {error}", SAVED_BEFORE) from error
+        self._context.tell("saved", path=str(path), step=self._trained.progress.step, bytes=_size(path))
 
     def _write_state(self, file: Path) -> None:
         folder = self._state_folder(file)
@@ -104,9 +117,12 @@ class Saver:
             except OSError as error:
                 why = f"output_dir: the state '{folder}' could not be written: {error.strerror}"
                 raise Failed(why, SAVED_BEFORE) from error
-            size = sum(each.stat().st_size for each in folder.iterdir())
-            self._context.tell("saved", path=str(folder), step=self._trained.progress.step, bytes=size)
+            self._context.tell("saved", path=str(folder), step=self._trained.progress.step, bytes=_size(folder))
         self._context.accelerator.wait_for_everyone()
+
+    def _remove_model(self, path: Path) -> None:
+        self._remove(path)
+        self._remove(self._ema_file(path))
 
     def _remove(self, path: Path) -> None:
         if not self._context.is_main:
@@ -115,6 +131,11 @@ class Saver:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
 
 
 def _beyond(step: int, keep: int, every: int) -> int:

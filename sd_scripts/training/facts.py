@@ -16,6 +16,7 @@ from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.settings import Settings
 from sd_scripts.training.checkpoints import Metadata
 from sd_scripts.training.context import Context
 from sd_scripts.training.material import Material
@@ -33,7 +34,7 @@ def training_facts(
         seed=context.seed,
         base_model_version=family.base_model_version,
         optimizer=optimizers.description(optimizer, context.settings[OptimizerOptions]),
-        network_dim=context.settings[NetworkOptions].network_dim or DEFAULT_DIM,
+        network_dim=_network_dim(context.settings),
         max_train_steps=course.max_steps,
         num_epochs=course.epochs,
         num_batches_per_epoch=data.num_batches_per_epoch,
@@ -50,14 +51,19 @@ def training_facts(
     )
 
 
-def file_metadata(context: Context, family: Family, parts: Parts, facts: TrainingFacts) -> Metadata:
-    """Makes the metadata of a file at the moment it is saved. The base model is hashed meanwhile."""
+def _network_dim(settings: Settings) -> int:
+    network = settings.filled.get(NetworkOptions)
+    return (network.network_dim or DEFAULT_DIM) if isinstance(network, NetworkOptions) else 0
+
+
+def file_metadata(context: Context, family: Family, parts: Parts, facts: TrainingFacts, *, network: bool) -> Metadata:
+    """Makes the metadata of a file at the moment it is saved; a network's tell how it was trained. The base model is
+    hashed meanwhile."""
     settings = context.settings
-    hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings)
+    hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings) if network else None
 
     def metadata(epochs: int, steps: int) -> dict[str, str]:
         now = time.time()
-        told = replace(facts, base_files=hashing.result())
         noise = settings[NoiseOptions]
         bounded = noise.min_timestep is not None or noise.max_timestep is not None
         spec = modelspec(
@@ -69,7 +75,11 @@ def file_metadata(context: Context, family: Family, parts: Parts, facts: Trainin
             now=now,
             prediction_type=family.prediction_type(settings),
             timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
+            lora=network,
         )
+        if hashing is None:
+            return spec
+        told = replace(facts, base_files=hashing.result())
         common = training_metadata(settings, told, epoch=epochs, steps=steps, now=now)
         own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, parts)
         return {**common, **own, **spec}

@@ -16,14 +16,17 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sd_scripts.families.family import Family, Parts
+from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.networks.lora_files import read_lora
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
 
@@ -77,7 +80,15 @@ def make_foreign(family: Family, parts: Parts, context: Context, *, learns_text:
     groups = _groups(network, rates, options.unet_lr, base)
     leave_swapped_alone(groups, parts.denoiser, context.settings)
     network.prepare_grad_etc(encoders, parts.denoiser)
-    return ForeignLearning(network, groups, [parts.denoiser, *parts.text_encoders], names)
+    modules = [parts.denoiser, *parts.text_encoders]
+    return ForeignLearning(
+        network,
+        groups,
+        modules,
+        names,
+        norm_limit=options.scale_weight_norms,
+        ending=f".{context.settings[LoraFileOptions].save_model_as}",
+    )
 
 
 def _create(parts: Parts, encoders: list[nn.Module], options: NetworkOptions, names: Names) -> Any:
@@ -172,13 +183,27 @@ class ForeignLearning:
 
     needs_autocast = True
     steady = False
+    is_network = True
 
-    def __init__(self, network: Any, groups: list[dict[str, Any]], modules: list[nn.Module], names: Names):
+    def __init__(
+        self,
+        network: Any,
+        groups: list[dict[str, Any]],
+        modules: list[nn.Module],
+        names: Names,
+        *,
+        norm_limit: float | None = None,
+        ending: str = ".safetensors",
+    ):
         self.network, self._groups, self._modules, self._names = network, groups, modules, names
+        self._norm_limit, self.ending = norm_limit, ending
         self._parameters = [p for group in groups for p in group["params"]]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return self._groups
+
+    def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
+        return make_optimizer(options, self._groups)
 
     def collect_gradients(self) -> None:
         """Autograd adds them up where they are."""
@@ -198,9 +223,9 @@ class ForeignLearning:
     def updated(self) -> None:
         self.network.zero_grad(set_to_none=True)  # those of rate 0, too, which are in no group
 
-    def limit_norms(self, limit: float) -> None:
-        if hasattr(self.network, "apply_max_norm_regularization"):
-            self.network.apply_max_norm_regularization(limit, self._parameters[0].device)
+    def limit_norms(self) -> None:
+        if self._norm_limit and hasattr(self.network, "apply_max_norm_regularization"):
+            self.network.apply_max_norm_regularization(self._norm_limit, self._parameters[0].device)
 
     def train(self, mode: bool = True) -> None:
         for module in (self.network, *self._modules):

@@ -7,9 +7,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraNetwork
+from sd_scripts.options.optimizer import OptimizerOptions
 
 
 class Learning(Protocol):
@@ -18,8 +21,17 @@ class Learning(Protocol):
     steady: bool
     """Whether its forward is the same code at every step, so that compiled graphs need no guards against it."""
 
+    is_network: bool
+    """Whether its file stands beside a model and tells in ss_ entries how it was trained."""
+    ending: str
+    """What follows the name of its file; empty for a folder."""
+
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """For the optimizer: dicts of `params`, `lr` and `name`."""
+        """Dicts of `params`, `lr` and `name`."""
+        ...
+
+    def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
+        """Over all that learns, in these groups. ValueError names the option at fault."""
         ...
 
     def collect_gradients(self) -> None:
@@ -42,8 +54,8 @@ class Learning(Protocol):
         """After the optimizer has changed the weights: forget gradients, refresh what the model computes with."""
         ...
 
-    def limit_norms(self, limit: float) -> None:
-        """Keep every update below this length (scale_weight_norms)."""
+    def limit_norms(self) -> None:
+        """Keep what was learned within the bounds that the options set, after each update."""
         ...
 
     def train(self, mode: bool = True) -> None:
@@ -66,12 +78,26 @@ class LoraLearning:
 
     needs_autocast = False
     steady = True
+    is_network = True
 
-    def __init__(self, network: LoraNetwork, groups: list[dict[str, Any]], modules: list[nn.Module]):
+    def __init__(
+        self,
+        network: LoraNetwork,
+        groups: list[dict[str, Any]],
+        modules: list[nn.Module],
+        *,
+        norm_limit: float | None = None,
+        ending: str = ".safetensors",
+    ):
+        """`norm_limit`: no weight of a layer gets longer (scale_weight_norms)."""
         self.network, self._groups, self._modules = network, groups, modules
+        self._norm_limit, self.ending = norm_limit, ending
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return self._groups
+
+    def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
+        return make_optimizer(options, self._groups)
 
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
@@ -94,9 +120,10 @@ class LoraLearning:
         self.network.zero_grad()
         self.network.refresh()
 
-    def limit_norms(self, limit: float) -> None:
-        self.network.limit_norms(limit)
-        self.network.refresh()
+    def limit_norms(self) -> None:
+        if self._norm_limit:
+            self.network.limit_norms(self._norm_limit)
+            self.network.refresh()
 
     def train(self, mode: bool = True) -> None:
         for module in self._modules:

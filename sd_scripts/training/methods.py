@@ -14,6 +14,7 @@ from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
@@ -28,12 +29,16 @@ class Method(Protocol):
         """What is wrong with the settings as far as names and small files tell; nothing is loaded."""
         ...
 
+    def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+        """The base model, each part in the dtype that the method begins with."""
+        ...
+
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         """Which of them learn."""
         ...
 
     def change_base(self, family: Family, parts: Parts, context: Context) -> None:
-        """What shall be another base model, before anything is encoded with it. The parts may lie on the CPU."""
+        """Make of it what shall learn, before anything is encoded with it and before it is placed on the device."""
         ...
 
     def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
@@ -60,6 +65,9 @@ class Lora:
         named = ((option, Path(file)) for option, file in files if file)
         problems += [f"{option}: {why}" for option, file in named if (why := _why_no_lora(file, family))]
         return problems
+
+    def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+        return family.load(context.settings, context.dtype, device)
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
@@ -106,7 +114,13 @@ class Lora:
         groups = parameter_groups(network)
         if weights:
             _go_on_from(weights, network, context)
-        return LoraLearning(network, groups, [each.module for each in everything])
+        return LoraLearning(
+            network,
+            groups,
+            [each.module for each in everything],
+            norm_limit=options.scale_weight_norms,
+            ending=f".{context.settings[LoraFileOptions].save_model_as}",
+        )
 
 
 def _go_on_from(weights: Tensors, network: LoraNetwork, context: Context) -> None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sd_scripts.library import optimizers
+from sd_scripts.training.ema import Ema
 from sd_scripts.training.learning import Learning
 from sd_scripts.training.progress import Course, Progress
 
@@ -30,6 +31,7 @@ class Trained:
     scheduler: LRScheduler
     scaler: torch.amp.GradScaler | None
     progress: Progress
+    ema: Ema | None = None
 
     def state(self) -> dict[str, Any]:
         return {
@@ -37,6 +39,7 @@ class Trained:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else {},
+            **({"ema": self.ema.state()} if self.ema else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -45,6 +48,10 @@ class Trained:
         self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+        if self.ema:  # a state without it lets the average begin here
+            self.ema = Ema(self.learning, self.ema.options)
+            if state.get("ema"):
+                self.ema.load(state["ema"])
 
     def makers(self) -> dict[str, str]:
         """The classes whose state it is, by the option that chooses them."""

@@ -17,12 +17,13 @@ from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.saving import EmaOptions
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.compiling import Compilation, uses_cuda_graphs, wait_until_warm
 from sd_scripts.training.context import Context
+from sd_scripts.training.ema import Ema
 from sd_scripts.training.facts import file_metadata, training_facts
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
@@ -64,9 +65,9 @@ class Trainer:
 
         # what happens beside the steps
         facts = training_facts(context, family, self.material, self.course, self.trained.optimizer)
-        self.saver = Saver(
-            context, self.trained, self.course, file_metadata(context, family, self.material.parts, facts)
-        )
+        network = self.learning.is_network
+        metadata = file_metadata(context, family, self.material.parts, facts, network=network)
+        self.saver = Saver(context, self.trained, self.course, metadata)
         self.validator = Validator(context, family, self.material, self.trained, self.loss)
         self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
         self.wishes = Wishes(context)
@@ -81,7 +82,7 @@ class Trainer:
         context, family = self.context, self.family
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
-        parts = family.load(context.settings, context.dtype, context.device if lowram else torch.device("cpu"))
+        parts = self.method.load(family, context, context.device if lowram else torch.device("cpu"))
         for remark in family.remarks(parts, context.settings):
             context.warn(remark)
         wait_until_warm()
@@ -107,7 +108,7 @@ class Trainer:
         self.loader = self.material.loader(
             self.material.plan, accumulation=accumulation, max_train_steps=self.course.max_steps
         )
-        optimizer = optimizers.make_optimizer(settings[OptimizerOptions], self.learning.parameter_groups())
+        optimizer = self.learning.make_optimizer(settings[OptimizerOptions])
         self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
         known = {remark.name for remark in settings.remarks}
         for remark in optimizers.remarks(settings[OptimizerOptions]):
@@ -119,6 +120,7 @@ class Trainer:
             scheduler=make_scheduler(settings[LrSchedulerOptions], optimizer, self.course.max_steps),
             scaler=torch.amp.GradScaler("cuda") if self.options.mixed_precision == "fp16" else None,
             progress=start,
+            ema=Ema(self.learning, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )
         self.step = TrainStep(
             self.loss,
@@ -201,9 +203,9 @@ class Trainer:
         loss = self.context.mean(torch.stack(losses).mean())
         self.step.update()
         progress.step += 1
-        limit = self.context.settings[NetworkOptions].scale_weight_norms
-        if limit:
-            self.learning.limit_norms(limit)
+        self.learning.limit_norms()
+        if self.trained.ema:
+            self.trained.ema.update(progress.step)
         rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
         advance(self.trained.scheduler, loss)
         facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())

@@ -16,14 +16,13 @@ from sd_scripts.families.flux.files import (
     Kind,
     Piece,
     becomes_fp8,
-    files_in,
     is_fp8,
     open_piece,
 )
 from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
 from sd_scripts.families.flux.model import FluxShape
 from sd_scripts.families.flux.tokenizer import load_tokenizers
-from sd_scripts.families.loading import MODEL, download, place
+from sd_scripts.families.loading import MODEL, download, files_in, place
 from sd_scripts.library.block_swap import most_swapped
 from sd_scripts.library.model_reader import read_empty
 from sd_scripts.networks.plan import Adapted, plan_layers, read_args
@@ -48,13 +47,21 @@ def check(settings: Settings) -> list[str]:
     pieces, problems = _open(settings[FluxModelOptions], where)
     if MODEL in pieces:
         problems += _out_of_bounds(pieces[MODEL].module.shape, settings)
-        problems += _layers_that_are_not(pieces[MODEL], settings) if settings[NetworkOptions].is_ours else []
+        problems += _layers_that_are_not(pieces[MODEL], settings)
     return problems
 
 
-def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "cpu") -> Parts:
-    """The base model, frozen, in eval mode and in `dtype`; what a file has in e4m3 stays so where the options hold
-    weights in fp8. A transformer whose blocks swap stays on the CPU: not all of it may fit on the device.
+def load(
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    *,
+    denoiser_dtype: torch.dtype | None = None,
+    encoder_dtype: torch.dtype | None = None,
+) -> Parts:
+    """The base model, frozen, in eval mode and in `dtype`, or its transformer and text encoders in others; what a file
+    has in e4m3 stays so where the options hold weights in fp8. A transformer whose blocks swap stays on the CPU: not
+    all of it may fit on the device.
 
     Raises ValueError, one sentence that names the option, if a part is not there, not whole or not FLUX.1's.
     """
@@ -69,9 +76,10 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
     tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)  # where one is missing, little was waited
     mmap = not options.disable_mmap_load_safetensors
     home = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
-    transformer = pieces[MODEL].load(dtype, mmap=mmap, keep=is_fp8 if holds_in_fp8(settings) else None).to(home)
-    clip = pieces[CLIP_L.option].load(dtype, mmap=mmap).to(device)
-    t5 = _load_t5(pieces[T5XXL.option], dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
+    keep = is_fp8 if holds_in_fp8(settings) else None
+    transformer = pieces[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(home)
+    clip = pieces[CLIP_L.option].load(encoder_dtype or dtype, mmap=mmap).to(device)
+    t5 = _load_t5(pieces[T5XXL.option], encoder_dtype or dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
     vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
     variant = "dev" if transformer.shape.guidance else "schnell"
     return Parts(
@@ -87,6 +95,20 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
             "apply_t5_attn_mask": flux.apply_t5_attn_mask,
         },
     )
+
+
+def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
+    """The autoencoder alone, frozen, in `dtype`; nothing else of the model is read.
+
+    Raises ValueError, one sentence that names the option, if it is not there or not whole.
+    """
+    options, given = settings[ModelOptions], settings[FluxModelOptions].ae
+    if given:
+        piece = _open_file(AE, Path(given))
+    else:
+        where = place(options.pretrained_model_name_or_path, "a FLUX.1 file")
+        piece = _open_own(AE, where if isinstance(where, Path) else download(where))
+    return piece.load(dtype, mmap=not options.disable_mmap_load_safetensors)
 
 
 def remarks(parts: Parts, settings: Settings) -> list[str]:
@@ -187,7 +209,9 @@ def _out_of_bounds(shape: FluxShape, settings: Settings) -> list[str]:
 
 def _layers_that_are_not(transformer: Piece, settings: Settings) -> list[str]:
     """Of a network of ours: numbers of blocks beyond the last one, and nothing at all that learns."""
-    network = settings[NetworkOptions]
+    network = settings.filled.get(NetworkOptions)
+    if not isinstance(network, NetworkOptions) or not network.is_ours:
+        return []
     try:
         args = read_args(settings, lora.TRANSFORMER, lambda _: None)
     except ValueError:

@@ -1,13 +1,13 @@
 """Stable Diffusion XL, as a record for the trainer."""
 
 from sd_scripts.families.family import Family
-from sd_scripts.families.sdxl.load import check, load
+from sd_scripts.families.sdxl.load import check, load, load_vae
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import sample
 from sd_scripts.families.sdxl.saving import save, saved_form
 from sd_scripts.families.sdxl.text import encode_text, text_facts, tokenize
-from sd_scripts.families.sdxl.unet import checkpoint_gradients, compile_targets, graph_kinds, place
+from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.model import ModelOptions
@@ -26,6 +26,7 @@ SDXL = Family(
     adapted_encoders=lambda settings: (True, True),
     check=check,
     load=load,
+    load_vae=load_vae,
     remarks=lambda parts, settings: [],
     encode_images=encode_images,
     tokenize=tokenize,
@@ -37,6 +38,7 @@ SDXL = Family(
     loss=loss,
     compile_targets=compile_targets,
     graph_kinds=graph_kinds,
+    block_of=block_of,
     lora=UNET,
     lora_text_encoders=TEXT_ENCODERS,
     lora_modules=("networks.lora",),

@@ -9,9 +9,17 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.loading import MODEL, download, place
-from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules, check_file, load_file, load_vae_file
+from sd_scripts.families.sdxl.single_file import (
+    LOGIT_SCALE,
+    Dtypes,
+    Modules,
+    check_file,
+    load_file,
+    load_vae_file,
+)
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import make_ours
+from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import describe, is_hub_id
 from sd_scripts.options.settings import Settings
@@ -32,22 +40,34 @@ def check(settings: Settings) -> list[str]:
     return problems
 
 
-def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "cpu") -> Parts:
-    """The base model, frozen, in eval mode and in `dtype`; with no_half_vae the VAE is in float32.
+def load(
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    *,
+    denoiser_dtype: torch.dtype | None = None,
+    encoder_dtype: torch.dtype | None = None,
+) -> Parts:
+    """The base model, frozen, in eval mode and in `dtype`, or its U-Net and text encoders in others; with no_half_vae
+    the VAE is in float32.
 
     Raises ValueError, one sentence that names the option, if the model is not there, not whole or not SDXL.
     """
     options = settings[ModelOptions]
-    vae_dtype = torch.float32 if options.no_half_vae else dtype
+    dtypes = Dtypes(
+        unet=denoiser_dtype or dtype,
+        text_encoders=encoder_dtype or dtype,
+        vae=torch.float32 if options.no_half_vae else dtype,
+    )
     mmap = not options.disable_mmap_load_safetensors
     where = place(options.pretrained_model_name_or_path, "an SDXL file")
     source = where if isinstance(where, Path) else download(where)
     if source.is_dir():
-        modules = _load_folder(source, dtype, vae_dtype, with_vae=not options.vae)
+        modules = _load_folder(source, dtypes, with_vae=not options.vae)
     else:
-        modules = load_file(source, dtype, vae_dtype, with_vae=not options.vae, mmap=mmap)
+        modules = load_file(source, dtypes, with_vae=not options.vae, mmap=mmap)
     make_ours(modules.unet)
-    vae = modules.vae or _load_vae(str(options.vae), vae_dtype, mmap=mmap)
+    vae = modules.vae or _load_vae(str(options.vae), dtypes.vae, mmap=mmap)
     encoders = [modules.text_encoder1, modules.text_encoder2]
     for module in (modules.unet, vae, *encoders):
         module.eval().requires_grad_(False).to(device)
@@ -57,8 +77,32 @@ def load(settings: Settings, dtype: torch.dtype, device: torch.device | str = "c
         text_encoders=encoders,
         tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [e.config.vocab_size for e in encoders]),
         source=where,
-        facts={"logit_scale": modules.logit_scale, "clip_skip": options.clip_skip, "files": source},
+        facts={
+            "logit_scale": modules.logit_scale,
+            "marks": modules.marks,
+            "files": source,
+            "schedule": {
+                "velocity": options.v_parameterization,
+                "zero_terminal_snr": settings[NoiseOptions].zero_terminal_snr,
+            },
+            "clip_skip": options.clip_skip,
+        },
     )
+
+
+def load_vae(settings: Settings, dtype: torch.dtype) -> AutoencoderKL:
+    """The VAE alone, frozen, in `dtype` or, with no_half_vae, in float32; nothing else of the model is read.
+
+    Raises ValueError, one sentence that names the option, if it is not there or not whole.
+    """
+    options = settings[ModelOptions]
+    where = options.vae
+    if not where:
+        model = place(options.pretrained_model_name_or_path, "an SDXL file")
+        where = str(model if isinstance(model, Path) else download(model))
+    vae_dtype = torch.float32 if options.no_half_vae else dtype
+    vae = _load_vae(where, vae_dtype, mmap=not options.disable_mmap_load_safetensors)
+    return vae.eval().requires_grad_(False)
 
 
 def _check_folder(folder: Path) -> None:
@@ -68,14 +112,14 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"{MODEL}: {problem}")
 
 
-def _load_folder(folder: Path, dtype: torch.dtype, vae_dtype: torch.dtype, *, with_vae: bool) -> Modules:
+def _load_folder(folder: Path, dtypes: Dtypes, *, with_vae: bool) -> Modules:
     _check_folder(folder)
     try:
         return Modules(
-            unet=_part(UNet2DConditionModel, folder / "unet", dtype),
-            vae=_part(AutoencoderKL, folder / "vae", vae_dtype) if with_vae else None,
-            text_encoder1=_part(CLIPTextModel, folder / "text_encoder", dtype),
-            text_encoder2=_part(CLIPTextModelWithProjection, folder / "text_encoder_2", dtype),
+            unet=_part(UNet2DConditionModel, folder / "unet", dtypes.unet),
+            vae=_part(AutoencoderKL, folder / "vae", dtypes.vae) if with_vae else None,
+            text_encoder1=_part(CLIPTextModel, folder / "text_encoder", dtypes.text_encoders),
+            text_encoder2=_part(CLIPTextModelWithProjection, folder / "text_encoder_2", dtypes.text_encoders),
             logit_scale=torch.tensor(LOGIT_SCALE),
         )
     except (OSError, ValueError) as error:

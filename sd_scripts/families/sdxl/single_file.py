@@ -1,7 +1,7 @@
 """SDXL modules out of one checkpoint file: made without memory in the sizes its shapes tell, then filled."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,20 @@ from sd_scripts.options.model_file import Header, recognise
 VAE = "vae"
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's, for files that were saved without it."""
+MARKS = ("v_pred", "ztsnr")
 PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX, sgm.VAE_PREFIX)
 
 ADVICE = {"LoRA": "; to go on with a LoRA set network_weights", "VAE": "; a VAE belongs into the option vae"}
 """What to do with a file that was given as the base model, by the last word of what it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dtypes:
+    """What each part is loaded in."""
+
+    unet: torch.dtype
+    text_encoders: torch.dtype
+    vae: torch.dtype
 
 
 @dataclass(kw_only=True)
@@ -36,6 +46,8 @@ class Modules:
     text_encoder1: CLIPTextModel
     text_encoder2: CLIPTextModelWithProjection
     logit_scale: Tensor
+    marks: dict[str, Tensor] = field(default_factory=dict)
+    """Empty tensors by whose keys programs know what a model predicts."""
 
     def checkpoint(self) -> dict[str, Tensor]:
         """The tensors as a single file holds them."""
@@ -44,17 +56,18 @@ class Modules:
         return sgm.checkpoint(self.unet.state_dict(), vae, *encoders, self.logit_scale)
 
 
-def load_file(path: Path, dtype: torch.dtype, vae_dtype: torch.dtype, *, with_vae: bool, mmap: bool) -> Modules:
+def load_file(path: Path, dtypes: Dtypes, *, with_vae: bool, mmap: bool) -> Modules:
     """Raises ValueError in one sentence if the file is not a whole SDXL checkpoint."""
     file = read_weights(path, MODEL, mmap=mmap)
     modules = _empty_modules(shapes_of(file), path, with_vae=with_vae)
     must_fit(shapes_of(file), modules.checkpoint(), MODEL, path)
-    fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtype)
-    fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtype)
-    fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtype)
+    fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtypes.unet)
+    fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtypes.text_encoders)
+    fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtypes.text_encoders)
     if modules.vae:
-        fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), vae_dtype)
+        fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), dtypes.vae)
     modules.logit_scale = file.get(sgm.LOGIT_SCALE, modules.logit_scale)
+    modules.marks = {key: file[key] for key in MARKS if key in file}
     return modules
 
 

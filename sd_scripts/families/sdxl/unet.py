@@ -10,7 +10,9 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Parts
+from sd_scripts.families.sdxl.lora import block_of as block_of_layer
 from sd_scripts.library.attention import attention
+from sd_scripts.library.sdxl_model_util import lora_unet_name
 from sd_scripts.networks.layers import project_together
 from sd_scripts.options.settings import Settings
 
@@ -62,6 +64,13 @@ def place(parts: Parts, settings: Settings, device: torch.device) -> None:
 
 def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
     unet.enable_gradient_checkpointing()  # type: ignore[operator]
+
+
+def block_of(name: str) -> int:
+    """Name of a parameter of the U-Net -> its block, 0 to 22, as block_lr counts them."""
+    block = block_of_layer(lora_unet_name(name.rpartition(".")[0]))
+    assert block is not None, name
+    return block
 
 
 def compile_targets(unet: nn.Module) -> list[list[nn.Module]]:
