@@ -1,23 +1,32 @@
 """Whole models as they are saved: every tensor of the file they came from, in any form, whole or not at all."""
 
+import json
+import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import sdxl_settings
-from safetensors.torch import load_file
+from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sd_scripts.families.family import ModelWeights, Parts
 from sd_scripts.families.flux import FLUX
 from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.library import sdxl_model_util as sgm
+from sd_scripts.library.model_reader import read_weights
 from sd_scripts.options.catalog import FLUX_LORA
-from sd_scripts.options.model_file import read_header
+from sd_scripts.options.model_file import describe, read_header
 from sd_scripts.options.settings import Settings
 
+resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")
+
 State = dict[str, Tensor]
+TOKENIZER = ("merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +63,171 @@ def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file:
     same({key: saved[key] for key in first}, {key: tensor.bfloat16() + 1 for key, tensor in first.items()})
 
 
+def test_a_pickle_is_what_other_programs_read_and_holds_no_code(parts: Parts, file: State, tmp_path: Path) -> None:
+    saved = torch.load(save_sdxl(parts, tmp_path, "ckpt"), weights_only=True)
+    assert saved.keys() == {"state_dict"}
+    same(saved["state_dict"], file)
+    assert (tmp_path / "model.ckpt").stat().st_size < 1.1 * sum(tensor.nbytes for tensor in file.values()) + 1e6
+
+
+@pytest.mark.parametrize("form", ["safetensors", "ckpt", "diffusers"])
+def test_a_saved_model_is_loaded_as_it_was(
+    form: str, miniature: Any, parts: Parts, file: State, tmp_path: Path
+) -> None:
+    lend_tokenizers(miniature, tmp_path)
+    again = SDXL.load(sdxl_settings(save_sdxl(parts, tmp_path, form)), torch.float32, torch.device("cpu"))
+    same(checkpoint_tensors(again), file)
+
+
+def test_a_folder_is_a_pipeline_of_diffusers(parts: Parts, tmp_path: Path) -> None:
+    folder = save_sdxl(parts, tmp_path, "diffusers")
+    pipeline, told = loudly(StableDiffusionXLPipeline.from_pretrained, folder)
+    assert told == []
+    assert isinstance(pipeline.scheduler, EulerDiscreteScheduler)
+    assert pipeline.scheduler.config.prediction_type == "epsilon"
+    theirs = [pipeline.unet, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2]
+    for ours, module in zip([parts.denoiser, parts.vae, *parts.text_encoders], theirs, strict=True):
+        same(module.state_dict(), ours.state_dict())
+    text = "a red fox, Größe"
+    for tokenizer, ours in zip((pipeline.tokenizer, pipeline.tokenizer_2), parts.tokenizers, strict=True):
+        wanted = ours(text, padding="max_length", max_length=77).input_ids
+        assert tokenizer(text, padding="max_length", max_length=77).input_ids == wanted
+    with torch.no_grad():
+        picture = pipeline("a red fox", num_inference_steps=1, width=64, height=64, output_type="np").images
+    assert picture.shape == (1, 64, 64, 3)
+
+
+def test_the_parts_of_a_folder_have_the_names_that_older_programs_read(parts: Parts, tmp_path: Path) -> None:
+    folder = save_sdxl(parts, tmp_path, "diffusers", dtype=torch.float16)
+    files = {
+        **dict.fromkeys(("text_encoder", "text_encoder_2"), ("config.json", "model.safetensors")),
+        **dict.fromkeys(("unet", "vae"), ("config.json", "diffusion_pytorch_model.safetensors")),
+        **dict.fromkeys(("tokenizer", "tokenizer_2"), TOKENIZER),
+        "scheduler": ("scheduler_config.json",),
+    }
+    assert contents(folder).keys() == {
+        "model_index.json",
+        *(f"{name}/{file}" for name in files for file in files[name]),
+    }
+    for name in ("text_encoder", "text_encoder_2"):
+        header = read_header(folder / name / "model.safetensors")
+        assert "text_model.encoder.layers.0.mlp.fc1.weight" in header.shapes
+        assert set(header.dtypes.values()) == {"F16"}
+        assert header.metadata == {"format": "pt"}
+        assert json.loads((folder / name / "config.json").read_text())["dtype"] == "float16"
+    assert all(str(folder.parent) not in file.read_text() for file in folder.rglob("*.json"))
+
+
+def test_what_stood_still_is_as_fine_as_a_folder_has_it(parts: Parts, file: State, tmp_path: Path) -> None:
+    folder = save_sdxl(parts, tmp_path, "diffusers")
+    scheduler = folder / "scheduler/scheduler_config.json"
+    own = {"_class_name": "DDIMScheduler", "beta_end": 0.011, "prediction_type": "epsilon"}
+    scheduler.write_text(json.dumps(own))
+    velocity = sdxl_settings(folder, v_parameterization=True)
+    half = SDXL.load(velocity, torch.bfloat16, torch.device("cpu"))
+    assert SDXL.saved_form(half, None) == "diffusers"
+    same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))
+    again = save_sdxl(half, tmp_path / "again", "diffusers")
+    for part in ("vae/diffusion_pytorch_model", "text_encoder/model", "text_encoder_2/model"):
+        assert (again / f"{part}.safetensors").read_bytes() == (folder / f"{part}.safetensors").read_bytes()
+    kept = json.loads((again / "scheduler/scheduler_config.json").read_text())
+    assert kept == own | {"prediction_type": "v_prediction"}
+    assert json.loads((again / "model_index.json").read_text())["scheduler"] == ["diffusers", "DDIMScheduler"]
+
+
+def test_a_base_model_that_is_gone_or_another_now_is_not_asked(miniature: Any, file: State, tmp_path: Path) -> None:
+    lend_tokenizers(miniature, tmp_path)
+    base = tmp_path / "model.safetensors"
+    save_file(file, base)
+    half = SDXL.load(sdxl_settings(base), torch.bfloat16, torch.device("cpu"))
+    same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))  # in its own place
+    same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))
+    other = {key: tensor + 1 if tensor.is_floating_point() else tensor for key, tensor in file.items()}
+    rounded = {key: t if key == sgm.LOGIT_SCALE else t.bfloat16() for key, t in unlearned(file).items()}
+    save_file(other, base)
+    same(unlearned(load_file(save_sdxl(half, tmp_path / "beside"))), rounded)
+    base.unlink()
+    same(unlearned(load_file(save_sdxl(half, tmp_path / "beside"))), rounded)
+
+
+def test_another_vae_is_saved_in_the_place_of_the_models_own(miniature: Any, file: State, tmp_path: Path) -> None:
+    other = {key: tensor + 1 for key, tensor in file.items() if key.startswith(sgm.VAE_PREFIX)}
+    save_file(other, tmp_path / "vae.safetensors")
+    settings = sdxl_settings(miniature.checkpoint, vae=str(tmp_path / "vae.safetensors"))
+    saved = load_file(save_sdxl(SDXL.load(settings, torch.float32, torch.device("cpu")), tmp_path))
+    same({key: saved[key] for key in other}, other)
+
+
+def test_the_dtype_that_is_asked_for_is_that_of_every_tensor(parts: Parts, file: State, tmp_path: Path) -> None:
+    for form in ("safetensors", "ckpt"):
+        saved = read_weights(save_sdxl(parts, tmp_path, form, dtype=torch.float16), "x")
+        same(saved, {key: tensor.half() for key, tensor in file.items()})
+
+
+def test_marks_of_a_model_that_predicts_velocity_are_kept(miniature: Any, file: State, tmp_path: Path) -> None:
+    lend_tokenizers(miniature, tmp_path)
+    marked = file | {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}
+    save_file(marked | {"model_ema.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    velocity = SDXL.load(sdxl_settings(tmp_path / "model.safetensors"), torch.float32, torch.device("cpu"))
+    (tmp_path / "model.safetensors").unlink()
+    saved = save_sdxl(velocity, tmp_path)
+    same(load_file(saved), marked)
+    assert describe(saved).variant == "SDXL checkpoint, v-prediction"
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        (None, "safetensors"),
+        ("safetensors", "safetensors"),
+        ("ckpt", "ckpt"),
+        ("diffusers", "diffusers"),
+        ("diffusers_safetensors", "diffusers"),
+    ],
+)
+def test_the_form_is_what_is_asked_for(asked: str | None, form: str, parts: Parts, flux_parts: Parts) -> None:
+    assert SDXL.saved_form(parts, asked) == form
+    assert FLUX.saved_form(flux_parts, asked) == "safetensors"
+
+
+def test_diffusers_reads_a_saved_file(parts: Parts, tmp_path: Path) -> None:
+    folder = save_sdxl(parts, tmp_path, "diffusers")
+    saved = save_sdxl(parts, tmp_path, dtype=torch.float16)
+    pipeline = StableDiffusionXLPipeline.from_single_file(str(saved), config=str(folder), local_files_only=True)
+    same(pipeline.unet.state_dict(), {name: t.half().float() for name, t in parts.denoiser.state_dict().items()})
+
+
+@pytest.mark.parametrize("form", ["safetensors", "ckpt", "diffusers"])
+def test_a_disk_that_fills_up_leaves_the_old_model(form: str, parts: Parts, tmp_path: Path) -> None:
+    saved = save_sdxl(parts, tmp_path, form)
+    before = contents(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match=rf"^'{saved}' could not be written: [^']+$"):
+            save_sdxl(parts, tmp_path, form)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path) == before
+
+
+def test_a_newer_folder_takes_the_place_of_the_old_one(parts: Parts, tmp_path: Path) -> None:
+    folder = save_sdxl(parts, tmp_path, "diffusers")
+    (folder / "unet/old.safetensors").touch()
+    wide = contents(tmp_path)
+    save_sdxl(parts, tmp_path, "diffusers", dtype=torch.float16)
+    assert contents(tmp_path).keys() == wide.keys() - {"model/unet/old.safetensors"}
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_of_something_else_is_never_replaced(parts: Parts, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/holiday.jpg").touch()
+    with pytest.raises(OSError, match=r"model' could not be written: .* that is no model; choose another output_name$"):
+        save_sdxl(parts, tmp_path, "diffusers")
+    assert contents(tmp_path) == {"model/holiday.jpg": b""}
+
+
 def test_a_saved_transformer_of_flux_is_the_file_it_came_from(
     flux_parts: Parts, flux_miniature: Any, tmp_path: Path
 ) -> None:
@@ -71,6 +245,7 @@ def save_sdxl(
     dtype: torch.dtype | None = None,
     text_encoders: Any = (None, None),
 ) -> Path:
+    """As a run does it; returns the file or folder."""
     weights = ModelWeights(denoiser=parts.denoiser.state_dict(), text_encoders=text_encoders)
     path = folder / ("model" if form == "diffusers" else f"model.{form}")
     SDXL.save(parts, weights, path, form, dtype, {"modelspec.title": "Größe"})
@@ -85,3 +260,33 @@ def same(ours: State, theirs: State) -> None:
     """Bit for bit, in the same dtype."""
     assert ours.keys() == theirs.keys()
     assert [k for k in ours if ours[k].dtype != theirs[k].dtype or not torch.equal(ours[k], theirs[k])] == []
+
+
+def unlearned(state: State) -> State:
+    """Text encoders and VAE."""
+    return {key: tensor for key, tensor in state.items() if not key.startswith(sgm.UNET_PREFIX)}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def lend_tokenizers(miniature: Any, folder: Path) -> None:
+    """Beside a `model` that will lie in this folder."""
+    lent = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
+    shutil.copytree(lent, folder / "model_tokenizers")
+
+
+def loudly(load: Any, folder: Path) -> tuple[Any, list[str]]:
+    """What diffusers loads, and what transformers and diffusers warn of in doing so."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    loggers = [logging.getLogger(name) for name in ("diffusers", "transformers")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        return load(folder, local_files_only=True), heard
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)

@@ -1,5 +1,6 @@
 """What loading has in common between families: where a model lies, whether tensors fit a module, filling it."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -41,6 +42,17 @@ def download(name: str) -> Path:
             f"{MODEL}: '{name}' is neither a file or folder nor in the Hugging Face cache, and could not be fetched; "
             "is the name right, is there a network, does the model ask for a huggingface_token?"
         ) from None
+
+
+def files_in(folder: Path, option: str) -> tuple[Path, ...]:
+    """The weights in one part's folder: one file, or all that an index names. Full precision is preferred."""
+    for variant in ("", ".bf16", ".fp16"):
+        for index in sorted(folder.glob(f"*model.safetensors.index{variant}.json")):
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return tuple(folder / name for name in sorted(set(shards)))
+        for file in sorted(folder.glob(f"*model{variant}.safetensors")):
+            return (file,)
+    raise ValueError(f"{option}: the folder '{folder}' holds no weights, such as model.safetensors")
 
 
 def must_fit(

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from sd_scripts.library.model_reader import DTYPES
@@ -34,14 +34,16 @@ def save_model(
     """
     with whole_file(path) as part:
         if path.suffix == ".safetensors":
-            _write(part, tensors, metadata, dtype)
+            write_tensors(part, tensors, metadata, dtype)
         else:
-            torch.save({key: _ready(tensor, dtype) for key, tensor in tensors.items()}, part)
+            torch.save({key: on_cpu(tensor, dtype) for key, tensor in tensors.items()}, part)
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None) -> None:
-    """Bytes as the safetensors library writes them: a header of a multiple of 8 bytes; wide numbers before narrow ones,
-    so that each lies at a multiple of its width; then by name."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
+) -> None:
+    """A .safetensors file in place, with the bytes that the safetensors library writes: a header of a multiple of 8
+    bytes, wide numbers before narrow ones, so that each lies at a multiple of its width, then by name."""
     dtypes = {key: _dtype(tensor, dtype) for key, tensor in tensors.items()}
     order = sorted(tensors, key=lambda key: (_KINDS.index(dtypes[key]), key.encode()))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -56,7 +58,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
         for key in order:
-            file.write(_ready(tensors[key], dtype).flatten().view(torch.uint8).numpy().data)
+            file.write(on_cpu(tensors[key], dtype).flatten().view(torch.uint8).numpy().data)
 
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -67,32 +69,63 @@ def _dtype(tensor: Tensor, wanted: torch.dtype | None) -> torch.dtype:
     return wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
 
 
-def _ready(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """In its dtype before it is copied to the CPU: that may be the shorter way."""
+def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As it is written: contiguous, if it holds floats in `dtype`. It is cast before it is copied, which is the shorter
+    way if that is narrower."""
     return tensor.detach().to(_dtype(tensor, dtype)).cpu().contiguous()
-
-
-UMASK = os.umask(0)
-"""What new files are not allowed, by the custom of this process; it can only be read by changing it."""
-os.umask(UMASK)
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; at the end of the block it takes its place, or is removed if that failed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _beside(path, "part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
-        part.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
-        with part.open("r+b") as file:
-            os.fsync(file.fileno())
+        _sync(part)
         os.replace(part, path)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save tells of a full disk as RuntimeError
+    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk as RuntimeError
         raise OSError(f"'{path}' could not be written: {_reason(error)}") from error
     finally:
         with contextlib.suppress(OSError):  # it was renamed, or never came to be
             part.unlink()
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path, mark: str) -> Iterator[Path]:
+    """As whole_file, of a folder. One that was there before goes when the new one is whole; if it has not the file
+    `mark`, it is of another kind, and stays."""
+    part, old = _beside(path, "part"), _beside(path, "old")
+    try:
+        if path.exists() and not (path / mark).is_file():
+            raise OSError("there is a file or folder of this name that is no model; choose another output_name")
+        part.mkdir(parents=True)
+        yield part
+        for file in part.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(part, path)
+        except OSError:
+            if old.exists():
+                os.replace(old, path)
+            raise
+    except OSError as error:
+        raise OSError(f"'{path}' could not be written: {_reason(error)}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    with file.open("r+b") as opened:
+        os.fsync(opened.fileno())
+
+
+def _beside(path: Path, what: str) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{what}")
 
 
 def _reason(error: Exception) -> str:

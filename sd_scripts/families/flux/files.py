@@ -1,6 +1,5 @@
 """FLUX.1's four parts in files of any layout: made without memory in the sizes their headers tell, then filled."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,17 +98,6 @@ def open_piece(kind: Kind, option: str, path: Path, files: tuple[Path, ...]) -> 
         )
     must_fit(shapes_of(named), expected, option, path, kind.title)
     return Piece(kind=kind, option=option, path=path, files=files, module=module)
-
-
-def files_in(folder: Path, option: str) -> tuple[Path, ...]:
-    """The weights in one part's folder: one file, or all that an index names. Full precision is preferred."""
-    for variant in ("", ".bf16", ".fp16"):
-        for index in sorted(folder.glob(f"*model.safetensors.index{variant}.json")):
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            return tuple(folder / name for name in sorted(set(shards)))
-        for file in sorted(folder.glob(f"*model{variant}.safetensors")):
-            return (file,)
-    raise ValueError(f"{option}: the folder '{folder}' holds no weights, such as model.safetensors")
 
 
 def _prepared(

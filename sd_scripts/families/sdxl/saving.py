@@ -1,58 +1,205 @@
-"""A trained SDXL model as other programs load it: the single file that it came as."""
+"""A trained SDXL model as other programs load it: the single file that it came as, or a folder of diffusers'."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sd_scripts.families.family import ModelWeights, Parts
-from sd_scripts.families.loading import MODEL
+from sd_scripts.families.loading import MODEL, files_in
+from sd_scripts.families.sdxl.samplers import make_sampler
+from sd_scripts.families.sdxl.tokenizer import FOLDERS
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.safetensors_io import on_cpu, save_model, whole_file, whole_folder, write_tensors
 from sd_scripts.library.sdxl_model_util import State
+
+INDEX = "model_index.json"
+COMPONENTS = {
+    "scheduler": ["diffusers", "EulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "tokenizer_2": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+    "feature_extractor": [None, None],
+    "image_encoder": [None, None],
+}
+"""Folder -> library and class, as diffusers' pipeline looks for them."""
+OF_DIFFUSERS, OF_TRANSFORMERS = "diffusion_pytorch_model.safetensors", "model.safetensors"
 
 
 def saved_form(parts: Parts, save_model_as: str | None) -> str:
-    return save_model_as or "safetensors"
+    """As family.Family.saved_form. Unset, a folder stays a folder; a pickle is written only where it is asked for."""
+    if save_model_as:
+        return save_model_as.removesuffix("_safetensors")
+    return "diffusers" if parts.facts["files"].is_dir() else "safetensors"
 
 
 def save(
     parts: Parts, weights: ModelWeights, path: Path, form: str, dtype: torch.dtype | None, metadata: dict[str, str]
 ) -> None:
-    """As family.Family.save."""
-    save_model(path, checkpoint_tensors(parts, weights), metadata, dtype)
+    """As family.Family.save. A .ckpt and a folder hold no metadata."""
+    states = _states(parts, weights)
+    if form == "diffusers":
+        with whole_folder(path, INDEX) as folder:
+            _write_folder(folder, parts, states, dtype)
+        return
+    tensors = states.checkpoint(parts)
+    if form == "safetensors":
+        save_model(path, tensors, metadata, dtype)
+        return
+    with whole_file(path) as part:  # clone: a view would be written with all that it is a view of
+        torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
 
 
-def checkpoint_tensors(parts: Parts, weights: ModelWeights | None = None) -> State:
-    """All 2,514 tensors of SDXL (fewer of a smaller cousin) under the keys and in the shapes of the single file.
+def checkpoint_tensors(parts: Parts) -> State:
+    """The model as loaded: all 2,514 tensors of SDXL (fewer of a smaller cousin) as the single file has them."""
+    return _states(parts, ModelWeights(denoiser=parts.denoiser.state_dict())).checkpoint(parts)
 
-    What did not learn is as fine as the base model's file has it.
-    """
-    weights = weights or ModelWeights(denoiser=parts.denoiser.state_dict())
-    first, second = (
-        {name: tensor.cpu() for name, tensor in (learned or module.state_dict()).items()}
-        for learned, module in zip(weights.text_encoders, parts.text_encoders, strict=True)
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """All that is saved, under the modules' own names."""
+
+    unet: State
+    vae: State
+    text_encoder1: State
+    text_encoder2: State
+
+    def checkpoint(self, parts: Parts) -> State:
+        """In the keys and shapes of the single file, with the marks that stood in the base model's."""
+        encoders = (self.text_encoder1, self.text_encoder2)
+        return sgm.checkpoint(self.unet, self.vae, *encoders, parts.facts["logit_scale"]) | parts.facts["marks"]
+
+
+def _states(parts: Parts, weights: ModelWeights) -> States:
+    first, second = parts.text_encoders
+    original = _read_originals(parts)
+    learned1, learned2 = weights.text_encoders
+    return States(
+        unet=dict(weights.denoiser),
+        vae=_unrounded(parts.vae, original.vae),
+        text_encoder1=_on_cpu(learned1) if learned1 else _unrounded(first, original.text_encoder1),
+        text_encoder2=_on_cpu(learned2) if learned2 else _unrounded(second, original.text_encoder2),
     )
-    state = sgm.checkpoint(dict(weights.denoiser), parts.vae.state_dict(), first, second, parts.facts["logit_scale"])
-    still = {sgm.VAE_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX}
-    originals = _read_originals(parts.facts["files"])
-    return {
-        key: _unrounded(tensor, originals.get(key)) if key.startswith(tuple(still)) else tensor
-        for key, tensor in state.items()
-    }
 
 
-def _read_originals(source: Path) -> State:
-    """The base model's tensors as its file has them; none where that is not there any more."""
+def _on_cpu(state: Mapping[str, Tensor]) -> State:
+    """Writing a text encoder makes new matrices of its parts, for which there may be no room on the device."""
+    return {name: on_cpu(tensor) for name, tensor in state.items()}
+
+
+def _unrounded(module: nn.Module, originals: State) -> State:
+    """What did not learn, as fine as the base model's file has it: training holds it rounded.
+
+    An original that does not round to what the module holds is of another model, and is passed over.
+    """
+    state = _on_cpu(module.state_dict())
+    for name, tensor in state.items():
+        original = originals.get(name)
+        if original is None or original.shape != tensor.shape or original.element_size() == 1:  # fp8 is not written
+            continue
+        if torch.equal(original.to(tensor.dtype), tensor):
+            state[name] = original
+    return state
+
+
+def _read_originals(parts: Parts) -> States:
+    """What the base model's file or folder holds of the text encoders and the VAE; nothing if it is gone."""
+    source: Path = parts.facts["files"]
+    first, second = (encoder.state_dict() for encoder in parts.text_encoders)
+    if source.is_file():
+        file = _read(source)
+        return States(
+            unet={},
+            vae=sgm.read_vae(file, parts.vae.state_dict()),
+            text_encoder1=sgm.read_text_encoder1(file, first),
+            text_encoder2=sgm.read_text_encoder2(file, second),
+        )
+    first_file = _read_part(source / "text_encoder")
+    return States(
+        unet={},
+        vae=_read_part(source / "vae"),
+        text_encoder1={name.removeprefix(sgm.text_encoder1_key("")): tensor for name, tensor in first_file.items()},
+        text_encoder2=_read_part(source / "text_encoder_2"),
+    )
+
+
+def _read_part(folder: Path) -> State:
     try:
-        return read_weights(source, MODEL) if source.is_file() else {}
+        files = files_in(folder, MODEL)
+    except (OSError, ValueError):
+        return {}
+    return {name: tensor for file in files for name, tensor in _read(file).items()}
+
+
+def _read(file: Path) -> State:
+    try:
+        return read_weights(file, MODEL)
     except (OSError, ValueError):
         return {}
 
 
-def _unrounded(tensor: Tensor, original: Tensor | None) -> Tensor:
-    """The original where `tensor` is it, rounded to the dtype of training: what did not learn loses nothing."""
-    if original is None or original.shape != tensor.shape or original.element_size() < 2:
-        return tensor
-    return original if torch.equal(original.to(tensor.dtype), tensor.cpu()) else tensor
+def _write_folder(folder: Path, parts: Parts, states: States, dtype: torch.dtype | None) -> None:
+    """A whole pipeline of diffusers'. transformers 5 has no `text_model.` before the first encoder's names, and reads
+    them with it; transformers 4 needs it."""
+    first, second = parts.text_encoders
+    text_encoder1 = {sgm.text_encoder1_key(name): tensor for name, tensor in states.text_encoder1.items()}
+    _write_part(folder / "unet" / OF_DIFFUSERS, parts.denoiser, states.unet, dtype)
+    _write_part(folder / "vae" / OF_DIFFUSERS, parts.vae, states.vae, dtype)
+    _write_part(folder / "text_encoder" / OF_TRANSFORMERS, first, text_encoder1, dtype)
+    _write_part(folder / "text_encoder_2" / OF_TRANSFORMERS, second, states.text_encoder2, dtype)
+    for name, tokenizer in zip(FOLDERS, parts.tokenizers, strict=True):
+        _write_tokenizer(folder / name, tokenizer)
+    scheduler = _scheduler(parts)
+    (folder / "scheduler").mkdir()
+    _write_json(folder / "scheduler/scheduler_config.json", scheduler)
+    about = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
+    components = COMPONENTS | {"scheduler": ["diffusers", scheduler["_class_name"]]}
+    _write_json(folder / INDEX, {**about, "force_zeros_for_empty_prompt": True, **components})
+
+
+def _write_part(file: Path, module: Any, state: State, dtype: torch.dtype | None) -> None:
+    file.parent.mkdir()
+    write_tensors(file, state, {"format": "pt"}, dtype)
+    saved = next(on_cpu(tensor[:0], dtype).dtype for tensor in state.values() if tensor.is_floating_point())
+    if file.name == OF_DIFFUSERS:
+        config = json.loads(module.to_json_string())
+    else:
+        config = module.config.to_dict() | {"architectures": [type(module).__name__], "dtype": str(saved)[6:]}
+    config.pop("_name_or_path", None)  # where it lay on this machine
+    _write_json(file.with_name("config.json"), config)
+
+
+def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """transformers 4 reads vocab.json and merges.txt, which transformers 5 does not write."""
+    try:
+        tokenizer.save_pretrained(folder)
+        tokenizer.backend_tokenizer.model.save(str(folder))
+    except Exception as error:  # tokenizers raises nothing more special, on a full disk too
+        raise OSError(str(error)) from error
+
+
+def _scheduler(parts: Parts) -> dict[str, Any]:
+    """The base model's own, or Euler's, as SDXL is published with; of what the model has learned to predict."""
+    schedule = parts.facts["schedule"]
+    learned = json.loads(make_sampler("euler", **schedule).to_json_string())
+    if not schedule["zero_terminal_snr"]:
+        learned["timestep_spacing"] = "leading"
+    try:
+        own = json.loads((parts.facts["files"] / "scheduler/scheduler_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return learned
+    changed = ["prediction_type"] + ["rescale_betas_zero_snr", "timestep_spacing"] * schedule["zero_terminal_snr"]
+    return own | {name: learned[name] for name in changed}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
