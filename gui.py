@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kohya_gui.tabs import TABS
+
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
@@ -31,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         help="serve to others without a password; anyone who reaches the page can run programs here",
     )
     made.add_argument("--print-command", action="store_true", help="print the training command of --config and end")
-    made.add_argument("--tab", default="lora", choices=["lora"], help="which training --print-command is about")
+    made.add_argument("--tab", choices=list(TABS), help="which training --config is for; default: as the file tells")
     return made
 
 
@@ -76,7 +78,7 @@ def serve(flags: argparse.Namespace) -> int:
     from sd_scripts.runs.store import RunStore
 
     try:
-        build(RunStore(), flags.config).launch(
+        build(RunStore(), flags.config, flags.tab).launch(
             server_name=flags.listen,
             server_port=flags.server_port or None,
             auth=(flags.username, flags.password) if flags.password else None,

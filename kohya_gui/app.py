@@ -5,6 +5,9 @@ from pathlib import Path
 
 import gradio as gr
 
+from kohya_gui.configuration import tab_for
+from kohya_gui.dreambooth_gui import DREAMBOOTH
+from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
 from kohya_gui.training_tab import TrainingTab
 from sd_scripts.runs.book import RunBook
@@ -13,17 +16,29 @@ from sd_scripts.runs.store import RunStore
 TITLE = "SD Scripts Studio"
 HEAD = f"""
 <header class="page-head">
-  <h1>{TITLE}</h1><p>LoRA training for SDXL and FLUX.1</p>
+  <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for SDXL and FLUX.1</p>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
 """
+TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
 
 
-def build(store: RunStore, config: Path | None = None) -> gr.Blocks:
-    """The whole page; `config` is opened in it once."""
+def build(store: RunStore, config: Path | None = None, tab: str | None = None) -> gr.Blocks:
+    """The whole page; `config` is opened in it once, in the tab of this name or in the one that the file is for."""
     book, launch = RunBook(store), secrets.token_hex(4)
+    shown = tab or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
         gr.HTML(HEAD)
-        with gr.Tab("LoRA", id="lora"):
-            TrainingTab(LORA, book, launch).on_load(page, config)
+        with gr.Tabs(selected=shown):
+            for training in TRAININGS:
+                name = training.tab.name
+                with gr.Tab(training.tab.title, id=name):
+                    TrainingTab(training, book, launch).on_load(page, config if name == shown else None)
     return page
+
+
+def _tab_for(config: Path) -> str:
+    try:
+        return tab_for(config).name
+    except ValueError:  # the page will tell
+        return LORA.tab.name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kohya_gui.controls import Form, slug
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -36,6 +36,7 @@ class Section:
 
 SECTIONS = (
     Section(CompileOptions.title, (CompileOptions,), COMPILE_NOTE),
+    Section(CompileMoreOptions.title, (CompileMoreOptions,)),
     Section("Memory and precision", (TrainingOptions, CudaOptions, ModelOptions)),
     Section("Captions", (CaptionOptions,)),
     Section("Buckets and loading", (BucketOptions, DatasetOptions)),

@@ -8,8 +8,12 @@ from typing import Any
 
 from kohya_gui import legacy_config
 from kohya_gui.launch_command import LaunchCommand, build
+from kohya_gui.tabs import TABS, Tab
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
+from sd_scripts.options.flux import FluxNetworkOptions
+from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.model_file import describe, is_hub_id
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Settings
@@ -19,6 +23,8 @@ from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
 
 HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
 """How models on the Hugging Face Hub are called."""
+TELLING = {"lora": (NetworkOptions, FluxNetworkOptions), "full": (FullOptions, FusedOptions)}
+"""Groups whose options only files for this method have."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +68,49 @@ def place_to_save(text: str) -> Path:
     return place_of(text).with_suffix(".toml").absolute()
 
 
-def open_file(path: Path, method: str, shown: str | None = None) -> Opened:
+def open_file(path: Path, tab: Tab, shown: str | None = None) -> Opened:
     """Read TOML, or the JSON of kohya_ss; `shown` is the family of a file that does not tell its own.
 
-    Raises ValueError when the file is not there or broken.
+    Raises ValueError, one sentence, when the file is not there, broken, or for another tab.
     """
+    families = families_of(tab.method)
     if path.suffix.lower() == ".json":
-        legacy = legacy_config.read(path)
-        family = legacy.family if legacy.family in families_of(method) else families_of(method)[0]
+        raw = legacy_config.read(path)
+        _check_tab(path, legacy_config.tab_of(raw), tab)
+        legacy = legacy_config.from_kohya(raw, tab.name)
+        family = legacy.family if legacy.family in families else families[0]
         prompts, told = _prompt_file(path, legacy.prompts)
-        settings = from_values(script_for(family, method), legacy.values, prompts)
+        settings = from_values(script_for(family, tab.method), legacy.values, prompts)
         return _opened(settings, family, (*(r for r in legacy.remarks if r.name not in prompts), *told))
     raw = read_toml(path)
-    family = family_of(raw, method) or shown or families_of(method)[0]
-    return _opened(from_values(script_for(family, method), raw), family)
+    if (told_by := _tab_of(raw)) and told_by.method != tab.method:
+        _check_tab(path, told_by, tab)
+    family = family_of(raw, tab.method) or shown or families[0]
+    return _opened(from_values(script_for(family, tab.method), raw), family)
+
+
+def tab_for(path: Path) -> Tab:
+    """The tab that a file is for; LoRA where it does not tell. Raises ValueError as open_file does."""
+    told = (
+        legacy_config.tab_of(legacy_config.read(path)) if path.suffix.lower() == ".json" else _tab_of(read_toml(path))
+    )
+    return told or TABS["lora"]
+
+
+def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
+    """The tab of a TOML file: by the options that one method alone has, DreamBooth and Fine-tune by the metadata."""
+    methods = [
+        method for method, groups in TELLING.items() if any(o.name in raw for g in groups for o in each_option(g))
+    ]
+    if len(methods) != 1:
+        return None
+    full = "finetune" if "in_json" in raw else "dreambooth"
+    return TABS["lora" if methods == ["lora"] else full]
+
+
+def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
+    if told not in (None, tab):
+        raise ValueError(f"{path.name} is a configuration for {told.title}; open it in the tab {told.title}")
 
 
 def family_of(values: Mapping[str, Any], method: str) -> str | None:

@@ -1,30 +1,28 @@
-"""The one door for configurations of kohya_ss: its LoRA tab's JSON to our options, and back."""
+"""The one door for configurations of kohya_ss: the JSON of its training tabs to our options, and that of LoRA back."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kohya_gui.legacy_keys import (
-    CANNOT,
-    CANNOT_FOR,
-    DEFAULTS,
-    DEFAULTS_FOR,
-    DROPPED,
+    DREAMBOOTH,
     FAMILIES,
+    FINETUNE,
+    KOHYA_TABS,
+    LORA,
     OTHER_MODELS,
-    RENAMED,
-    RENAMED_FOR,
-    SAME,
-    SAME_FOR,
+    TELLING,
     TITLES,
     ZERO_IS_UNSET,
+    KohyaTab,
 )
 from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, flux_fields, network_from, network_to
 from kohya_gui.legacy_networks import is_on as _on
-from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script
+from kohya_gui.tabs import TABS, Tab
+from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.words import shell_words
@@ -44,8 +42,8 @@ class LegacyConfig:
     remarks: tuple[Remark, ...] = ()
 
 
-def read(path: Path) -> LegacyConfig:
-    """A JSON file of kohya_ss. Raises ValueError, one sentence, if it is not there or not such a file."""
+def read(path: Path) -> Values:
+    """A JSON file of kohya_ss as it is. Raises ValueError, one sentence, if it is not there or not such a file."""
     try:
         legacy = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -56,25 +54,32 @@ def read(path: Path) -> LegacyConfig:
         raise ValueError(f"{path} is not JSON: {error.msg} in line {error.lineno}") from error
     if not isinstance(legacy, dict):
         raise ValueError(f"{path} is not a configuration of kohya_ss: it holds no names with values")
-    return from_kohya(legacy)
+    return legacy
 
 
-def from_kohya(legacy: Mapping[str, Any]) -> LegacyConfig:
-    """Keys of kohya_ss's LoRA tab in our words; a key left out means what it meant there."""
+def tab_of(legacy: Mapping[str, Any]) -> Tab | None:
+    """The tab that wrote a file, where its keys tell it."""
+    return next((TABS[name] for name, keys in TELLING.items() if not keys.isdisjoint(legacy)), None)
+
+
+def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
+    """Keys of the tab of kohya_ss in our words; a key left out means what it meant there."""
     family = next((name for key, name in FAMILIES.items() if _on(legacy.get(key))), "sd15")
-    cannot = {**CANNOT, **CANNOT_FOR.get(family, {})}
-    said = [Remark(key, why) for key, why in cannot.items() if _number(legacy.get(key)) > 0]
+    keys = KOHYA_TABS[tab]
+    said = [Remark(key, why) for key, why in keys.cannot_in(family).items() if _number(legacy.get(key)) > 0]
     if all(script.family != family for script in SCRIPTS):
         said.insert(0, Remark("sdxl", f"is off: this is for {TITLES[family]}, which cannot be trained yet"))
-    values = _same_meaning(legacy, family)
-    for function in (_rates, _warmup, _length, _noise, _tracker):
-        values |= function(legacy)
-    if family == "flux":
-        values |= _flux_rates(legacy)
-    network, lost = network_from(legacy, family)
-    values |= network
-    flags, unread = _additional(legacy, family)
-    said += [*lost, *unread]
+    values = _same_meaning(legacy, family, keys)
+    for function in (_warmup, _length, _tracker):
+        values |= function(legacy, keys)
+    for meaning in MEANINGS[tab]:
+        more, told = meaning(legacy, family)
+        values |= more
+        said += told
+    if family == "flux" and _number(_of(legacy, "max_timestep", keys)) == 1000:
+        values["max_timestep"] = None  # all of them, as SDXL counts them
+    flags, unread = _additional(legacy, family, TABS[tab].method)
+    said += unread
     schedule = str(values.get("lr_scheduler"))
     if values.get("lr_warmup_steps") and schedule in ("constant", "adafactor"):
         del values["lr_warmup_steps"]
@@ -85,16 +90,15 @@ def from_kohya(legacy: Mapping[str, Any]) -> LegacyConfig:
     return LegacyConfig(family=family, values=values | flags, prompts=prompts, remarks=tuple(said))
 
 
-def _same_meaning(legacy: Mapping[str, Any], family: str) -> Values:
+def _same_meaning(legacy: Mapping[str, Any], family: str, keys: KohyaTab) -> Values:
     """Every key that is one option, and those that nobody knows."""
     given = {key: value for key, value in legacy.items() if value is not None}
     if "use_8bit_adam" in given and not given.get("optimizer"):
         given["optimizer"] = "AdamW8bit" if _on(given["use_8bit_adam"]) else "AdamW"
     values: Values = {}
-    defaults = {**DEFAULTS, **DEFAULTS_FOR.get(family, {})}
-    renamed = {**RENAMED, **RENAMED_FOR.get(family, {})}
+    defaults, renamed = keys.defaults_in(family), keys.renamed_in(family)
     for key, value in {**defaults, **given}.items():
-        if is_dropped(key, family) or (key in ZERO_IS_UNSET and _number(value) == 0):
+        if is_dropped(key, family, keys) or (key in ZERO_IS_UNSET and _number(value) == 0):
             continue
         if value == "" and isinstance(defaults.get(key, ""), str):
             continue  # an empty text field is unset
@@ -102,72 +106,132 @@ def _same_meaning(legacy: Mapping[str, Any], family: str) -> Values:
     for key in ("optimizer_args", "lr_scheduler_args"):
         if isinstance(values.get(key), str):
             values[key] = _arguments(values[key])
-    if values.get("save_model_as", "safetensors") not in ("safetensors", "ckpt"):
-        values["save_model_as"] = "safetensors"
     if "resume_from_huggingface" in values:  # a text field there
         values["resume_from_huggingface"] = not _off(values["resume_from_huggingface"])
     return values
 
 
-def is_dropped(key: str, family: str) -> bool:
+def is_dropped(key: str, family: str, keys: KohyaTab = LORA) -> bool:
     """Whether a key is no option by itself in a file for this family."""
-    if key in RENAMED_FOR.get(family, {}) or key in SAME_FOR.get(family, ()):
+    if key in keys.renamed_for.get(family, {}) or key in keys.same_for.get(family, ()):
         return False
-    elsewhere = key in FAMILIES or key in FIELDS or key in FLUX_FIELDS or key in CANNOT
-    of_others = any(key in names for names in SAME_FOR.values()) or key.startswith(OTHER_MODELS)
-    return elsewhere or of_others or key in DROPPED
+    elsewhere = key in FAMILIES or key in FIELDS or key in FLUX_FIELDS or key in keys.cannot
+    of_others = any(key in names for names in keys.same_for.values()) or key.startswith(OTHER_MODELS)
+    return elsewhere or of_others or key in keys.dropped
 
 
-def _rates(legacy: Mapping[str, Any]) -> Values:
+Meaning = Callable[[Mapping[str, Any], str], tuple[Values, list[Remark]]]
+"""(keys of a file, its family) -> (what they say together, what is to be told)."""
+
+
+def _network(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    return network_from(legacy, family)
+
+
+def _rates(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
     """A rate of 0 said: do not train this part. Both at 0 said: learning_rate for all."""
     text, unet = (_number(_of(legacy, key)) for key in ("text_encoder_lr", "unet_lr"))
-    return {
-        "text_encoder_lr": [text, text] if text else [],
+    t5 = _number(legacy.get("t5xxl_lr")) if family == "flux" else 0.0  # T5 has a rate of its own, where one is set
+    rates = {
+        "text_encoder_lr": [text, t5] if t5 else [text, text] if text else [],
         "unet_lr": unet or None,
-        "network_train_unet_only": bool(unet and not text),
+        "network_train_unet_only": bool(unet and not text and not t5),
         "network_train_text_encoder_only": bool(text and not unet),
     }
+    return rates, []
 
 
-def _flux_rates(legacy: Mapping[str, Any]) -> Values:
-    """T5 has a rate of its own, where one is set; the timesteps of SDXL, all of which are the default, say nothing."""
-    text, t5 = _number(_of(legacy, "text_encoder_lr")), _number(legacy.get("t5xxl_lr"))
-    rates: Values = {"text_encoder_lr": [text, t5], "network_train_unet_only": False} if t5 else {}
-    return rates | ({"max_timestep": None} if _number(_of(legacy, "max_timestep")) == 1000 else {})
+def _lora_file(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    known = legacy.get("save_model_as") in ("safetensors", "ckpt")
+    return ({} if known else {"save_model_as": "safetensors"}), []
 
 
-def _warmup(legacy: Mapping[str, Any]) -> Values:
-    steps, percent = _number(legacy.get("lr_warmup_steps")), _number(_of(legacy, "lr_warmup"))
-    return {"lr_warmup_steps": int(steps) if steps else percent / 100}
-
-
-def _length(legacy: Mapping[str, Any]) -> Values:
-    """Steps, where they are given; 0 steps meant: as many as the epochs take."""
-    steps, epochs = _number(_of(legacy, "max_train_steps")), _number(legacy.get("max_train_epochs"))
-    if not steps and not epochs:
-        epochs = _number(_of(legacy, "epoch"))
-    return {"max_train_steps": int(steps) or 1600, "max_train_epochs": int(epochs) or None}
-
-
-def _noise(legacy: Mapping[str, Any]) -> Values:
-    """Of the two kinds of noise only the chosen one counts."""
+def _noise(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    """Of the two kinds of noise only the chosen one counts; in the other tabs both do."""
     multires = ("multires_noise_iterations", "multires_noise_discount")
     original = ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale")
     other = original if _of(legacy, "noise_offset_type") == "Multires" else multires
     off: Values = dict.fromkeys(other)
     off |= {"multires_noise_discount": 0.3} if other is multires else {"noise_offset_random_strength": False}
-    return off
+    return off, []
 
 
-def _tracker(legacy: Mapping[str, Any]) -> Values:
+def _text_encoders_by_rate(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    """DreamBooth trained the text encoders of SDXL where one of their rates was not 0."""
+    rates = [_number(_of(legacy, key, DREAMBOOTH)) for key in RATES_OF_ENCODERS]
+    return _text_encoders(any(rates), legacy, family)
+
+
+def _text_encoders_by_switch(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    return _text_encoders(_on(_of(legacy, "train_text_encoder", FINETUNE)), legacy, family)
+
+
+def _text_encoders(learn: bool, legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    if family != "sdxl":
+        return {}, []
+    return {"train_text_encoder": learn, **({} if learn else dict.fromkeys(RATES_OF_ENCODERS))}, []
+
+
+def _model_file(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    """ "same as source model" is unset here; a file that says nothing wants the default of the page, safetensors."""
+    chosen = legacy.get("save_model_as") or "safetensors"
+    return {"save_model_as": None if str(chosen).startswith("same") else chosen}, []
+
+
+def _metadata(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    """The metadata file lay in a folder of its own, and was made anew at each start."""
+    folder = str(legacy.get("train_dir") or "").rstrip("/")
+    if legacy.get("dataset_config") or not folder:
+        return {}, []
+    name = (
+        "latent_metadata_filename"
+        if _of(legacy, "use_latent_files", FINETUNE) == "Yes"
+        else "caption_metadata_filename"
+    )
+    remarks = []
+    if any(_on(_of(legacy, key, FINETUNE)) for key in ("create_caption", "create_buckets")):
+        remarks = [
+            Remark("in_json", "is not made at the start of a run; make it once with the steps under Metadata file")
+        ]
+    return {"in_json": f"{folder}/{_of(legacy, name, FINETUNE)}"}, remarks
+
+
+def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+    mirrored = _on(legacy.get("flip_aug")) and _number(_of(legacy, "max_train_steps", FINETUNE))
+    return {}, [Remark("max_train_steps", "counts as given; kohya_ss halved it with flip_aug")] if mirrored else []
+
+
+RATES_OF_ENCODERS = ("learning_rate_te1", "learning_rate_te2")
+MEANINGS: dict[str, tuple[Meaning, ...]] = {
+    "lora": (_rates, _noise, _lora_file, _network),
+    "dreambooth": (_text_encoders_by_rate, _model_file),
+    "finetune": (_text_encoders_by_switch, _model_file, _metadata, _steps_of_mirrored),
+}
+"""What several keys say together, by tab."""
+
+
+def _warmup(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
+    steps, percent = _number(legacy.get("lr_warmup_steps")), _number(_of(legacy, "lr_warmup", keys))
+    return {"lr_warmup_steps": int(steps) if steps else percent / 100}
+
+
+def _length(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
+    """Steps, where they are given; 0 steps meant: as many as the epochs take."""
+    steps, epochs = _number(_of(legacy, "max_train_steps", keys)), _number(legacy.get("max_train_epochs"))
+    if not steps and not epochs:
+        epochs = _number(_of(legacy, "epoch", keys))
+    return {"max_train_steps": int(steps) or 1600, "max_train_epochs": int(epochs) or None}
+
+
+def _tracker(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
     wandb = legacy.get("log_with") in ("wandb", "all") or str(legacy.get("use_wandb")) == "True"
-    named = legacy.get("wandb_run_name") or (_of(legacy, "output_name") if wandb else None)
+    named = legacy.get("wandb_run_name") or (_of(legacy, "output_name", keys) if wandb else None)
     return {"wandb_run_name": named, **({"log_with": legacy.get("log_with") or "wandb"} if wandb else {})}
 
 
-def _additional(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _additional(legacy: Mapping[str, Any], family: str, method: str) -> tuple[Values, list[Remark]]:
     """Flags typed into the field for more parameters."""
-    script = next((script for script in SCRIPTS if script.family == family), SDXL_LORA)
+    script = script_for(family if any(s.family == family for s in SCRIPTS) else "sdxl", method)
     try:
         flags = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
     except ValueError as error:
@@ -179,9 +243,8 @@ def to_kohya(settings: Settings, script: Script) -> tuple[Values, list[Remark]]:
     """Our settings as kohya_ss's LoRA tab keeps them, and what has no place there. Secrets stay out."""
     values = settings.values()
     family, flux = script.family, script.family == "flux"
-    names = {option: old for old, option in RENAMED.items() if old != "lora_network_weights"}
-    names |= {option: old for old, option in RENAMED_FOR.get(family, {}).items()}
-    names |= {name: name for name in SAME | SAME_FOR.get(family, frozenset()) if not settings.options[name].secret}
+    names = {option: old for old, option in LORA.renamed_in(family).items() if old != "lora_network_weights"}
+    names |= {name: name for name in LORA.same_in(family) if not settings.options[name].secret}
     ours = values["network_module"] in (None, "networks.lora")
     legacy, lost = network_to(
         "networks.lora_flux" if flux and ours else values["network_module"], values["network_args"]
@@ -224,9 +287,9 @@ def _plain(value: Any) -> Any:
     return "" if value is None else value
 
 
-def _of(legacy: Mapping[str, Any], key: str) -> Any:
+def _of(legacy: Mapping[str, Any], key: str, keys: KohyaTab = LORA) -> Any:
     value = legacy.get(key)
-    return DEFAULTS.get(key) if value is None else value
+    return keys.defaults.get(key) if value is None else value
 
 
 def _off(value: Any) -> bool:

@@ -1,5 +1,7 @@
-"""The LoRA tab of kohya_ss as data: its keys, what became of each, and what they meant where they were left out."""
+"""The training tabs of kohya_ss as data: their keys, what became of each, and what one meant that was left out."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -19,28 +21,47 @@ FAMILIES = {
 TITLES = {**FAMILY_TITLES, "sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
 TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
 
-RENAMED = {
-    "optimizer": "optimizer_type",
-    "max_resolution": "resolution",
-    "lora_network_weights": "network_weights",
-}
-"""Old key -> option."""
 
-RENAMED_FOR = {
-    "sdxl": {
-        "sdxl_no_half_vae": "no_half_vae",
-        "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
-    },
-    "flux": {
-        "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
-        "flux1_cache_text_encoder_outputs_to_disk": "cache_text_encoder_outputs_to_disk",
-    },
-}
-"""Old key -> option, where the file is for this family; in other files these keys are left over and mean nothing."""
+@dataclass(frozen=True, kw_only=True)
+class KohyaTab:
+    """What the keys of one tab of kohya_ss mean; tables `_for` are by family, and count where the file is for it."""
 
-SAME = frozenset(
+    same: frozenset[str]
+    """Keys that are an option of the same name and meaning."""
+    same_for: Mapping[str, frozenset[str]]
+    renamed: Mapping[str, str]
+    """Old key -> option."""
+    renamed_for: Mapping[str, Mapping[str, str]]
+    """In files for other families these keys are left over and mean nothing."""
+    defaults: Mapping[str, Any]
+    """What a key that a file leaves out meant to kohya_ss, where that is not our default too."""
+    defaults_for: Mapping[str, Mapping[str, Any]]
+    dropped: frozenset[str]
+    """Keys that are no option by themselves."""
+    cannot: Mapping[str, str]
+    """Keys that asked for something that is lost, and what to say then."""
+    cannot_for: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def same_in(self, family: str) -> frozenset[str]:
+        return self.same | self.same_for.get(family, frozenset())
+
+    def renamed_in(self, family: str) -> dict[str, str]:
+        return {**self.renamed, **self.renamed_for.get(family, {})}
+
+    def defaults_in(self, family: str) -> dict[str, Any]:
+        return {**self.defaults, **self.defaults_for.get(family, {})}
+
+    def cannot_in(self, family: str) -> dict[str, str]:
+        return {**self.cannot, **self.cannot_for.get(family, {})}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SAME = _names(
     """
-    pretrained_model_name_or_path vae v_parameterization clip_skip max_token_length highvram train_data_dir
+    pretrained_model_name_or_path vae v_parameterization clip_skip max_token_length train_data_dir
     reg_data_dir dataset_config train_batch_size max_data_loader_n_workers persistent_data_loader_workers
     prior_loss_weight enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale
     caption_extension shuffle_caption keep_tokens caption_dropout_rate caption_dropout_every_n_epochs
@@ -54,33 +75,34 @@ SAME = frozenset(
     debiased_estimation_loss save_state save_state_on_train_end save_last_n_epochs_state save_last_n_steps_state
     resume output_dir output_name save_model_as save_precision save_every_n_epochs save_every_n_steps
     save_last_n_epochs save_last_n_steps sample_every_n_steps sample_every_n_epochs sample_sampler
-    metadata_title metadata_author metadata_description metadata_license metadata_tags training_comment
+    metadata_title metadata_author metadata_description metadata_license metadata_tags
     logging_dir log_with log_tracker_name wandb_run_name log_tracker_config wandb_api_key log_config
     huggingface_token huggingface_repo_id huggingface_repo_type huggingface_path_in_repo
     huggingface_repo_visibility save_state_to_huggingface resume_from_huggingface async_upload num_processes
     num_machines num_cpu_threads_per_process gpu_ids main_process_port multi_gpu extra_accelerate_launch_args
-    network_dim network_alpha network_dropout network_weights dim_from_weights scale_weight_norms
-    """.split()  # noqa: SIM905, a table is to be read
+    """
 )
-"""Keys that are an option of the same name and meaning."""
-
-SAME_FOR = {
-    "flux": frozenset(
-        """
-        clip_l t5xxl ae model_type t5xxl_max_token_length apply_t5_attn_mask timestep_sampling discrete_flow_shift
-        model_prediction_type guidance_scale blocks_to_swap cpu_offload_checkpointing fp8_base_unet
-        """.split()  # noqa: SIM905, a table is to be read
-    )
+SAME_FOR_FLUX = _names(
+    """
+    ae t5xxl_max_token_length apply_t5_attn_mask timestep_sampling discrete_flow_shift model_prediction_type
+    guidance_scale blocks_to_swap cpu_offload_checkpointing
+    """
+)
+RENAMED = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
+RENAMED_FOR = {
+    "sdxl": {
+        "sdxl_no_half_vae": "no_half_vae",
+        "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+    },
+    "flux": {
+        "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+        "flux1_cache_text_encoder_outputs_to_disk": "cache_text_encoder_outputs_to_disk",
+    },
 }
-"""The same, where the file is for this family."""
-
 DEFAULTS: dict[str, Any] = {
     "output_name": "last",
     "save_precision": "fp16",
     "max_resolution": "512,512",
-    "learning_rate": 1e-4,
-    "text_encoder_lr": 1e-4,
-    "unet_lr": 1e-4,
     "lr_scheduler": "cosine",
     "lr_warmup": 10,
     "epoch": 1,
@@ -92,17 +114,104 @@ DEFAULTS: dict[str, Any] = {
     "bucket_no_upscale": True,
     "max_train_steps": 1600,
     "optimizer": "AdamW8bit",
-    "network_dim": 8,
     "mixed_precision": "fp16",
     "max_data_loader_n_workers": 0,
     "max_timestep": 1000,
     "sample_sampler": "euler_a",
     "noise_offset_type": "Original",
 }
-"""What a key that a file leaves out meant to kohya_ss, where that is not our default too."""
+DEFAULTS_FOR = {"flux": {"t5xxl_max_token_length": 512}}
+DROPPED = _names(
+    """
+    epoch lr_warmup noise_offset_type xformers additional_parameters use_8bit_adam sample_prompts
+    model_list lowvram save_as_bool save_as file_path headless print_only use_wandb no_token_padding
+    stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic clip_g
+    clip_g_dropout_rate split_mode enable_all_linear logit_mean logit_std mode_scale pos_emb_random_crop_rate
+    save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme show_timesteps show_timesteps_resolution
+    """
+)
+"""Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's own way
+to compile, in whose place stands compile; and those of other models."""
+NO_INPAINTING = {"train_inpainting": "inpainting models are not trained here"}
 
-DEFAULTS_FOR: dict[str, dict[str, Any]] = {"flux": {"t5xxl_max_token_length": 512}}
-"""The same, where the file is for this family."""
+LORA = KohyaTab(
+    same=SAME
+    | _names("network_dim network_alpha network_dropout network_weights dim_from_weights scale_weight_norms")
+    | _names("highvram training_comment"),
+    same_for={"flux": SAME_FOR_FLUX | _names("clip_l t5xxl model_type fp8_base_unet")},
+    renamed={**RENAMED, "lora_network_weights": "network_weights"},
+    renamed_for=RENAMED_FOR,
+    defaults={**DEFAULTS, "learning_rate": 1e-4, "text_encoder_lr": 1e-4, "unet_lr": 1e-4, "network_dim": 8},
+    defaults_for=DEFAULTS_FOR,
+    dropped=DROPPED | _names("t5xxl_lr conv_dims conv_alphas mem_eff_save single_blocks_to_swap double_blocks_to_swap"),
+    cannot={
+        **NO_INPAINTING,
+        "stop_text_encoder_training": "text encoders learn to the end; set network_train_unet_only to leave them alone",
+    },
+    cannot_for={
+        "flux": dict.fromkeys(
+            ("single_blocks_to_swap", "double_blocks_to_swap"), "has no effect, as in sd-scripts; set blocks_to_swap"
+        )
+    },
+)
+DREAMBOOTH = KohyaTab(
+    same=SAME | _names("disable_mmap_load_safetensors"),
+    same_for={
+        "sdxl": _names("learning_rate_te1 learning_rate_te2 fused_backward_pass fused_optimizer_groups"),
+        "flux": SAME_FOR_FLUX
+        | _names("blockwise_fused_optimizers mem_eff_save single_blocks_to_swap double_blocks_to_swap"),
+    },
+    renamed=RENAMED,
+    renamed_for={
+        "sdxl": RENAMED_FOR["sdxl"],
+        "flux": {
+            **RENAMED_FOR["flux"],
+            "flux1_clip_l": "clip_l",
+            "flux1_t5xxl": "t5xxl",
+            "flux_fused_backward_pass": "fused_backward_pass",
+        },
+    },
+    defaults={**DEFAULTS, **dict.fromkeys(("learning_rate", "learning_rate_te1", "learning_rate_te2"), 1e-5)},
+    defaults_for=DEFAULTS_FOR,
+    # clip_l and t5xxl are those of SD 3 in this tab
+    dropped=DROPPED | _names("learning_rate_te clip_l t5xxl flux_fused_backward_pass"),
+    cannot={
+        **NO_INPAINTING,
+        "stop_text_encoder_training": "text encoders learn to the end; turn train_text_encoder off to leave them alone",
+    },
+)
+FINETUNE = replace(
+    DREAMBOOTH,
+    same=DREAMBOOTH.same | _names("dataset_repeats"),
+    same_for={**DREAMBOOTH.same_for, "sdxl": DREAMBOOTH.same_for["sdxl"] | _names("train_text_encoder block_lr")},
+    renamed={**RENAMED, "image_folder": "train_data_dir"},
+    defaults={
+        **DREAMBOOTH.defaults,
+        "lr_scheduler": "constant",
+        "lr_warmup": 0,
+        "max_bucket_reso": 1024,
+        "dataset_repeats": 40,
+        "train_text_encoder": True,
+        "caption_metadata_filename": "meta_cap.json",
+        "latent_metadata_filename": "meta_lat.json",
+        "use_latent_files": "Yes",
+        "create_caption": True,
+        "create_buckets": True,
+    },
+    dropped=DREAMBOOTH.dropped
+    | _names("train_dir caption_metadata_filename latent_metadata_filename use_latent_files")
+    | _names("create_caption create_buckets generate_caption_database generate_image_buckets batch_size full_path"),
+    cannot=NO_INPAINTING,
+)
+KOHYA_TABS = {"lora": LORA, "dreambooth": DREAMBOOTH, "finetune": FINETUNE}
+"""By the name of our tab."""
+
+TELLING = {
+    "lora": _names("LoRA_type network_dim network_alpha unet_lr text_encoder_lr lora_network_weights"),
+    "finetune": _names("image_folder train_dir sdxl_checkbox dataset_repeats latent_metadata_filename create_buckets"),
+    "dreambooth": _names("learning_rate_te learning_rate_te1 flux1_clip_l blockwise_fused_optimizers"),
+}
+"""Keys by which a file tells the tab that wrote it; the first tab with one of them it is."""
 
 ZERO_IS_UNSET = (
     *("seed", "vae_batch_size", "network_dropout", "noise_offset", "adaptive_noise_scale", "ip_noise_gamma"),
@@ -110,31 +219,5 @@ ZERO_IS_UNSET = (
 )
 """Sliders at 0 that say: leave it to the default. Where 0 is a value, as in max_grad_norm, it stays one."""
 
-DROPPED = frozenset(
-    """
-    epoch lr_warmup t5xxl_lr noise_offset_type xformers additional_parameters use_8bit_adam sample_prompts
-    model_list lowvram save_as_bool save_as file_path headless print_only use_wandb no_token_padding conv_dims
-    conv_alphas stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic clip_g
-    clip_g_dropout_rate split_mode enable_all_linear mem_eff_save single_blocks_to_swap double_blocks_to_swap
-    logit_mean logit_std mode_scale pos_emb_random_crop_rate save_clip save_t5xxl t5xxl_device t5xxl_dtype
-    weighting_scheme show_timesteps show_timesteps_resolution
-    """.split()  # noqa: SIM905, a table is to be read
-)
-"""Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's own way
-to compile, in whose place stands compile; and those of other models."""
-
 OTHER_MODELS = ("sdxl_", "flux1_", "sd3_", "hunyuan_", "anima_", "lumina_")
 """How keys of single models begin."""
-
-CANNOT = {
-    "train_inpainting": "inpainting models are not trained here",
-    "stop_text_encoder_training": "text encoders learn to the end; set network_train_unet_only to leave them alone",
-}
-"""Keys that asked for something that is lost."""
-
-CANNOT_FOR = {
-    "flux": dict.fromkeys(
-        ("single_blocks_to_swap", "double_blocks_to_swap"), "has no effect, as in sd-scripts; set blocks_to_swap"
-    )
-}
-"""The same, where the file is for this family."""

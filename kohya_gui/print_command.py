@@ -3,20 +3,23 @@
 import sys
 from pathlib import Path
 
-from kohya_gui.configuration import open_file, prepare
+from kohya_gui.configuration import open_file, prepare, tab_for
 from kohya_gui.launch_command import shell_line
+from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import script_for
 
 
-def print_command(tab: str, config: Path) -> int:
+def print_command(name: str | None, config: Path) -> int:
     """Print the command as one shell-quoted line, then the path of the TOML that it reads, which is written.
 
-    `config` is TOML or a JSON of kohya_ss. Returns the exit code: 2 with the problems, one a line, on stderr.
+    `config` is TOML or a JSON of kohya_ss, `name` that of the tab it is for; None is as the file tells.
+    Returns the exit code: 2 with the problems, one a line, on stderr.
     Secrets are in neither line: hand them over as WANDB_API_KEY and HF_TOKEN.
     """
     try:
+        tab = TABS[name] if name else tab_for(config)
         opened = open_file(config, tab)
-        prepared = prepare(opened.values, script_for(opened.family, tab), opened.unknown, print_only=True)
+        prepared = prepare(opened.values, script_for(opened.family, tab.method), opened.unknown, print_only=True)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

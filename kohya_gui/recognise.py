@@ -1,5 +1,6 @@
 """What a path holds, told in a few words beside its field: read from headers and file names, without torch."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ PARTS = {
     "ae": ("FLUX.1's autoencoder", "vae", (FLUX_AE,)),
 }
 """Option -> what it wants, where a diffusers folder has it, and what fits: smaller ones too, for smaller models."""
+LONGEST_METADATA = 20_000_000
+"""Bytes of a metadata file that a glance still reads."""
 MOST_FILES = 20_000
 """A folder is counted up to here, so that a glance at a disk's root stays a glance."""
 
@@ -46,6 +49,16 @@ def part(path: str, option: str) -> Recognised:
 def data_folder(path: str, caption_extension: str) -> Recognised:
     """How many pictures a data folder holds, in which subfolders, and how many have a caption."""
     return _glance(path, lambda place: _data_folder(place, dotted(caption_extension.strip())))
+
+
+def picture_folder(path: str, caption_extension: str) -> Recognised:
+    """How many pictures a folder holds, or where it has none its subfolders named like 10_cat."""
+    return _glance(path, lambda place: _picture_folder(place, dotted(caption_extension.strip())))
+
+
+def metadata(path: str) -> Recognised:
+    """How many pictures a metadata file names, and how many of them with a caption or tags."""
+    return _glance(path, _metadata)
 
 
 def _glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
@@ -123,9 +136,34 @@ def _data_folder(folder: Path, caption_extension: str) -> Recognised:
     captioned = sum(_has_caption(p, caption_extension) for _, _, pictures in counted for p in pictures)
     shown = _named([f"{sub.name} ({len(pictures)})" for sub, _, pictures in counted])
     steps = sum(repeats * len(pictures) for _, repeats, pictures in counted)
-    some = f"{captioned or 'none'} with a {caption_extension} file"
-    words = "all captioned" if captioned == total else some
+    words = _captioned(captioned, total, caption_extension)
     return Recognised(f"{total} pictures, {words}, {steps} an epoch: {shown}", good=True)
+
+
+def _captioned(captioned: int, total: int, extension: str) -> str:
+    return "all captioned" if captioned == total else f"{captioned or 'none'} with a {extension} file"
+
+
+def _picture_folder(folder: Path, caption_extension: str) -> Recognised:
+    if not folder.is_dir() or not (pictures := _pictures(folder)):
+        return _data_folder(folder, caption_extension)
+    captioned = sum(_has_caption(p, caption_extension) for p in pictures)
+    return Recognised(f"{len(pictures)} pictures, {_captioned(captioned, len(pictures), caption_extension)}", good=True)
+
+
+def _metadata(file: Path) -> Recognised:
+    if not file.is_file():
+        return Recognised("There is no such file", good=False)
+    if file.stat().st_size > LONGEST_METADATA:
+        return Recognised(f"{size(file.stat().st_size)}: read when the run starts")
+    try:
+        text = file.read_text(encoding="utf-8")
+        told = list(map(json.loads, text.splitlines())) if file.suffix == ".jsonl" else list(json.loads(text).values())
+        described = sum(any(each.get(key) for key in ("caption", "tags")) for each in told)
+    except (ValueError, AttributeError):
+        return Recognised("This is no metadata: a JSON object that names pictures is wanted", good=False)
+    few = "" if described == len(told) else f", {described or 'none'} with a caption"
+    return Recognised(f"{len(told)} pictures{few}", good=bool(told))
 
 
 def _named(names: list[str]) -> str:

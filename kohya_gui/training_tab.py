@@ -2,26 +2,25 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gradio as gr
 
 from kohya_gui import recognise
 from kohya_gui.class_advanced_training import AdvancedTraining
-from kohya_gui.configuration import Opened, Prepared, families_of, place_of, place_to_save
-from kohya_gui.controls import QUIET, Advice, Form, unquoted
+from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save
+from kohya_gui.controls import QUIET, Form, unquoted
 from kohya_gui.draft import SECRET, Draft
 from kohya_gui.launch_command import shell_line
 from kohya_gui.messages import message
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
+from kohya_gui.training import Panel, Training
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.settings import Remark
-from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.book import RunBook, WatchedRun
 
 PRESETS = Path(__file__).parents[1] / "presets"
@@ -44,67 +43,30 @@ KEPT_BY_PRESETS = (
 """Where things are and how they are called; a preset is about how to train."""
 FIRST_OUTPUT = "outputs"
 """The output folder of a new page."""
-TOLD = ("pretrained_model_name_or_path", "train_data_dir", *recognise.PARTS)
+TOLD = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
+WITHOUT = ("run_dir",)
+"""Options that the GUI chooses itself."""
 RECENT = 12
 Updates = dict[Any, Any]
 
 
-@dataclass(frozen=True)
-class Panel:
-    """An accordion: options by name, then what the rest of the tab has left of some groups."""
-
-    title: str
-    names: tuple[str, ...] = ()
-    rest: tuple[type[OptionGroup], ...] = ()
-    advice: Advice | None = None
-    open: bool = False
-    late: bool = False
-    """Stands below Advanced Training."""
-
-
-class TrainModel(Protocol):
-    def __call__(
-        self,
-        book: RunBook,
-        values: Mapping[str, Any],
-        family: str,
-        unknown: Mapping[str, Any],
-        print_only: bool = False,
-    ) -> tuple[Prepared, WatchedRun | None]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """A tab's name, its panels, and what its buttons mean."""
-
-    name: str
-    panels: tuple[Panel, ...]
-    without: tuple[str, ...]
-    """Options that have no control here."""
-    first_presets: Mapping[str, str]
-    """What a new page begins with, by family: names in presets/, where the defaults are those of sd-scripts."""
-    save_configuration: Callable[[Path, Mapping[str, Any], str, Mapping[str, Any]], Path]
-    open_configuration: Callable[[Path, str], Opened]
-    """Takes the family that the page shows, for a file that does not tell its own."""
-    train_model: TrainModel
-
-
 class TrainingTab:
-    def __init__(self, method: Method, book: RunBook, launch: str) -> None:
-        self.method, self._book = method, book
-        families = families_of(method.name)
-        groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method.name).groups))
-        self.form = Form(method.name, groups, method.name, method.without, TOLD)
+    def __init__(self, training: Training, book: RunBook, launch: str) -> None:
+        self.training, self._book = training, book
+        self.tab, method = training.tab.name, training.tab.method
+        self._families = families = families_of(method)
+        groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
+        self.form = Form(self.tab, groups, method, WITHOUT, TOLD)
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
             with gr.Column(elem_classes="settings"):
                 self._settings(families)
             with gr.Column(elem_classes="running"):
-                self.run = RunPanel(book, method.name)
-        self.unknown = gr.BrowserState({}, storage_key=f"{method.name}-unknown", secret=SECRET)
-        self.recent = gr.BrowserState([], storage_key=f"{method.name}-recent", secret=SECRET)
+                self.run = RunPanel(book, self.tab)
+        self.unknown = gr.BrowserState({}, storage_key=f"{self.tab}-unknown", secret=SECRET)
+        self.recent = gr.BrowserState([], storage_key=f"{self.tab}-recent", secret=SECRET)
         # the file that these settings came from or went to: Save writes over it, over no other without a second click
-        self.opened = gr.BrowserState("", storage_key=f"{method.name}-opened", secret=SECRET)
+        self.opened = gr.BrowserState("", storage_key=f"{self.tab}-opened", secret=SECRET)
         self.replacing = gr.State("")
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
@@ -116,8 +78,8 @@ class TrainingTab:
         """The first family's preset; of the others', what that family alone has, for when it is chosen."""
         values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
         for family in reversed(families):
-            preset = preset_file(self.method.name, self.method.first_presets[family])
-            said = self.method.open_configuration(preset, family).values
+            preset = preset_file(self.tab, first_preset(family))
+            said = self.training.open_configuration(preset, family).values
             values |= {n: v for n, v in said.items() if family == families[0] or self._is_of_one(n)}
         return values
 
@@ -127,7 +89,7 @@ class TrainingTab:
     # What stands where
 
     def _configuration_row(self) -> None:
-        tab = self.method.name
+        tab = self.tab
         presets = [(preset_title(path), path.stem) for path in sorted((PRESETS / tab).glob("*.toml"))]
         small: dict[str, Any] = {"size": "sm", "min_width": 80, "scale": 0}
         with gr.Row(elem_classes="configuration"):
@@ -139,7 +101,7 @@ class TrainingTab:
             self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
             self.preset = gr.Dropdown(
                 presets,
-                value=next(iter(self.method.first_presets.values())),
+                value=first_preset(self._families[0]),
                 label="Preset",
                 elem_id=f"{tab}-preset",
                 scale=2,
@@ -147,7 +109,7 @@ class TrainingTab:
             )
         with gr.Row(elem_classes="configuration", visible=False) as self.save_row:
             self.new_name = gr.Textbox(
-                label="Save as", placeholder="~/my_lora.toml", elem_id=f"{tab}-new-name", max_lines=1, scale=4
+                label="Save as", placeholder=f"~/my_{tab}.toml", elem_id=f"{tab}-new-name", max_lines=1, scale=4
             )
             self.save_new = gr.Button("Save", variant="primary", elem_id=f"{tab}-save-new", **small)
             self.cancel = gr.Button("Cancel", elem_id=f"{tab}-cancel", **small)
@@ -157,23 +119,23 @@ class TrainingTab:
             [(FAMILY_TITLES[family], family) for family in families],
             value=families[0],
             label="Model family",
-            elem_id=f"{self.method.name}-family",
+            elem_id=f"{self.tab}-family",
             elem_classes="family",
         )
-        spoken_for = tuple(group for panel in self.method.panels for group in panel.rest)
-        for panel in self.method.panels:
+        spoken_for = tuple(group for panel in self.training.panels for group in panel.rest)
+        for panel in self.training.panels:
             if not panel.late:
                 self._panel(panel)
-        late = [name for panel in self.method.panels if panel.late for name in panel.names]
+        late = [name for panel in self.training.panels if panel.late for name in panel.names]
         AdvancedTraining(self.form, spoken_for, late)
-        for panel in self.method.panels:
+        for panel in self.training.panels:
             if panel.late:
                 self._panel(panel)
 
     def _panel(self, panel: Panel) -> None:
-        elsewhere = {name for other in self.method.panels if other is not panel for name in other.names}
-        rest = [name for name in self.form.left_of(*panel.rest) if name not in elsewhere | set(panel.names)]
-        self.form.panel(panel.title, panel.names, rest, advice=panel.advice, open=panel.open)
+        named = {name for each in self.training.panels for name in (*each.names, *each.more)}
+        rest = [name for name in self.form.left_of(*panel.rest) if name not in named]
+        self.form.panel(panel.title, panel.names, [*panel.more, *rest], advice=panel.advice, open=panel.open)
 
     def _tell_facts(self) -> None:
         """Under a path: what is found there."""
@@ -181,21 +143,23 @@ class TrainingTab:
 
         def tell_model(path: str, family: str) -> str:
             found = recognise.model(unquoted(path or ""), family)
-            other = found.family if found.family in families_of(self.method.name) else None
+            other = found.family if found.family in self._families else None
             return fact(found, offer(self.family.elem_id or "", other) if other and other != family else "")
 
-        def tell_data(path: str, extension: str) -> str:
-            return fact(recognise.data_folder(unquoted(path or ""), extension or ".caption"))
+        def tell_data(path: str, extension: str, metadata: str) -> str:
+            concepts = self.training.concepts and not metadata
+            look = recognise.data_folder if concepts else recognise.picture_folder
+            return fact(look(unquoted(path or ""), extension or ".caption"))
 
-        for name, tell, other in (
-            ("pretrained_model_name_or_path", tell_model, self.family),
-            ("train_data_dir", tell_data, controls["caption_extension"]),
-        ):
-            facts[name].value = tell("", other.value)
-            pair = [controls[name], other]
-            gr.on([c.change for c in pair], tell, pair, facts[name], **QUIET)  # type: ignore[attr-defined]
+        self._tell("pretrained_model_name_or_path", tell_model, self.family)
+        self._tell("train_data_dir", tell_data, controls["caption_extension"], controls["in_json"])
+        self._tell("in_json", lambda path: fact(recognise.metadata(unquoted(path or ""))))
         for name in facts.keys() & recognise.PARTS.keys():
-            controls[name].change(self._tell_part(name), controls[name], facts[name], **QUIET)  # type: ignore[attr-defined]
+            self._tell(name, self._tell_part(name))
+
+    def _tell(self, name: str, tell: Callable[..., str], *others: Any) -> None:
+        about = [self.form.controls[name], *others]
+        gr.on([c.change for c in about], tell, about, self.form.facts[name], **QUIET)
 
     @staticmethod
     def _tell_part(name: str) -> Callable[[str], str]:
@@ -230,7 +194,7 @@ class TrainingTab:
         """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line."""
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
-            families = families_of(self.method.name)
+            families = self._families
             if config and not self.draft.of_this_launch(draft):
                 return self._opened(str(config), recent, draft.get("family") or families[0])
             if not draft:  # a new browser: nothing to bring back, and nothing typed by now may be lost
@@ -250,23 +214,23 @@ class TrainingTab:
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Another family: what both have stays, and no preset of the former is shown as if it were set."""
-        first = preset_title(preset_file(self.method.name, self.method.first_presets[family]))
+        first = preset_title(preset_file(self.tab, first_preset(family)))
         said = f"{FAMILY_TITLES[family]} is chosen; what you set stays. The preset {first} sets what suits it"
         return [preset if preset and preset_family(preset) == family else None, message("ok", said)]
 
     def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
             path = place_of(text)
-            opened = self.method.open_configuration(path, family)
+            opened = self.training.open_configuration(path, family)
         except ValueError as error:
             return {self.run.message: refused(error)}
         updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
         return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
 
     def _open_preset(self, data: Updates) -> Updates:
-        path = preset_file(self.method.name, data[self.preset])
+        path = preset_file(self.tab, data[self.preset])
         try:
-            opened = self.method.open_configuration(path, preset_family(data[self.preset]))
+            opened = self.training.open_configuration(path, preset_family(data[self.preset]))
         except ValueError as error:
             return {self.run.message: refused(error)}
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
@@ -335,7 +299,7 @@ class TrainingTab:
             place = place_to_save(text)
             if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
                 return self._ask_to_replace(place)
-            path = self.method.save_configuration(place, values, family, data[self.unknown])
+            path = self.training.save_configuration(place, values, family, data[self.unknown])
         except ValueError as error:
             return {self.run.message: refused(error)}
         return {
@@ -373,11 +337,16 @@ class TrainingTab:
 
     def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, WatchedRun | None]:
         values, family = self.form.read(data), data[self.family]
-        return self.method.train_model(self._book, values, family, data[self.unknown], print_only)
+        return self.training.train_model(self._book, values, family, data[self.unknown], print_only)
 
 
-def preset_file(method: str, name: str) -> Path:
-    return PRESETS / method / f"{name}.toml"
+def preset_file(tab: str, name: str) -> Path:
+    return PRESETS / tab / f"{name}.toml"
+
+
+def first_preset(family: str) -> str:
+    """What a new page begins with, where the defaults are those of sd-scripts."""
+    return f"{family}_safe_start"
 
 
 def preset_family(name: str) -> str:

@@ -18,8 +18,9 @@ from kohya_gui.app import build
 from kohya_gui.configuration import place_of, prepare
 from kohya_gui.controls import Form, given, kind, shown
 from kohya_gui.draft import Draft
-from kohya_gui.lora_gui import LORA, good_timesteps, open_configuration, save_configuration
+from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
+from kohya_gui.panels import good_timesteps
 from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
 from kohya_gui.training_tab import PRESETS, TrainingTab, fact, offer, preset_title, preset_words
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA

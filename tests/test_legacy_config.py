@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kohya_gui.legacy_config import from_kohya, is_dropped, read, to_kohya
-from kohya_gui.legacy_keys import DEFAULTS, DEFAULTS_FOR, RENAMED, RENAMED_FOR, SAME, SAME_FOR
+from kohya_gui.legacy_keys import LORA
 from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.reading import from_values
@@ -65,7 +65,7 @@ def test_our_settings_for_flux_mean_what_kohyas_own_toml_says(kind):
 
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 def test_every_key_of_kohyas_tab_has_a_place(family):
-    same, renamed = SAME | SAME_FOR.get(family, frozenset()), RENAMED | RENAMED_FOR[family]
+    same, renamed = LORA.same_in(family), LORA.renamed_in(family)
     lost = [key for key in KOHYA_DEFAULTS if not (key in same or key in renamed or is_dropped(key, family))]
     assert set(lost) == {"dynamo_backend", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}, "options by the same name"
 
@@ -74,9 +74,9 @@ def test_a_key_left_out_means_what_it_meant_there():
     whole = from_values(SDXL_LORA, from_kohya(FILLED).values).changed()
     kept = ("sdxl", "pretrained_model_name_or_path", "train_data_dir", "output_dir")
     assert from_values(SDXL_LORA, from_kohya({key: FILLED[key] for key in kept}).values).changed() == whole
-    assert {key: KOHYA_DEFAULTS[key] for key in DEFAULTS} == DEFAULTS
+    assert {key: KOHYA_DEFAULTS[key] for key in LORA.defaults} == LORA.defaults
     assert {key: KOHYA_DEFAULTS[key] for key in FIELDS} == FIELDS
-    assert {key: KOHYA_DEFAULTS[key] for key in DEFAULTS_FOR["flux"]} == DEFAULTS_FOR["flux"]
+    assert {key: KOHYA_DEFAULTS[key] for key in LORA.defaults_for["flux"]} == LORA.defaults_for["flux"]
     assert {key: KOHYA_DEFAULTS[key] for key in FLUX_FIELDS} == FLUX_FIELDS
 
 

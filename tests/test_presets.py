@@ -1,33 +1,55 @@
 """Presets load, say nothing needless and leave only the user's own paths to fill in."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from kohya_gui.print_command import print_command
+from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import Script, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
-from sd_scripts.options.toml_files import read_toml
+from sd_scripts.options.toml_files import read_toml, write_toml
 
-PRESETS = sorted((Path(__file__).parent.parent / "presets" / "lora").glob("*.toml"))
+FOLDER = Path(__file__).parent.parent / "presets"
+PRESETS = sorted(FOLDER.glob("*/*.toml"))
 FLUX = [preset for preset in PRESETS if preset.stem.startswith("flux_")]
+FULL = [preset for preset in PRESETS if preset.parent.name in ("dreambooth", "finetune")]
+LITTLE = [preset for preset in PRESETS if "low_memory" in preset.stem]
+WAYS = ("safe_start", "fast_compiled", "low_memory_12gb", "low_memory_16gb", "low_memory_24gb", "best_quality")
 PATHS = {"pretrained_model_name_or_path", "train_data_dir", "output_dir"}
 PARTS = {"clip_l", "t5xxl", "ae"}
 
 
+def name(preset: Path) -> str:
+    return f"{preset.parent.name}/{preset.stem}"
+
+
 def script_of(preset: Path) -> Script:
-    return script_for(preset.stem.partition("_")[0], "lora")
+    return script_for(preset.stem.partition("_")[0], TABS[preset.parent.name].method)
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
+every_preset = pytest.mark.parametrize("preset", PRESETS, ids=name)
+
+
+def test_every_tab_has_presets_of_its_own():
+    assert {preset.parent.name for preset in PRESETS} == set(TABS)
+    wanted = {
+        f"{tab}/{family}_{way}" for tab in ("dreambooth", "finetune") for family in ("sdxl", "flux") for way in WAYS
+    }
+    assert {name(preset) for preset in FULL} == wanted
+
+
+@every_preset
 def test_a_preset_lacks_only_the_paths(preset):
     settings = from_file(script_of(preset), preset)
     assert {problem.split(":")[0] for problem in settings.problems()} - PARTS == PATHS
     assert settings.remarks == []
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
+@every_preset
 def test_a_preset_says_only_what_differs_from_the_defaults(preset):
     said = read_toml(preset)
     assert said == from_file(script_of(preset), preset).changed()
@@ -35,18 +57,54 @@ def test_a_preset_says_only_what_differs_from_the_defaults(preset):
     assert preset.read_text(encoding="utf-8").startswith("# "), "it tells for whom it is"
 
 
+@every_preset
+def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
+    paths = {option: str(tmp_path / option) for option in PATHS | (PARTS if preset in FLUX else set())}
+    write_toml(tmp_path / "in.toml", {**read_toml(preset), **paths})
+    assert print_command(preset.parent.name, tmp_path / "in.toml") == 0
+    line, toml = capsys.readouterr().out.splitlines()
+    assert script_of(preset).file in line
+    assert read_toml(Path(toml)) == {**read_toml(preset), **paths}
+
+
 def test_a_compiled_preset_compiles():
     compiled = [preset for preset in PRESETS if "compiled" in preset.stem]
-    assert len(compiled) == 3
+    assert len(compiled) == 7
     assert all(from_file(script_of(preset), preset)[CompileOptions].compile for preset in compiled)
 
 
-@pytest.mark.parametrize("preset", FLUX, ids=lambda preset: preset.stem)
+@pytest.mark.parametrize("preset", FLUX, ids=name)
 def test_flux_trains_at_the_recommended_timesteps(preset):
     assert read_toml(preset).items() >= RECOMMENDED.items()
 
 
-def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card():
-    swapped = [read_toml(preset).get("blocks_to_swap", 0) for preset in FLUX if "low_memory" in preset.stem]
-    assert swapped == sorted(swapped, reverse=True)
-    assert all(read_toml(preset)["fp8_base"] for preset in FLUX if "low_memory" in preset.stem)
+@pytest.mark.parametrize("tab", TABS)
+def test_presets_for_little_memory_hold_less_on_the_gpu_the_smaller_the_card(tab):
+    cards = [preset for preset in LITTLE if preset.parent.name == tab]
+    for family, less in (
+        ("sdxl", lambda said: -said.get("train_batch_size", 1)),
+        ("flux", lambda said: said.get("blocks_to_swap", 0)),
+    ):
+        held = [less(read_toml(preset)) for preset in cards if preset.stem.startswith(family)]
+        assert held == sorted(held, reverse=True)
+
+
+@pytest.mark.parametrize("preset", LITTLE, ids=name)
+def test_presets_for_little_memory_take_what_saves_it(preset):
+    said = read_toml(preset)
+    assert said["gradient_checkpointing"]
+    assert said["cache_latents"]
+    assert said["cache_text_encoder_outputs"]
+    if preset in FULL:
+        assert said["full_bf16"]
+        assert said["fused_backward_pass"]
+        assert said["optimizer_type"] == "Adafactor"
+    elif preset in FLUX:
+        assert said["fp8_base"]
+
+
+@pytest.mark.parametrize("preset", FULL, ids=name)
+def test_a_preset_for_a_whole_model_claims_no_number_that_nobody_measured(preset):
+    words = " ".join(line for line in preset.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    assert not re.search(r"\babout \d|\d+ (ms|%)|it/s", words)
+    assert 5e-6 <= read_toml(preset)["learning_rate"] <= 1e-5

@@ -1,0 +1,21 @@
+"""The DreamBooth tab: the whole model learns a few concepts, each from a folder of its own."""
+
+from kohya_gui.panels import BASIC, EMA, FULL, MEMORY_OF_FULL, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS
+from kohya_gui.tabs import TABS
+from kohya_gui.training import Panel, Training
+from sd_scripts.options.dataset import DatasetOptions
+
+DATA = Panel(
+    DatasetOptions.title,
+    ("train_data_dir", "reg_data_dir", "prior_loss_weight"),
+    more=("dataset_config", "in_json", "dataset_repeats", "conditioning_data_dir"),
+    open=True,
+)
+
+DREAMBOOTH = Training(
+    tab=TABS["dreambooth"],
+    panels=(MODEL, DATA, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, EMA, SAMPLES, METADATA),
+)
+save_configuration = DREAMBOOTH.save_configuration
+open_configuration = DREAMBOOTH.open_configuration
+train_model = DREAMBOOTH.train_model

@@ -1,0 +1,73 @@
+"""What makes a training tab: its panels, and what opening, saving and training mean there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.configuration import Opened, Prepared, open_file, prepare, save_file
+from kohya_gui.controls import Advice
+from kohya_gui.tabs import Tab
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.spec import OptionGroup
+from sd_scripts.runs.book import RunBook, WatchedRun
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An accordion: options by name, then what the rest of the tab has left of some groups.
+
+    A tab whose method lacks an option leaves it out, so that tabs can share a panel.
+    """
+
+    title: str
+    names: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+    """Folded away, with the rest."""
+    rest: tuple[type[OptionGroup], ...] = ()
+    advice: Advice | None = None
+    open: bool = False
+    late: bool = False
+    """Stands below Advanced Training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One tab as a record."""
+
+    tab: Tab
+    panels: tuple[Panel, ...]
+    concepts: bool = True
+    """Pictures lie in folders named like 10_cat, unless a metadata file names them."""
+
+    def save_configuration(
+        self, path: Path, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any]
+    ) -> Path:
+        """Write what differs from the defaults as TOML; unknown keys go along. Returns the file written."""
+        return save_file(path, values, script_for(family, self.tab.method), unknown)
+
+    def open_configuration(self, path: Path, shown: str = "sdxl") -> Opened:
+        """What a TOML file, or a JSON file of kohya_ss, says; a file that tells no family is of the one shown.
+
+        Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
+        """
+        return open_file(path, self.tab, shown)
+
+    def train_model(
+        self,
+        book: RunBook,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        print_only: bool = False,
+    ) -> tuple[Prepared, WatchedRun | None]:
+        """Check, write the TOML into a new run folder and start; with `print_only`, only write it, beside the results.
+
+        Raises ValueError with one sentence, or several lines of them.
+        """
+        if not print_only:
+            book.check_free()  # before a folder for the run is made
+        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only)
+        if print_only:
+            return prepared, None
+        return prepared, book.start(prepared.command.argv, prepared.command.environment, prepared.folder)
