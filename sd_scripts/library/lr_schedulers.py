@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.optimizers import is_schedule_free, make_optimizer
+from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, updater
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 
 Maker = Callable[..., LRScheduler]
@@ -52,7 +52,7 @@ class RateOfAdafactor(LRScheduler):
 
     def _rate(self, group: dict[str, Any]) -> float:
         state = self.optimizer.state.get(group["params"][0])
-        return float(self.optimizer._get_lr(group, state)) if state else self.shown_at_first  # type: ignore[attr-defined]
+        return float(updater(self.optimizer)._get_lr(group, state)) if state else self.shown_at_first  # type: ignore[attr-defined]
 
 
 def make_scheduler(

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sd_scripts.library.key_values import class_by_path, key_values
+from sd_scripts.library.portions import Portions
+from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
 
 Group = dict[str, Any]
@@ -70,6 +73,8 @@ KNOWN: dict[str, Known] = {
     "AdamWScheduleFree": _schedulefree("AdamWScheduleFree"),
     "SGDScheduleFree": _schedulefree("SGDScheduleFree"),
 }
+TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
+"""Arguments of AdamW that RoundingAdamW does not know; who gives one wants torch's."""
 _BY_LOWER_NAME = {name.lower(): name for name in KNOWN}
 
 
@@ -78,30 +83,56 @@ def optimizer_name(options: OptimizerOptions) -> str:
     return _BY_LOWER_NAME.get(options.optimizer_type.lower(), options.optimizer_type) or "AdamW"
 
 
-def make_optimizer(options: OptimizerOptions, groups: Iterable[Group]) -> Optimizer:
+def finds_one_rate(options: OptimizerOptions) -> bool:
+    """Whether it learns the size of its steps from all weights together, which portions of them cannot."""
+    name = optimizer_name(options)
+    return name in KNOWN and KNOWN[name].finds_its_rate
+
+
+def rounds_itself(options: OptimizerOptions) -> bool:
+    """Whether make_optimizer's `rounding` has its way; any other optimizer needs Portions(rounds=True) for weights in
+    half precision."""
+    own = key_values("optimizer_args", options.optimizer_args)
+    return optimizer_name(options) == "AdamW" and own.keys().isdisjoint(TORCH_ONLY)
+
+
+def make_optimizer(
+    options: OptimizerOptions,
+    groups: Iterable[Group],
+    *,
+    rounding: bool = False,
+    seed: int = 0,
+    copies: Mapping[Tensor, Tensor] | None = None,
+) -> Optimizer:
     """The optimizer over `groups`; one without `lr` learns at learning_rate.
 
-    The parameters must already lie on the device they learn on. Raises ValueError for an unknown name, a missing
-    library and arguments that the optimizer does not take.
+    With `rounding` or `copies`, AdamW is RoundingAdamW if rounds_itself; no other optimizer takes these. The parameters
+    must already lie on the device they learn on. Raises ValueError for an unknown name, a missing library and
+    arguments that the optimizer does not take.
     """
     name = optimizer_name(options)
     groups = [{"lr": options.learning_rate, **group} for group in groups]
     kind = _class(name)
     arguments = optimizer_arguments(options)
-    if name in KNOWN and KNOWN[name].finds_its_rate:
+    rounding = bool(rounding or copies) and rounds_itself(options)
+    more: dict[str, Any] = {}
+    if rounding:
+        kind, more = RoundingAdamW, {"seed": seed, "copies": copies}
+        del arguments["fused"]
+    if finds_one_rate(options):
         _check_one_rate(name, groups)
     rate: float | None = options.learning_rate
     if arguments.get("relative_step"):  # Adafactor then takes no rate from outside, not even None beside a group's
         rate, groups = None, [{**group, "lr": None} for group in groups]
-    if name == "AdamW":
+    if name == "AdamW" and not rounding:
         arguments = {"capturable": _on_cuda(groups), **arguments}
         if arguments.get("foreach") or arguments.get("differentiable"):
             arguments["fused"] = False
     try:
-        optimizer = kind(groups, lr=rate, **arguments)
+        optimizer = kind(groups, lr=rate, **more, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer_args, learning_rate: {name} does not take them ({error})") from error
-    if name == "AdamW" and arguments["fused"]:
+    if rounding or (name == "AdamW" and arguments["fused"]):
         _make_rates_tensors(optimizer)
     return optimizer
 
@@ -121,14 +152,15 @@ def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
     """ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`."""
     arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
     listed = ",".join(f"{key}={value}" for key, value in arguments.items())
-    kind = type(optimizer)
+    kind = type(updater(optimizer))
+    kind = torch.optim.AdamW if kind is RoundingAdamW else kind  # the same mathematics by the name that others know
     return f"{kind.__module__}.{kind.__name__}" + (f"({listed})" if listed else "")
 
 
 def remarks(options: OptimizerOptions) -> list[str]:
     """What is allowed but seldom meant, one sentence each."""
     name, found = optimizer_name(options), []
-    if name in KNOWN and KNOWN[name].finds_its_rate and options.learning_rate <= 0.1:
+    if finds_one_rate(options) and options.learning_rate <= 0.1:
         found.append(
             f"learning_rate: {name} multiplies the rate that it finds with {options.learning_rate}, which is hardly "
             "any learning; 1 is usual"
@@ -143,9 +175,14 @@ def remarks(options: OptimizerOptions) -> list[str]:
     return found
 
 
+def updater(optimizer: Optimizer) -> Optimizer:
+    """Who changes the weights: of portions, the optimizer of one of them."""
+    return optimizer.one if isinstance(optimizer, Portions) else optimizer
+
+
 def is_schedule_free(optimizer: Optimizer) -> bool:
     """Whether the optimizer replaces the learning rate schedule and knows train and eval weights."""
-    return "ScheduleFree" in type(optimizer).__name__
+    return "ScheduleFree" in type(updater(optimizer)).__name__
 
 
 def train_mode(optimizer: Optimizer) -> None:

@@ -1,0 +1,235 @@
+"""One optimizer made of several, each over a portion of the weights that can be stepped by itself.
+
+So weights can be updated within the backward pass, or a block at a time. And any optimizer can train weights in half
+precision: it steps float32 surrogates, which exist only while the step of their portion runs, and what it has changed
+is rounded back stochastically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochastically
+
+Group = dict[str, Any]
+
+OWN = ("params", "seed")
+"""What the groups of each portion have of their own; the rest is the facade's."""
+
+
+@dataclass(kw_only=True)
+class _Member:
+    """One weight."""
+
+    weight: nn.Parameter
+    stepped: nn.Parameter
+    """What the optimizer knows: the weight itself, or a float32 surrogate with its shape, without memory until lent."""
+    number: int
+    """Among all weights."""
+
+    @torch.no_grad()
+    def lend(self) -> None:
+        """Give the surrogate its memory, the weight's value and gradient."""
+        surrogate = self.stepped
+        surrogate.untyped_storage().resize_(surrogate.numel() * surrogate.element_size())
+        surrogate.copy_(self.weight)
+        if self.weight.grad is not None:
+            surrogate.grad = self.weight.grad.float()
+
+    def give_back(self) -> None:
+        self.stepped.grad = None
+        self.stepped.untyped_storage().resize_(0)
+
+
+@dataclass(kw_only=True)
+class _Portion:
+    optimizer: Optimizer
+    members: list[_Member]
+    groups: list[int]
+    """Which of the facade's groups each group of the optimizer is part of."""
+    given: list[Group]
+    """What these held when they were last handed down. Optimizers count in their groups, too: only what has been set
+    since then goes there."""
+    steps: int = 0
+
+    def learning(self) -> list[_Member]:
+        """Those that have a gradient."""
+        gradient = self.optimizer.gradient if isinstance(self.optimizer, RoundingAdamW) else attrgetter("grad")
+        return [member for member in self.members if gradient(member.weight) is not None]
+
+    @contextmanager
+    def lent(self, members: Sequence[_Member], write: Callable[[_Member], object]) -> Iterator[None]:
+        """Surrogates of these exist; at the end `write` takes each one's value to its weight."""
+        members = [member for member in members if member.stepped is not member.weight]
+        try:
+            for member in members:
+                member.lend()
+            yield
+            for member in members:
+                write(member)
+        finally:
+            for member in members:
+                member.give_back()
+
+
+class Portions(Optimizer):
+    """The facade: schedulers fill its groups, and its state_dict is that of all."""
+
+    def __init__(
+        self,
+        groups: list[Group],
+        make: Callable[[list[Group]], Optimizer],
+        portion_of: Callable[[nn.Parameter], Hashable],
+        *,
+        rounds: bool,
+        seed: int,
+        at_hand: Callable[[Hashable], AbstractContextManager[Any]] | None = None,
+    ):
+        """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one portion; its
+        groups also have a `seed`, another for each portion. `rounds`: weights in half precision are stepped as
+        surrogates. `at_hand` is entered around whatever changes the weights of a portion, except in step_portion: who
+        calls that has them at hand. The weights must already lie on the device they learn on."""
+        super().__init__(groups, defaults={})
+        self._seed, self._at_hand = seed, at_hand or (lambda key: nullcontext())
+        self.portions: dict[Hashable, list[nn.Parameter]] = {}
+        members: dict[Hashable, list[_Member]] = {}
+        for number, weight in enumerate(weight for group in self.param_groups for weight in group["params"]):
+            key = portion_of(weight)
+            stepped = _surrogate(weight) if rounds and weight.dtype != torch.float32 else weight
+            self.portions.setdefault(key, []).append(weight)
+            members.setdefault(key, []).append(_Member(weight=weight, stepped=stepped, number=number))
+        asked = [dict(group) for group in self.param_groups]
+        complete: set[int] = set()
+        self._parts = {key: self._portion(make, asked, complete, of_key) for key, of_key in members.items()}
+        self._stepped: set[Hashable] = set()
+        self.defaults = self.one.defaults
+
+    def _portion(
+        self,
+        make: Callable[[list[Group]], Optimizer],
+        asked: list[Group],
+        complete: set[int],
+        members: list[_Member],
+    ) -> _Portion:
+        """`asked`: the groups as they were given; `complete`: which of the facade's hold what the optimizer adds."""
+        stepped = {member.weight: member.stepped for member in members}
+        mine = [[stepped[weight] for weight in group["params"] if weight in stepped] for group in asked]
+        places = [place for place, params in enumerate(mine) if params]
+        seed = self._seed + members[0].number
+        optimizer = make([{**asked[i], "params": mine[i], "seed": seed} for i in places])
+        for i, group in zip(places, optimizer.param_groups, strict=True):
+            if i not in complete:
+                self.param_groups[i].update({name: value for name, value in group.items() if name not in OWN})
+                complete.add(i)
+        portion = _Portion(optimizer=optimizer, members=members, groups=places, given=[])
+        self._join(portion)
+        return portion
+
+    def _join(self, portion: _Portion) -> None:
+        """From here on changes of the facade's groups reach the portion; rates that are tensors are the same one."""
+        portion.given = [dict(self.param_groups[i]) for i in portion.groups]
+        for group, given in zip(portion.optimizer.param_groups, portion.given, strict=True):
+            group["lr"] = given["lr"]
+
+    @property
+    def one(self) -> Optimizer:
+        """The optimizer of a portion; all are of one kind."""
+        return next(iter(self._parts.values())).optimizer
+
+    @property
+    def kind(self) -> str:
+        """The class that steps the weights."""
+        return f"{type(self.one).__module__}.{type(self.one).__qualname__}"
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step each portion that has gradients and was not stepped since the last time."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for key, portion in self._parts.items():
+            if key not in self._stepped and portion.learning():
+                with self._at_hand(key):
+                    self.step_portion(key)
+        self._stepped.clear()
+        return loss
+
+    def step_portion(self, key: Hashable) -> None:
+        """Step the weights of one portion that have gradients, which are left to the caller to drop."""
+        portion = self._parts[key]
+        self._hand_down(portion)
+        portion.steps += 1
+        with portion.lent(portion.learning(), lambda member: self._round(member, portion.steps)):
+            portion.optimizer.step()
+        for member in portion.members:
+            if member.stepped in portion.optimizer.state:
+                self.state[member.weight] = portion.optimizer.state[member.stepped]
+        self._stepped.add(key)
+
+    def _round(self, member: _Member, step: int) -> None:
+        round_stochastically(member.stepped, member.weight, Key(self._seed, step, member.number))
+
+    def _hand_down(self, portion: _Portion) -> None:
+        for i, group, given in zip(portion.groups, portion.optimizer.param_groups, portion.given, strict=True):
+            for name, value in self.param_groups[i].items():
+                if name not in OWN and value is not given.get(name):
+                    group[name] = given[name] = value
+
+    def train(self) -> None:
+        """Of schedule-free optimizers: to the weights that learn."""
+        self._change(lambda optimizer: optimizer.train())
+
+    def eval(self) -> None:
+        """Of schedule-free optimizers: to the averaged weights."""
+        self._change(lambda optimizer: optimizer.eval())
+
+    def _change(self, change: Callable[[Any], object]) -> None:
+        for key, portion in self._parts.items():
+            with self._at_hand(key), portion.lent(portion.members, _write_nearest):
+                change(portion.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that continuing needs, bit for bit; portions in the order of their first weights."""
+        return {
+            "param_groups": [
+                {name: value for name, value in group.items() if name not in OWN} for group in self.param_groups
+            ],
+            "portions": [
+                {"steps": portion.steps, "optimizer": portion.optimizer.state_dict()}
+                for portion in self._parts.values()
+            ],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError where the state is of other groups or portions."""
+        for name, held in (("param_groups", self.param_groups), ("portions", self._parts)):
+            if len(state_dict[name]) != len(held):
+                raise ValueError(f"the optimizer has {len(held)} {name} where its state has {len(state_dict[name])}")
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            rate = group["lr"]
+            group.update(saved)
+            if isinstance(rate, Tensor):
+                group["lr"] = rate.copy_(torch.as_tensor(saved["lr"]))
+        for portion, saved in zip(self._parts.values(), state_dict["portions"], strict=True):
+            portion.steps = saved["steps"]
+            portion.optimizer.load_state_dict(saved["optimizer"])
+            self._join(portion)
+
+
+def _surrogate(weight: nn.Parameter) -> nn.Parameter:
+    surrogate = nn.Parameter(torch.empty_like(weight, dtype=torch.float32))
+    surrogate.untyped_storage().resize_(0)  # keeps its shape
+    return surrogate
+
+
+@torch.no_grad()
+def _write_nearest(member: _Member) -> None:
+    member.weight.copy_(member.stepped)

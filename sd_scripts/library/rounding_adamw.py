@@ -1,0 +1,207 @@
+"""AdamW for weights in half precision: what an update changes by less than their spacing is kept by chance.
+
+Rounded to the nearest, a bf16 weight near 1 stays where it is under steps below 1/512, and a second moment with
+beta2 = 0.999 can never fall. Rounded up or down at random, the nearer the likelier, both are right on average
+(Zamirai et al. 2020, https://arxiv.org/abs/2010.06192).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+MOMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}
+"""In which dtype the moments of a weight are held. The squares of usual gradients are 0 in fp16."""
+
+
+class Key(NamedTuple):
+    """Of which rounding it is: the same bits in each process, and in a resumed run."""
+
+    seed: int
+    """63 bits."""
+    step: int
+    number: int
+    """Of the parameter."""
+    part: int = 0
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        digest = hashlib.sha256("/".join(map(str, self)).encode()).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+class _Half(NamedTuple):
+    """Where a half precision lies within float32."""
+
+    dropped: int
+    """Bits of the mantissa that it has not."""
+    lowest: float
+    """From here on (magnitude) it has a constant number of bits ..."""
+    end: float
+    """... and up to here, without it."""
+
+
+_HALVES = {
+    torch.bfloat16: _Half(dropped=16, lowest=0.0, end=float("inf")),
+    torch.float16: _Half(dropped=13, lowest=2.0**-14, end=65504.0),
+}
+
+
+@torch.no_grad()
+def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
+    """Write float32 `source` into `target` of the same shape, each value as one of its two neighbours there, the nearer
+    the likelier, so that the mean is right.
+
+    To the nearest where the neighbours are not a shorter mantissa: NaN, infinity, subnormal values of fp16 and what
+    lies beyond its range; a float32 target gets a copy.
+    """
+    if target.dtype == torch.float32:
+        target.copy_(source)
+    else:
+        half = _HALVES[target.dtype]
+        generator = key.generator(source.device)
+        bits = torch.randint(
+            1 << half.dropped, source.shape, generator=generator, device=source.device, dtype=torch.int32
+        )
+        moved = bits.add_(source.view(torch.int32)).bitwise_and_(-1 << half.dropped).view(torch.float32)
+        size = source.abs()
+        target.copy_(torch.where((size >= half.lowest) & (size < half.end), moved, source))
+
+
+class Job(NamedTuple):
+    """The update of one weight."""
+
+    weight: Tensor
+    grad: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    copy: Tensor | None
+    step: int
+    """Which update of this weight it is, from 1."""
+    number: int
+
+
+class Rates(NamedTuple):
+    """What all weights of a group share. lr and factor may be tensors on the device, 0-dim float32."""
+
+    lr: float | Tensor
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    seed: int
+    factor: Tensor | None
+
+
+class RoundingAdamW(Optimizer):
+    """torch.optim.AdamW's update (Loshchilov and Hutter 2019), computed in float32 for weights of any of MOMENTS.
+
+    Weights and moments in half precision are rounded back stochastically. Nothing waits for the device.
+    """
+
+    gradient_factor: Tensor | None = None
+    """0-dim float32 on the device: what gradients are multiplied by, such as for clipping, without another pass."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        *,
+        seed: int = 0,
+        copies: Mapping[Tensor, Tensor] | None = None,
+    ):
+        """`copies`: float32 master -> the tensor in half precision that the model computes with, from which it takes
+        its gradient where it has none itself, and which is written anew in each step."""
+        for name, value, fits in (
+            ("lr", lr, isinstance(lr, Tensor) or lr >= 0),
+            ("betas", betas, len(betas) == 2 and all(0 <= beta < 1 for beta in betas)),
+            ("eps", eps, eps >= 0),
+            ("weight_decay", weight_decay, weight_decay >= 0),
+        ):
+            if not fits:
+                raise ValueError(f"{name} = {value} is out of range")
+        self.copies = copies or {}
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for weight in self.param_groups[-1]["params"]:
+            if weight.dtype not in MOMENTS:
+                raise ValueError(f"weights in {weight.dtype}; it takes {', '.join(map(str, MOMENTS))}")
+
+    def gradient(self, weight: Tensor) -> Tensor | None:
+        """What the next step goes by: the weight's own gradient, or that of its copy."""
+        if weight.grad is None and weight in self.copies:
+            return self.copies[weight].grad
+        return weight.grad
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        begin = 0
+        for group in self.param_groups:
+            weights = group["params"]
+            jobs = [
+                self._job(weight, grad, number)
+                for number, weight in enumerate(weights, begin)
+                if (grad := self.gradient(weight)) is not None
+            ]
+            begin += len(weights)
+            rates = Rates(
+                group["lr"],
+                group["betas"],
+                group["eps"],
+                group["weight_decay"],
+                group["seed"],
+                self.gradient_factor,
+            )
+            for job in jobs:
+                _update(job, rates)
+        return loss
+
+    def _job(self, weight: Tensor, grad: Tensor, number: int) -> Job:
+        state = self.state[weight]
+        if not state:
+            state["step"] = 0  # Python's, so that nobody asks the device for it
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
+        state["step"] += 1
+        copy = self.copies.get(weight)
+        return Job(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"], number)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        for number, saved in state_dict["state"].items():  # torch has cast the moments to the dtype of the weight
+            for name in ("exp_avg", "exp_avg_sq"):
+                self.state[weights[number]][name] = saved[name].to(
+                    weights[number].device, MOMENTS[weights[number].dtype]
+                )
+
+
+def _update(job: Job, rates: Rates) -> None:
+    """One weight by plain PyTorch."""
+    beta1, beta2 = rates.betas
+    grad = job.grad.float() if rates.factor is None else job.grad.float() * rates.factor
+    weight, exp_avg, exp_avg_sq = job.weight.float(), job.exp_avg.float(), job.exp_avg_sq.float()
+    weight.mul_(1 - rates.lr * rates.weight_decay)
+    exp_avg.lerp_(grad, 1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    spread = exp_avg_sq.sqrt().div_((1 - beta2**job.step) ** 0.5).add_(rates.eps)
+    weight.sub_((exp_avg / spread).mul_(rates.lr / (1 - beta1**job.step)))
+    changed = ((job.weight, weight), (job.exp_avg, exp_avg), (job.exp_avg_sq, exp_avg_sq))
+    for part, (held, value) in enumerate(changed):
+        if value is not held:  # float32 was changed in place
+            round_stochastically(value, held, Key(rates.seed, job.step, job.number, part))
+    if job.copy is not None:
+        job.copy.copy_(weight)
