@@ -131,7 +131,7 @@ def encode_ahead(material: Material) -> None:
             material.latents = cache_latents(
                 material.plan,
                 lambda pixels: material.family.encode_images(parts, pixels),
-                fingerprint=_digest([parts.vae]),
+                fingerprint=weights_digest([parts.vae]),
                 warn=context.warn,
                 to_disk=cache.cache_latents_to_disk,
                 suffix=material.family.latent_suffix,
@@ -148,7 +148,7 @@ def encode_ahead(material: Material) -> None:
             material.text = cache_text(
                 material.plan,
                 lambda captions: _encode_captions(material, captions),
-                fingerprint=_digest(parts.text_encoders, *family.text_facts(parts, context.settings)),
+                fingerprint=weights_digest(parts.text_encoders, *family.text_facts(parts, context.settings)),
                 warn=context.warn,
                 to_disk=cache.cache_text_encoder_outputs_to_disk,
                 suffix=family.text_cache_suffix,
@@ -201,7 +201,7 @@ def _on_device(context: Context, modules: Sequence[nn.Module]) -> Iterator[None]
         torch.cuda.empty_cache()
 
 
-def _digest(modules: Iterable[nn.Module], *more: object) -> str:
+def weights_digest(modules: Iterable[nn.Module], *more: object) -> str:
     """Names these weights: a few numbers of every tensor, so that it does not matter where the file lies."""
     digest = hashlib.sha256(repr(more).encode())
     for module in modules:

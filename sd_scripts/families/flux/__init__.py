@@ -1,7 +1,7 @@
 """FLUX.1, dev and schnell, as a record for the trainer."""
 
 from sd_scripts.families.family import Family
-from sd_scripts.families.flux.load import check, load, remarks
+from sd_scripts.families.flux.load import check, load, load_vae, remarks
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
@@ -25,6 +25,7 @@ FLUX = Family(
     adapted_encoders=adapted_encoders,
     check=check,
     load=load,
+    load_vae=load_vae,
     remarks=remarks,
     encode_images=encode_images,
     tokenize=tokenize,
