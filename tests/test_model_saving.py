@@ -4,12 +4,12 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from conftest import sdxl_settings
-from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -150,11 +150,23 @@ def test_a_base_model_that_is_gone_or_another_now_is_not_asked(miniature: Any, f
     same(unlearned(load_file(save_sdxl(half, tmp_path / "beside"))), rounded)
 
 
-def test_another_vae_is_saved_in_the_place_of_the_models_own(miniature: Any, file: State, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["file", "diffusers file", "folder"])
+def test_another_vae_is_saved_in_the_place_of_the_models_own_as_fine_as_its_file(
+    layout: str, miniature: Any, parts: Parts, file: State, tmp_path: Path
+) -> None:
+    vae = tmp_path / "vae.safetensors"
     other = {key: tensor + 1 for key, tensor in file.items() if key.startswith(sgm.VAE_PREFIX)}
-    save_file(other, tmp_path / "vae.safetensors")
-    settings = sdxl_settings(miniature.checkpoint, vae=str(tmp_path / "vae.safetensors"))
-    saved = load_file(save_sdxl(SDXL.load(settings, torch.float32, torch.device("cpu")), tmp_path))
+    if layout == "folder":
+        vae = tmp_path / "vae"
+        AutoencoderKL.save_pretrained(cast(AutoencoderKL, parts.vae), vae)
+        weights = vae / "diffusion_pytorch_model.safetensors"
+        save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
+    elif layout == "file":
+        save_file({key.removeprefix(sgm.VAE_PREFIX): tensor for key, tensor in other.items()}, vae)
+    else:
+        save_file({name: tensor + 1 for name, tensor in parts.vae.state_dict().items()}, vae)
+    settings = sdxl_settings(miniature.checkpoint, vae=str(vae))
+    saved = load_file(save_sdxl(SDXL.load(settings, torch.bfloat16, torch.device("cpu")), tmp_path))
     same({key: saved[key] for key in other}, other)
 
 

@@ -1,6 +1,8 @@
 """Loading SDXL: every kind of source gives the same model, and bad files are told in one sentence."""
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,42 @@ def test_keys_of_a_compiled_model_are_read(miniature: Any, tmp_path: Path, file:
     path = _write(tmp_path / "compiled.safetensors", compiled)
     _lend_tokenizers(miniature, path)
     _same(checkpoint_tensors(load(sdxl_settings(path), torch.float32)), file)
+
+
+UNET, FIRST = "unet/diffusion_pytorch_model", "text_encoder/model"
+WRITTEN_ELSEWHERE: dict[str, tuple[str, Callable[[str], str]]] = {
+    "compiled": (UNET, lambda key: f"_orig_mod.{key}"),
+    "compiled inside": (UNET, lambda key: key.replace("down_blocks.1.", "down_blocks.1._orig_mod.")),
+    "by transformers 4": (FIRST, lambda key: f"text_model.{key}"),
+    "by transformers 5": (FIRST, lambda key: key.removeprefix("text_model.")),
+    "an old VAE": ("vae/diffusion_pytorch_model", lambda key: _former(key)),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN_ELSEWHERE)
+def test_names_of_other_times_in_a_folder_are_read(
+    how: str, parts: Parts, folder: Path, miniature: Any, file: dict[str, Tensor], tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    part, renamed = WRITTEN_ELSEWHERE[how]
+    path = tmp_path / "other" / f"{part}.safetensors"
+    _write(path, {renamed(key): tensor for key, tensor in safetensors.torch.load_file(path).items()})
+    _same(checkpoint_tensors(load(sdxl_settings(tmp_path / "other"), torch.float32)), file)
+
+
+def test_a_folder_that_lacks_weights_is_told_and_not_filled_with_random_ones(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    path = tmp_path / "other/text_encoder/model.safetensors"
+    state = safetensors.torch.load_file(path)
+    key = next(key for key in state if key.endswith("layers.1.mlp.fc1.weight"))
+    _write(path, {name: tensor for name, tensor in state.items() if name != key})
+    with pytest.raises(
+        ValueError, match=r"^pretrained_model_name_or_path: '.*text_encoder' is not whole; missing: 'enc"
+    ):
+        load(sdxl_settings(tmp_path / "other"), torch.float32)
+    path.with_name("config.json").unlink()
+    with pytest.raises(ValueError, match=r"'.*text_encoder' is not whole; missing: 'config.json'$"):
+        load(sdxl_settings(tmp_path / "other"), torch.float32)
 
 
 @pytest.mark.parametrize("layout", ["in a checkpoint", "without prefix", "diffusers file", "diffusers folder"])
@@ -194,6 +232,11 @@ def _both_say(path: Path | None, told: str) -> None:
 def _write(path: Path, state: dict[str, Tensor]) -> Path:
     safetensors.torch.save_file({key: tensor.contiguous() for key, tensor in state.items()}, path)
     return path
+
+
+def _former(key: str) -> str:
+    names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    return re.sub(r"(attentions\.0\.)(to_out\.0|to_.)", lambda found: found[1] + names[found[2]], key)
 
 
 def _lend_tokenizers(miniature: Any, path: Path) -> None:

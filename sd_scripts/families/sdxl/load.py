@@ -1,7 +1,6 @@
 """SDXL as a file, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
@@ -9,6 +8,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.loading import MODEL, download, place
+from sd_scripts.families.sdxl.folder import load_part, vae_folder
 from sd_scripts.families.sdxl.single_file import (
     LOGIT_SCALE,
     Dtypes,
@@ -81,6 +81,7 @@ def load(
             "logit_scale": modules.logit_scale,
             "marks": modules.marks,
             "files": source,
+            "vae_files": Path(options.vae) if options.vae else source,
             "schedule": {
                 "velocity": options.v_parameterization,
                 "zero_terminal_snr": settings[NoiseOptions].zero_terminal_snr,
@@ -114,23 +115,13 @@ def _check_folder(folder: Path) -> None:
 
 def _load_folder(folder: Path, dtypes: Dtypes, *, with_vae: bool) -> Modules:
     _check_folder(folder)
-    try:
-        return Modules(
-            unet=_part(UNet2DConditionModel, folder / "unet", dtypes.unet),
-            vae=_part(AutoencoderKL, folder / "vae", dtypes.vae) if with_vae else None,
-            text_encoder1=_part(CLIPTextModel, folder / "text_encoder", dtypes.text_encoders),
-            text_encoder2=_part(CLIPTextModelWithProjection, folder / "text_encoder_2", dtypes.text_encoders),
-            logit_scale=torch.tensor(LOGIT_SCALE),
-        )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{MODEL}: the folder '{folder}' is not a whole model: {_first_line(error)}") from None
-
-
-def _part(kind: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """One module of a diffusers folder; some folders hold the half-precision files only."""
-    half_only = any(folder.glob("*.fp16*.safetensors")) and not any(folder.glob("*model.safetensors*"))
-    model = kind.from_pretrained(folder, variant="fp16" if half_only else None, local_files_only=True)
-    return model.to(dtype)
+    return Modules(
+        unet=load_part(UNet2DConditionModel, folder / "unet", MODEL, dtypes.unet),
+        vae=load_part(AutoencoderKL, folder / "vae", MODEL, dtypes.vae) if with_vae else None,
+        text_encoder1=load_part(CLIPTextModel, folder / "text_encoder", MODEL, dtypes.text_encoders),
+        text_encoder2=load_part(CLIPTextModelWithProjection, folder / "text_encoder_2", MODEL, dtypes.text_encoders),
+        logit_scale=torch.tensor(LOGIT_SCALE),
+    )
 
 
 def _load_vae(vae: str, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
@@ -138,12 +129,9 @@ def _load_vae(vae: str, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
     path = Path(vae)
     if path.is_file():
         return load_vae_file(path, dtype, mmap=mmap)
-    subfolder = "vae" if (path / "vae").is_dir() else None
+    if path.is_dir():
+        return load_part(AutoencoderKL, vae_folder(path), "vae", dtype)
     try:
-        return AutoencoderKL.from_pretrained(vae, subfolder=subfolder).to(dtype)
+        return AutoencoderKL.from_pretrained(vae).to(dtype)
     except (OSError, ValueError) as error:
-        raise ValueError(f"vae: '{vae}' cannot be loaded: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
+        raise ValueError(f"vae: '{vae}' cannot be loaded: {str(error).strip().splitlines()[0].rstrip('.')}") from None

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.family import ModelWeights, Parts
-from sd_scripts.families.loading import MODEL, files_in
+from sd_scripts.families.loading import MODEL
+from sd_scripts.families.sdxl.folder import read_part, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
+from sd_scripts.families.sdxl.single_file import with_prefix
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
@@ -112,37 +114,30 @@ def _unrounded(module: nn.Module, originals: State) -> State:
 
 
 def _read_originals(parts: Parts) -> States:
-    """What the base model's file or folder holds of the text encoders and the VAE; nothing if it is gone."""
-    source: Path = parts.facts["files"]
+    """What the files of the base model, and of another VAE, hold of the text encoders and the VAE; nothing if they are
+    gone."""
+    source, vae_source = parts.facts["files"], parts.facts["vae_files"]
     first, second = (encoder.state_dict() for encoder in parts.text_encoders)
-    if source.is_file():
-        file = _read(source)
-        return States(
-            unet={},
-            vae=sgm.read_vae(file, parts.vae.state_dict()),
-            text_encoder1=sgm.read_text_encoder1(file, first),
-            text_encoder2=sgm.read_text_encoder2(file, second),
-        )
-    first_file = _read_part(source / "text_encoder")
+    vae = parts.vae.state_dict()
+    file = _read(source)
     return States(
         unet={},
-        vae=_read_part(source / "vae"),
-        text_encoder1={name.removeprefix(sgm.text_encoder1_key("")): tensor for name, tensor in first_file.items()},
-        text_encoder2=_read_part(source / "text_encoder_2"),
+        vae=sgm.read_vae(with_prefix(_read(vae_source)), vae) or _read_part(vae_folder(vae_source), vae),
+        text_encoder1=sgm.read_text_encoder1(file, first) or _read_part(source / "text_encoder", first),
+        text_encoder2=sgm.read_text_encoder2(file, second) or _read_part(source / "text_encoder_2", second),
     )
-
-
-def _read_part(folder: Path) -> State:
-    try:
-        files = files_in(folder, MODEL)
-    except (OSError, ValueError):
-        return {}
-    return {name: tensor for file in files for name, tensor in _read(file).items()}
 
 
 def _read(file: Path) -> State:
     try:
-        return read_weights(file, MODEL)
+        return read_weights(file, MODEL) if file.is_file() else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _read_part(folder: Path, names: State) -> State:
+    try:
+        return read_part(folder, names, MODEL)
     except (OSError, ValueError):
         return {}
 

@@ -80,7 +80,7 @@ def check_file(path: Path, *, with_vae: bool) -> None:
 
 def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
     """A VAE in a file of its own: cut out of a checkpoint, in the same keys without prefix, or in diffusers' keys."""
-    file = _with_prefix(read_weights(path, VAE, mmap=mmap))
+    file = with_prefix(read_weights(path, VAE, mmap=mmap))
     vae = _empty_vae(shapes_of(file), VAE, path)
     levels = len(vae.config["block_out_channels"])
     expected = {sgm.VAE_PREFIX + sgm.vae_key(name, levels): tensor for name, tensor in vae.state_dict().items()}
@@ -134,7 +134,7 @@ def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
     raise ValueError(f"{MODEL}: '{path}' is no SDXL checkpoint but {what}{ADVICE.get(what.split()[-1], '')}")
 
 
-def _with_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
     """A VAE file's tensors under the keys of a whole checkpoint."""
     if any(key.startswith(sgm.VAE_PREFIX) for key in file):
         return file

@@ -1,0 +1,57 @@
+"""The parts of SDXL as a folder of diffusers' holds them, under whatever names its parts had over the years."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import ModelMixin
+
+from sd_scripts.families.loading import files_in, fill, must_fit, shapes_of
+from sd_scripts.library.model_reader import read_weights
+from sd_scripts.library.sdxl_model_util import State
+
+FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+"""The VAE's attention, before diffusers 0.13."""
+
+
+def load_part(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
+    """A module of diffusers or transformers. ValueError, one sentence that names `option`, if it is not whole."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{option}: '{folder}' is not whole; missing: 'config.json'")
+    try:
+        if not any(folder.glob("*.safetensors")):  # a pickle is left to the library
+            return kind.from_pretrained(folder, local_files_only=True).to(dtype)
+        with init_empty_weights():
+            module = _make_empty(kind, folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option}: '{folder}' is not whole: {str(error).strip().splitlines()[0]}") from None
+    expected = module.state_dict()
+    state = read_part(folder, expected, option)
+    must_fit(shapes_of(state), expected, option, folder, "SDXL")
+    return fill(module, {name: tensor.view(expected[name].shape) for name, tensor in state.items()}, dtype)
+
+
+def vae_folder(folder: Path) -> Path:
+    """Of a whole model, or of the VAE alone."""
+    return folder / "vae" if (folder / "vae").is_dir() else folder
+
+
+def _make_empty(kind: Any, folder: Path) -> Any:
+    if issubclass(kind, ModelMixin):
+        return kind.from_config(kind.load_config(folder, local_files_only=True))
+    return kind(kind.config_class.from_pretrained(folder, local_files_only=True))
+
+
+def read_part(folder: Path, names: State, option: str) -> State:
+    """What a folder holds of `names`. Raises ValueError where it holds no weights."""
+    state = {key: tensor for file in files_in(folder, option) for key, tensor in read_weights(file, option).items()}
+    ours = {_name_now(key, names): tensor for key, tensor in state.items()}
+    return {name: tensor for name, tensor in ours.items() if name in names}
+
+
+def _name_now(key: str, names: State) -> str:
+    """transformers 4 wrote `text_model.` before the names of the first text encoder too."""
+    key = re.sub(r"(attentions\.0\.)(query|key|value|proj_attn)\b", lambda found: found[1] + FORMER[found[2]], key)
+    return key if key in names else key.removeprefix("text_model.")
