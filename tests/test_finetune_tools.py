@@ -1,12 +1,14 @@
 """The fine-tuning form of a data set: metadata files as training reads them, and the tools that write them."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import training_help
 from data_help import make_picture, settings_of
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from sd_scripts.data.buckets import crop_ltrb
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
-from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata
+from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.story import RunStory
 
@@ -229,3 +231,120 @@ def test_a_mistake_is_one_sentence_and_status_2(
     assert said.startswith(sentence)
     assert said.count("\n") == 1
     assert not Path("m.json").exists()
+
+
+# --- latents ahead of training
+
+TINY = ["--max_resolution", "96,96", "--min_bucket_reso", "64", "--max_bucket_reso", "128", "--bucket_reso_steps", "32"]
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    """meta_cap.json of three pictures of two shapes, one of them in a folder below."""
+    for number, (name, size) in enumerate({"a.png": (64, 64), "b.png": (128, 64), "below/c.png": (70, 60)}.items()):
+        make_picture(tmp_path / "images" / name, size, number).with_suffix(".caption").write_text(f"picture {name}")
+    cap = tmp_path / "meta_cap.json"
+    assert merge_captions_to_metadata.main([str(tmp_path / "images"), str(cap), "--recursive"]) == 0
+    return cap
+
+
+def flags_of(miniature: Any, cap: Path) -> list[str]:
+    ae = ["--ae", str(miniature.files["ae"])] if "ae" in miniature.files else []
+    places = [str(cap.parent / "images"), str(cap), str(cap.parent / "meta_lat.json"), str(miniature.checkpoint)]
+    return [*places, *TINY, *ae, "--recursive"]
+
+
+def test_a_run_uses_what_was_prepared_and_learns_the_same(
+    each_miniature: Any, captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data: dict[str, Any] = {
+        "train_data_dir": captions.parent / "images",
+        "dataset_repeats": 2,
+        "cache_latents": True,
+        "resolution": "96",
+    }
+    plain = training_help.train(each_miniature, tmp_path / "plain", **data, in_json=captions)
+    assert prepare_buckets_latents.main(flags_of(each_miniature, captions)) == 0
+    assert "caching latents 3 of 3\n" in capsys.readouterr().out
+    lat = captions.parent / "meta_lat.json"
+    sizes = {key: entry["train_resolution"] for key, entry in written(lat).items()}
+    assert sizes == {"a": [96, 96], "b": [128, 64], "below/c": [96, 96]}
+    assert {key: entry["caption"] for key, entry in written(lat).items()}["b"] == "picture b.png"
+    caches = {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.npz")}
+    assert len(caches) == 3
+    prepared = training_help.train(
+        each_miniature, tmp_path / "prepared", **data, in_json=lat, cache_latents_to_disk=True
+    )
+    first = next(e for e in prepared.told("phase") if e["name"] == "caching latents" and "done" in e)
+    assert (first["done"], first["total"]) == (3, 3)
+    assert {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.npz")} == caches
+    assert prepared.losses == plain.losses
+    assert prepared.told("warning") == plain.told("warning") == []
+
+
+def test_what_is_prepared_is_kept_and_what_changed_is_made_again(miniature: Any, captions: Path) -> None:
+    flags = flags_of(miniature, captions)
+    assert prepare_buckets_latents.main(flags) == 0
+    caches = sorted((captions.parent / "images").rglob("*.npz"))
+    before = [path.read_bytes() for path in caches]
+    make_picture(captions.parent / "images/a.png", (64, 64), 9)
+    assert prepare_buckets_latents.main([*flags, "--skip_existing"]) == 0
+    assert [path.read_bytes() for path in caches] == before
+    assert prepare_buckets_latents.main(flags) == 0
+    assert [path.read_bytes() == old for path, old in zip(caches, before, strict=True)] == [False, True, True]
+
+
+def test_preparing_stops_when_it_is_told_to(miniature: Any, captions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(captions.parent / "run")
+    began = time.time()
+    monkeypatch.setattr(time, "time", lambda: began)  # the wish comes in the moment in which the tool begins
+    folder.log().close()
+    folder.command("stop")
+    assert prepare_buckets_latents.main([*flags_of(miniature, captions), "--run_dir", str(folder.path)]) == 130
+    assert [event["kind"] for event in folder.events()][-1] == "stopped"
+    assert not (captions.parent / "meta_lat.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({0: "nowhere"}, "train_data_dir: there is no folder 'nowhere'"),
+        ({1: "x.json"}, "in_json: x.json cannot be read: No such file or directory"),
+        ({2: "nowhere/m.json"}, "out_json: there is no folder 'nowhere'"),
+        ({3: "x.ckpt"}, "family: 'x.ckpt' does not tell whether it is SDXL or FLUX.1; say it with --family"),
+        ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: there is no file or folder 'x.ckpt'"),
+        ({"--vae": "x.safetensors"}, "vae: 'x.safetensors' cannot be loaded"),
+        ({"--max_resolution": "big"}, "max_resolution: 'big' is not a size; write 1024 or 1024,768"),
+        ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is less than resolution's longer side 256"),
+        ({"--bucket_reso_steps": "8"}, "bucket_reso_steps: 8 is not a multiple of 32, as SDXL needs"),
+        ({"--batch_size": "0"}, "batch_size: 0 must be at least 1"),
+        ({"--batch_size": "many"}, "batch_size: invalid int value: 'many'"),
+        ({"--resize_interpolation": "best"}, "resize_interpolation: 'best' is not one of nearest, bilinear"),
+    ],
+)
+def test_a_mistake_in_preparing_is_one_sentence_and_status_2(
+    miniature: Any,
+    captions: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[Any, str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(captions.parent)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    flags = flags_of(miniature, captions)
+    for place, value in changed.items():
+        if isinstance(place, int):
+            flags[place] = value
+        else:
+            flags += [place, value]
+    capsys.readouterr()
+    try:
+        status = prepare_buckets_latents.main(flags)
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.startswith(sentence)
+    assert said.count("\n") == 1
+    assert not Path("meta_lat.json").exists()

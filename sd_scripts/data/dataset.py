@@ -9,8 +9,9 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
-from sd_scripts.data.buckets import Buckets, Fit, Size, fit_into
-from sd_scripts.data.folders import Picture, read_subset
+from sd_scripts.data.buckets import BucketRules, Buckets, Fit, Size, fit_into
+from sd_scripts.data.captions import CaptionRules
+from sd_scripts.data.folders import Picture, read_sizes, read_subset
 from sd_scripts.data.images import RESIZE_FILTERS, Look
 from sd_scripts.options.dataset import AugmentOptions
 from sd_scripts.options.settings import Settings
@@ -102,6 +103,20 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
         raise ValueError(f"{blueprint.source}: no picture to train on; {_remedy(blueprint)}")
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
     return DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
+
+
+def plan_pictures(
+    paths: Sequence[Path], rules: BucketRules, look: Look, *, warn: Warn, multiple: int, title: str
+) -> DataPlan:
+    """Pictures without words, each once: what is encoded ahead of any run. What cannot be used is told."""
+    subset = Subset(captions=CaptionRules(), look=look)
+    dataset = Dataset(buckets=rules, subsets=(subset,))
+    _check(dataset, multiple, title, warn)
+    pictures = [Picture(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
+    items = _items(pictures, 0, subset, 1.0, Buckets(rules), warn)
+    if not items:
+        raise ValueError("train_data_dir: none of its pictures can be used")
+    return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
 def split_validation(pictures: Sequence[Picture], split: float, seed: int) -> tuple[list[Picture], list[Picture]]:

@@ -16,6 +16,7 @@ from sd_scripts.data.buckets import Size
 from sd_scripts.data.images import DAMAGED, SUFFIXES, UnreadablePicture, read_size
 from sd_scripts.options.folder_names import dotted
 from sd_scripts.options.metadata_file import read_metadata
+from sd_scripts.options.words import some
 from sd_scripts.runs.folder import read_json, write_whole
 
 
@@ -47,7 +48,7 @@ def read_subset(subset: Subset, warn: Warn) -> list[Picture]:
     """The readable pictures of a subset, those of a folder sorted by name; each that is left out is told."""
     found = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
     sizes = {each.path: each.size for each in found if each.size}
-    sizes |= _read_sizes([each.path for each in found if not each.size], warn)
+    sizes |= read_sizes([each.path for each in found if not each.size], warn)
     masks = _find_masks(subset, [each.path for each in found if each.path in sizes])
     return [
         Picture(
@@ -103,7 +104,7 @@ def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Foun
             sizes[path] = (entry["resolution"][0], entry["resolution"][1])
     missing = [path for path in captions if path not in sizes]
     if missing:
-        sizes |= _read_sizes(missing, warn)
+        sizes |= read_sizes(missing, warn)
         entries = {
             str(path): {"caption": captions[path], "resolution": size, "stamp": stamps[path]}
             for path, size in sizes.items()
@@ -121,7 +122,7 @@ def _caption_of(picture: Path, subset: Subset, warn: Warn) -> str:
     return caption
 
 
-def _read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
+def read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
     """Sizes of the pictures that can be opened; the others are told."""
     sizes: dict[Path, Size] = {}
     with ThreadPoolExecutor(8) as pool:  # most of the time goes into waiting for the disk
@@ -151,8 +152,9 @@ def _find_masks(subset: Subset, pictures: Iterable[Path]) -> dict[Path, Path]:
     masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_pictures(folder)}
     found = {path: masks[path.stem] for path in pictures if path.stem in masks}
     if missing := [path.name for path in pictures if path not in found]:
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise ValueError(f"conditioning_data_dir: no mask in {str(root)!r} for {names}; name it like the picture")
+        raise ValueError(
+            f"conditioning_data_dir: no mask in {str(root)!r} for {some(missing)}; name it like the picture"
+        )
     return found
 
 
@@ -181,9 +183,8 @@ def _read_metadata(subset: Subset, warn: Warn) -> list[Found]:
             size = _size(entry.get("image_size")) or _size_in_cache(path, cache) or bucket
         found[path] = Found(path=path, caption=_metadata_caption(entry, subset), size=size, bucket=bucket)
     if missing:
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         where = f"in {subset.image_dir}" if subset.image_dir else "where it says, and no image_dir is named"
-        warn(f"metadata_file: {len(missing)} pictures of {file.name} are not {where} and are left out: {names}")
+        warn(f"metadata_file: {len(missing)} pictures of {file.name} are not {where} and are left out: {some(missing)}")
     return list(found.values())
 
 

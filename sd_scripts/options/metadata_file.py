@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted
+from sd_scripts.options.words import some
 from sd_scripts.runs.folder import write_whole
 
 Entries = dict[str, dict[str, Any]]
@@ -32,9 +33,8 @@ class Merged:
     def wordless_text(self, extension: str) -> str:
         """One sentence about them; empty where there are none."""
         names = [path.name for path in self.wordless]
-        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         how = f"{len(names)} of {self.pictures} pictures have no {dotted(extension)} file, or an empty one"
-        return f"{how}: {some}" if names else ""
+        return f"{how}: {some(names)}" if names else ""
 
 
 def read_metadata(path: Path, option: str) -> Entries:

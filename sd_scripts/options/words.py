@@ -1,6 +1,7 @@
-"""A text that holds several words, quoted as in a shell."""
+"""Texts that hold several words: quoted as in a shell, or told to a reader."""
 
 import shlex
+from collections.abc import Sequence
 
 
 def shell_words(text: str) -> list[str]:
@@ -8,3 +9,8 @@ def shell_words(text: str) -> list[str]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
     return list(lexer)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three: a, b, c and 7 more"""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

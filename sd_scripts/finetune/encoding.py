@@ -1,0 +1,74 @@
+"""Pictures to latents beside them, exactly as a run with the same settings would encode them."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from sd_scripts.data.blueprint import parse_resolution
+from sd_scripts.data.buckets import BucketRules, Size
+from sd_scripts.data.dataset import plan_pictures
+from sd_scripts.data.images import Look
+from sd_scripts.data.latent_caching import cache_latents
+from sd_scripts.families.family import Family, Parts
+from sd_scripts.finetune.tool import Teller
+from sd_scripts.options.settings import Settings
+from sd_scripts.training.context import DTYPES
+from sd_scripts.training.material import weights_digest
+
+
+def encode(
+    asked: Namespace, family: str, settings: Settings, pictures: Sequence[Path], teller: Teller
+) -> dict[Path, Size]:
+    """The size to train at of each picture that can be read; ValueError names the option at fault.
+
+    `asked` has the flags of prepare_buckets_latents.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if asked.mixed_precision == "fp16" and device.type == "cpu":
+        raise ValueError("mixed_precision: fp16 is for GPUs; set bf16, or no")
+    record: Family = getattr(import_module(f"sd_scripts.families.{family}"), family.upper())
+    plan = plan_pictures(
+        pictures,
+        _rules(asked),
+        Look(flip_aug=asked.flip_aug, alpha_mask=asked.alpha_mask, resize_interpolation=asked.resize_interpolation),
+        warn=teller.warn,
+        multiple=record.bucket_multiple,
+        title=record.title.split()[0],
+    )
+    vae = record.load_vae(settings, DTYPES[asked.mixed_precision])
+    digest = weights_digest([vae])
+    parts = Parts(denoiser=torch.nn.Module(), vae=vae.to(device), text_encoders=[], tokenizers=[], source="")
+    try:
+        cache_latents(
+            plan,
+            lambda pixels: record.encode_images(parts, pixels),
+            fingerprint=digest,
+            warn=teller.warn,
+            to_disk=True,
+            suffix=record.latent_suffix,
+            channels=record.latent_channels,
+            batch_size=asked.batch_size,
+            skip_check=asked.skip_existing,
+            progress=teller.phase("caching latents"),
+        )
+    except torch.OutOfMemoryError:
+        raise ValueError("batch_size: the memory of the GPU is full; lower batch_size or max_resolution") from None
+    return {item.path: item.fit.bucket for item in plan.items}
+
+
+def _rules(asked: Namespace) -> BucketRules:
+    try:
+        resolution = parse_resolution(asked.max_resolution)
+    except ValueError as error:
+        raise ValueError(f"max_{error}") from None
+    return BucketRules(
+        resolution=resolution,
+        enable_bucket=asked.enable_bucket,
+        min_bucket_reso=asked.min_bucket_reso,
+        max_bucket_reso=asked.max_bucket_reso,
+        bucket_reso_steps=asked.bucket_reso_steps,
+        bucket_no_upscale=asked.bucket_no_upscale,
+    )
