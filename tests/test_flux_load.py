@@ -1,6 +1,7 @@
 """Loading FLUX.1: every layout of its files gives the same model, and wrong files are told in one sentence each."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -189,6 +190,18 @@ def test_a_file_of_all_parts_needs_no_other_files(
     settings = flux_settings(**{MODEL: str(path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)})
     assert check(settings) == []
     _same_parts(load(settings, torch.float32), parts)
+
+
+def test_keys_of_a_compiled_model_are_read(
+    files: dict[str, str], transformer: State, parts: Parts, flux_miniature: Any, tmp_path: Path
+) -> None:
+    """Of a model that was compiled whole, and of one whose blocks were."""
+    blocks = {re.sub(r"(_blocks\.\d+\.)", r"\1_orig_mod.", key): tensor for key, tensor in transformer.items()}
+    cached = _cached(flux_miniature, tmp_path)
+    for state in ({f"_orig_mod.{key}": tensor for key, tensor in transformer.items()}, blocks):
+        given = {MODEL: str(_write(tmp_path / "compiled.safetensors", state)), "tokenizer_cache_dir": cached}
+        assert check(flux_settings(**files | given)) == []
+        _same_parts(load(flux_settings(**files | given), torch.float32), parts)
 
 
 def test_encoders_are_read_from_other_layouts(

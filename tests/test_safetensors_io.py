@@ -1,6 +1,9 @@
 """Files appear whole or not at all, and say of themselves what other programs ask."""
 
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +12,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sd_scripts.library.safetensors_io import model_hash, old_model_hash, save_model, whole_file, with_hashes
+from sd_scripts.library.model_reader import DTYPES
+from sd_scripts.library.safetensors_io import (
+    model_hash,
+    old_model_hash,
+    save_model,
+    whole_file,
+    whole_folder,
+    with_hashes,
+)
 from sd_scripts.options.model_file import describe, read_header
 
 resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")
@@ -35,6 +46,108 @@ def test_what_was_saved_is_read_back_with_its_metadata(tmp_path: Path) -> None:
     assert header.shapes == {"a.weight": (3, 2), "b.alpha": ()}
     assert header.dtypes == {"a.weight": "F32", "b.alpha": "BF16"}
     assert [file.name for file in path.parent.iterdir()] == ["x.safetensors"]
+
+
+ALL_KINDS = {
+    "z.weight": torch.arange(6.0).reshape(2, 3).T,
+    "a.weight": torch.arange(3.0).bfloat16(),
+    '"größe"\\\n': torch.arange(3.0).half(),
+    "none": torch.zeros(0, 4),
+    **{str(dtype): torch.ones(3).to(dtype) for dtype in DTYPES.values()},
+}
+
+
+@pytest.mark.parametrize("metadata", [{}, {"modelspec.title": 'Größe "\x7f\x01/\U0001f98a"'}])
+def test_the_bytes_are_those_of_the_safetensors_library(metadata: dict[str, str], tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    save_model(ours, ALL_KINDS, metadata)
+    save_file({key: tensor.contiguous() for key, tensor in ALL_KINDS.items()}, theirs, metadata)
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_names_that_no_text_can_hold_stop_no_file(tmp_path: Path) -> None:
+    """A folder's name in Latin-1, as Linux gives it to a program."""
+    save_model(tmp_path / "x.safetensors", TENSORS, {"ss_dataset_dirs": os.fsdecode(b"Gr\xf6\xdfe")})
+    assert read_header(tmp_path / "x.safetensors").metadata == {"ss_dataset_dirs": "Gr??e"}
+
+
+def test_tensors_that_share_memory_are_each_written_whole(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    tensors = {"whole": whole, "again": whole, "row": whole[1], "column": whole[:, 1], "transposed": whole.T}
+    save_model(tmp_path / "x.safetensors", tensors, {})
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[key], tensors[key]) for key in tensors)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "ckpt"])
+def test_a_dtype_is_that_of_all_that_is_no_integer(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"x.{ending}"
+    save_model(path, {"a": torch.tensor([0.1, 1e-9]), "b": torch.tensor([7])}, {}, torch.float16)
+    loaded = load_file(path) if ending == "safetensors" else torch.load(path, weights_only=True)
+    assert torch.equal(loaded["a"], torch.tensor([0.1, 1e-9]).half())
+    assert loaded["a"].dtype == torch.float16
+    assert torch.equal(loaded["b"], torch.tensor([7]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+def test_no_second_copy_of_the_model_is_in_memory(tmp_path: Path) -> None:
+    """64 tensors of 4 MiB that have no memory of their own, cast while they are written."""
+    script = """
+import resource, sys, torch
+from pathlib import Path
+from sd_scripts.library.safetensors_io import save_model
+tensors = {str(number): torch.ones(1).expand(1 << 20) for number in range(64)}
+save_model(Path(sys.argv[1]) / "warm.safetensors", {"0": tensors["0"]}, {}, torch.float16)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+save_model(Path(sys.argv[1]) / "x.safetensors", tensors, {}, torch.float16)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    told = subprocess.run([sys.executable, "-c", script, tmp_path], check=True, capture_output=True, text=True)
+    assert (tmp_path / "x.safetensors").stat().st_size > 64 * (2 << 20)
+    assert int(told.stdout) < 32 << 10, "KiB"
+
+
+def test_a_file_is_as_readable_as_others_of_this_process(tmp_path: Path) -> None:
+    save_model(tmp_path / "x.safetensors", TENSORS, {})
+    save_model(tmp_path / "x.ckpt", TENSORS, {})
+    (tmp_path / "touched").touch()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+
+
+def folder_of(path: Path, title: str) -> None:
+    with whole_folder(path, "index.json") as folder:
+        (folder / "index.json").write_text(title)
+        (folder / title).mkdir()
+
+
+def test_a_folder_appears_whole_in_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "model"
+    folder_of(path, "first")
+    folder_of(path, "second")
+    assert {each.name for each in path.iterdir()} == {"index.json", "second"}
+    assert (path / "index.json").read_text() == "second"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_interrupted_folder_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with whole_folder(tmp_path / "model", "index.json") as folder:
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+    folder_of(tmp_path / "model", "first")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+    assert (tmp_path / "model/index.json").read_text() == "first"
+
+
+def test_what_is_no_such_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("a letter")
+    with pytest.raises(OSError, match=r"model' could not be written: .* choose another output_name$"):
+        folder_of(tmp_path / "model", "first")
+    assert (tmp_path / "model").read_text() == "a letter"
 
 
 @pytest.mark.parametrize("ending", ["ckpt", "pt"])
@@ -120,6 +233,8 @@ def written(path: Path, *keys: str, metadata: dict[str, str] | None = None) -> P
         ),
         (["double_blocks.0.img_attn.qkv.weight", "guidance_in.in_layer.weight"], "flux", "FLUX.1 dev"),
         (["model.diffusion_model.double_blocks.0.img_attn.qkv.weight"], "flux", "FLUX.1 schnell"),
+        (["model.diffusion_model._orig_mod.label_emb.0.0.weight"], "sdxl", "SDXL U-Net alone"),
+        (["_orig_mod.double_blocks.0._orig_mod.img_attn.qkv.weight", "guidance_in.x"], "flux", "FLUX.1 dev"),
         (["lora_te2_text_model_encoder_layers_0_mlp_fc1.lora_down.weight"], "sdxl", "SDXL LoRA"),
         (["lora_unet_input_blocks_4_1_transformer_blocks_1_attn1_to_k.lora_down.weight"], "sdxl", "SDXL LoRA"),
         (["lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight"], "flux", "FLUX.1 LoRA"),

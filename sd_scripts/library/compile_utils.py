@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sd_scripts.options.command_line import add_arguments
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.model_file import COMPILED
 
 logger = logging.getLogger(__name__)
 
@@ -116,4 +117,4 @@ def disable_linear_from_compile(module: nn.Module) -> None:
 
 def maybe_uncompile_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop the `_orig_mod.` that torch.compile(module) writes into keys; ours has none, other people's files may."""
-    return {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
+    return {key.replace(COMPILED, ""): value for key, value in state_dict.items()}

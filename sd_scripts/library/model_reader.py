@@ -10,10 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from sd_scripts.options.model_file import SAFETENSORS, Header, read_header
-
-COMPILED = "_orig_mod."
-"""What torch.compile put into the keys of some files written elsewhere."""
+from sd_scripts.options.model_file import COMPILED, SAFETENSORS, Header, read_header
 
 
 def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Tensor]:
@@ -32,7 +29,7 @@ def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Ten
 def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
     """Shapes by key; of a .safetensors file only the header is read."""
     if path.suffix in SAFETENSORS:
-        return {key.replace(COMPILED, ""): shape for key, shape in _header(path, option).shapes.items()}
+        return dict(_header(path, option).shapes)
     return {key: tuple(tensor.shape) for key, tensor in read_weights(path, option).items()}
 
 
@@ -62,7 +59,7 @@ def read_empty(path: Path, option: str) -> dict[str, Tensor]:
         return {key: tensor.to("meta") for key, tensor in read_weights(path, option).items()}
     header = _header(path, option)
     return {
-        key.replace(COMPILED, ""): torch.empty(shape, dtype=DTYPES.get(header.dtypes[key], torch.int8), device="meta")
+        key: torch.empty(shape, dtype=DTYPES.get(header.dtypes[key], torch.int8), device="meta")
         for key, shape in header.shapes.items()
     }
 

@@ -12,6 +12,9 @@ from typing import Any
 LARGEST_HEADER = 100_000_000
 """The safetensors format allows no longer one."""
 
+COMPILED = "_orig_mod."
+"""What torch.compile put into the keys of some files written elsewhere; they are read without it."""
+
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SAFETENSORS = (".safetensors", ".sft")
 SUFFIXES = {*SAFETENSORS, ".ckpt", ".pt"}
@@ -100,8 +103,8 @@ def read_header(path: Path) -> Header:
         raise ValueError(f"'{path}' is cut short: {size:,} of {whole:,} bytes; download or copy it again")
     return Header(
         metadata=metadata,
-        shapes={key: tuple(entry["shape"]) for key, entry in entries.items()},
-        dtypes={key: entry["dtype"] for key, entry in entries.items()},
+        shapes={key.replace(COMPILED, ""): tuple(entry["shape"]) for key, entry in entries.items()},
+        dtypes={key.replace(COMPILED, ""): entry["dtype"] for key, entry in entries.items()},
     )
 
 
