@@ -1,0 +1,116 @@
+"""What gathers captions and tags in a metadata file, and prepares latents for it. No Gradio."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sd_scripts
+from kohya_gui.dataset_tools import place
+from sd_scripts.options.folder_names import dotted
+from sd_scripts.options.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
+
+LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
+FLAGS_OF_LATENTS = (
+    *("vae", "no_half_vae", "ae", "mixed_precision", "enable_bucket", "min_bucket_reso", "max_bucket_reso"),
+    *("bucket_reso_steps", "bucket_no_upscale", "resize_interpolation", "flip_aug", "alpha_mask"),
+    "disable_mmap_load_safetensors",
+)
+"""Settings of training that the tool takes under the same name."""
+RENAMED_FLAGS = {"resolution": "max_resolution", "vae_batch_size": "batch_size", "skip_cache_check": "skip_existing"}
+NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *FLAGS_OF_LATENTS, *RENAMED_FLAGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathering:
+    """Where words come from and go to; texts are as they were typed."""
+
+    image_folder: str
+    metadata_folder: str = ""
+    """Empty: the image folder."""
+    captions: str | None = ".txt"
+    """Ending of the files that hold them; None: not taken."""
+    tags: str | None = None
+    recursive: bool = False
+    full_path: bool = True
+    caption_metadata_filename: str = "meta_cap.json"
+    latent_metadata_filename: str = "meta_lat.json"
+
+    @property
+    def images(self) -> Path:
+        return place("image folder", self.image_folder)
+
+    def file(self, name: str) -> Path:
+        """A metadata file of this name; ValueError where it cannot be one."""
+        name = name.strip()
+        if not name.endswith(".json") or Path(name).name != name:
+            raise ValueError(f"metadata file: '{name}' is not a file name that ends with .json")
+        return (place("metadata folder", self.metadata_folder) if self.metadata_folder.strip() else self.images) / name
+
+    @property
+    def words_file(self) -> Path:
+        return self.file(self.caption_metadata_filename)
+
+    @property
+    def latents_file(self) -> Path:
+        return self.file(self.latent_metadata_filename)
+
+
+def gather(asked: Gathering) -> tuple[Path, list[str]]:
+    """Write captions and tags into the metadata file. Returns it and what is to be told of it.
+
+    What the file says of other pictures stays. Raises ValueError, one sentence.
+    """
+    wanted: dict[Words, str] = {}
+    if asked.captions is not None:
+        wanted["caption"] = dotted(asked.captions.strip() or ".txt")
+    if asked.tags is not None:
+        wanted["tags"] = dotted(asked.tags.strip() or ".tags")
+    if not wanted:
+        raise ValueError("captions: neither captions nor tags are taken; turn one on")
+    if len(set(wanted.values())) < len(wanted):
+        raise ValueError(
+            f"tags: captions come from {wanted['tags']} files already; name another ending, or take one only"
+        )
+    images, file = asked.images, asked.words_file
+    entries = read_metadata(file, "metadata file") if file.exists() else {}
+    merged: Merged | None = None
+    told = []
+    for words, extension in wanted.items():
+        merged = merge_words(images, entries, words, extension, full_path=asked.full_path, recursive=asked.recursive)
+        entries = merged.entries
+        told.append(merged.wordless_text(extension))
+    assert merged
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"metadata folder: '{error.filename}' cannot be made ({error.strerror})") from error
+    write_metadata(file, entries, "metadata file")
+    return file, [f"{merged.pictures} pictures", *(text for text in told if text)]
+
+
+def latents_command(asked: Gathering, values: Mapping[str, Any], family: str, run_dir: Path) -> list[str]:
+    """What prepares latents exactly as a run with the settings `values` would. ValueError where one is missing."""
+    if not asked.words_file.is_file():
+        raise ValueError(f"metadata file: there is no {asked.words_file} yet; gather the captions first")
+    if not (model := values.get("pretrained_model_name_or_path")):
+        raise ValueError("pretrained_model_name_or_path: no model is chosen, and its VAE makes the latents")
+    if not values.get("resolution"):
+        raise ValueError("resolution: is not set, and decides the size of the latents")
+    argv = [
+        *(sys.executable, str(LATENTS), str(asked.images), str(asked.words_file), str(asked.latents_file), str(model)),
+        *("--family", family, "--run_dir", str(run_dir)),
+        *(["--full_path"] if asked.full_path else []),
+        *(["--recursive"] if asked.recursive else []),
+    ]
+    flags = {name: name for name in FLAGS_OF_LATENTS} | RENAMED_FLAGS
+    for name, flag in flags.items():
+        value = values.get(name)
+        if name == "enable_bucket":
+            argv.append("--enable_bucket" if value else "--no-enable_bucket")
+        elif value is True:
+            argv.append(f"--{flag}")
+        elif value not in (None, False, ""):
+            argv += [f"--{flag}", str(value)]
+    return argv

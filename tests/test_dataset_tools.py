@@ -1,0 +1,205 @@
+"""The page's tools for data sets: nothing is lost or overwritten, and what they make is what training reads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_help import make_picture, settings_of
+
+from kohya_gui.dataset_tools import Arranged, Concept, arrange
+from kohya_gui.dataset_tools_metadata import Gathering, gather, latents_command
+from sd_scripts.data.dataset import plan_data
+from sd_scripts.finetune import prepare_buckets_latents
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for number, name in enumerate(("a.png", "b.JPG", "c.webp")):
+        make_picture(tmp_path / "source" / name, (64, 64), number)
+    (tmp_path / "source/a.txt").write_text("sks cat on a sofa")
+    (tmp_path / "source/notes.md").write_text("not a caption")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def concept(source: Path) -> Concept:
+    return Concept(
+        instance_prompt="sks",
+        class_prompt="cat",
+        training_images=str(source),
+        repeats=10,
+        destination=str(source.parent / "data"),
+    )
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def told(arranged: Arranged) -> list[str]:
+    return [text for copied in arranged.copied for text in copied.told()]
+
+
+def test_what_is_copied_is_what_training_reads(source: Path, concept: Concept) -> None:
+    before = content(source)
+    make_picture(source.parent / "cats/x.png")
+    done = arrange(replace(concept, regularisation_images=str(source.parent / "cats"), regularisation_repeats=2))
+    data = source.parent / "data"
+    assert [str(copied) for copied in done.copied] == [
+        "img/10_sks cat: 3 pictures and 1 captions copied",
+        "reg/2_cat: 1 pictures and 0 captions copied",
+    ]
+    assert sorted(path.name for path in data.iterdir()) == ["img", "log", "model", "reg"]
+    assert done.options == {
+        "train_data_dir": str(data / "img"),
+        "reg_data_dir": str(data / "reg"),
+        "output_dir": str(data / "model"),
+        "logging_dir": str(data / "log"),
+    }
+    folders = {name: done.options[name] for name in ("train_data_dir", "reg_data_dir")}
+    plan = plan_data(settings_of(**folders), seed=1, warn=pytest.fail)
+    seen = {(item.path.name, item.caption, item.subset.num_repeats, item.subset.is_reg) for item in plan.items}
+    assert ("a.png", "sks cat on a sofa", 10, False) in seen
+    assert ("b.JPG", "sks cat", 10, False) in seen
+    assert ("x.png", "cat", 2, True) in seen
+    assert content(source) == before
+
+
+def test_copying_twice_changes_nothing(source: Path, concept: Concept) -> None:
+    arrange(concept)
+    before = content(source.parent / "data")
+    (again,) = arrange(concept).copied
+    assert str(again) == "img/10_sks cat: 0 pictures and 0 captions copied, 3 were there already"
+    assert content(source.parent / "data") == before
+
+
+def test_another_picture_of_the_same_name_gets_a_new_one_with_its_caption(source: Path, concept: Concept) -> None:
+    arrange(concept)
+    folder = source.parent / "data/img/10_sks cat"
+    before = content(folder)
+    make_picture(source / "a.png", seed=9)
+    (source / "a.txt").write_text("another cat")
+    done = arrange(concept)
+    assert told(done) == ["1 renamed, since another file has the name: a.png as a_2.png"]
+    after = content(folder)
+    assert after.items() >= before.items()
+    assert after.keys() - before.keys() == {"a_2.png", "a_2.txt"}
+    assert after["a_2.txt"] == b"another cat"
+    assert str(arrange(concept).copied[0]).endswith("0 captions copied, 3 were there already")
+
+
+def test_a_caption_that_was_edited_in_the_destination_stays(source: Path, concept: Concept) -> None:
+    arrange(concept)
+    caption = source.parent / "data/img/10_sks cat/a.txt"
+    caption.write_text("edited by hand")
+    assert told(arrange(concept)) == ["a.txt is another text there, and stays"]
+    assert caption.read_text() == "edited by hand"
+
+
+def test_what_cannot_be_copied_is_told_and_the_rest_is_copied(source: Path, concept: Concept) -> None:
+    target = source.parent / "data/img/10_sks cat"
+    target.mkdir(parents=True)
+    (source / f"{'long' * 62}.png").write_bytes((source / "a.png").read_bytes())
+    done = arrange(concept)
+    (sentence,) = told(done)
+    assert sentence.startswith("1 could not be copied: longlong")
+    assert sentence.endswith("(File name too long)")
+    assert done.copied[0].pictures == 3
+    assert not list(target.glob("*.part"))
+
+
+def test_what_will_not_be_trained_as_meant_is_told(source: Path, concept: Concept) -> None:
+    make_picture(source / "more/d.png")
+    (source.parent / "data/img/40_sks cat").mkdir(parents=True)
+    first, second = told(arrange(concept))
+    assert first == f"1 folders with pictures in '{source}' are left out: copy each as its own concept"
+    assert second == "40_sks cat has the same words and is trained too; delete it if it is an older one"
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"instance_prompt": " "}, "instance prompt: is empty; write the words that name what is learned"),
+        ({"instance_prompt": "a/b"}, "instance prompt: '/' cannot be in a folder's name, which it becomes"),
+        ({"class_prompt": "cat?"}, r"class prompt: '\?' cannot be in a folder's name"),
+        ({"class_prompt": "cat."}, "class prompt: a folder's name, which it becomes, cannot end with a point"),
+        ({"instance_prompt": "x" * 300}, "instance prompt: it becomes a folder's name and is too long"),
+        ({"repeats": 0}, "repeats: 0 is not a whole number within 1..100000"),
+        ({"repeats": None}, "repeats: None is not a whole number"),
+        ({"training_images": "nowhere"}, "training images: there is no folder"),
+        ({"training_images": "."}, "destination: .* lies within the training images; choose a folder elsewhere"),
+        ({"training_images": "empty"}, "training images: no picture .* in "),
+        ({"regularisation_images": "source", "class_prompt": ""}, "class prompt: is empty"),
+        ({"destination": ""}, "destination: is empty; name a folder"),
+        ({"destination": "source"}, "destination: .* lies within the training images"),
+        ({"destination": "source/a.png/data"}, "destination: .* lies within the training images"),
+        ({"destination": "file/data"}, "destination: '.*' cannot be made .Not a directory."),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_made(
+    source: Path, concept: Concept, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.chdir(source.parent)
+    Path("empty").mkdir()
+    Path("file").write_text("")
+    before = content(source.parent)
+    with pytest.raises(ValueError, match=sentence) as error:
+        arrange(replace(concept, **changed))
+    assert "\n" not in str(error.value)
+    assert content(source.parent) == before
+    assert not Path("data").exists()
+
+
+# --- metadata
+
+
+def test_gathered_words_train(source: Path) -> None:
+    (source / "a.tags").write_text("cute")
+    asked = Gathering(image_folder=str(source), metadata_folder=str(source.parent / "new/meta"), tags="tags")
+    file, said = gather(asked)
+    assert file == source.parent / "new/meta/meta_cap.json"
+    assert said == [
+        "3 pictures",
+        "2 of 3 pictures have no .txt file, or an empty one: b.JPG, c.webp",
+        "2 of 3 pictures have no .tags file, or an empty one: b.JPG, c.webp",
+    ]
+    assert str(source / "a.png") in json.loads(file.read_text())
+    plan = plan_data(settings_of(in_json=file, train_data_dir=source), seed=1, warn=pytest.fail)
+    assert {item.path.name: item.caption for item in plan.items}["a.png"] == "sks cat on a sofa,cute"
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"image_folder": ""}, "image folder: is empty"),
+        ({"image_folder": "nowhere"}, "train_data_dir: there is no folder"),
+        ({"captions": None}, "captions: neither captions nor tags are taken"),
+        ({"tags": ".txt"}, "tags: captions come from .txt files already"),
+        ({"caption_metadata_filename": "meta"}, "metadata file: 'meta' is not a file name that ends with .json"),
+        ({"caption_metadata_filename": "../m.json"}, "metadata file: '../m.json' is not a file name"),
+    ],
+)
+def test_a_mistake_in_gathering_is_one_sentence(source: Path, changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        gather(replace(Gathering(image_folder=str(source)), **changed))
+
+
+def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) -> None:
+    asked = Gathering(image_folder=str(source), recursive=True)
+    values = settings_of(pretrained_model_name_or_path="m.safetensors", flip_aug=True, vae_batch_size=4).values()
+    with pytest.raises(ValueError, match="gather the captions first"):
+        latents_command(asked, values, "sdxl", source.parent / "run")
+    gather(asked)
+    argv = latents_command(asked, values, "sdxl", source.parent / "run")
+    flags = prepare_buckets_latents.setup_parser().parse_args(argv[2:])
+    assert Path(argv[1]) == Path(prepare_buckets_latents.__file__)
+    assert (flags.train_data_dir, flags.in_json) == (str(source), str(source / "meta_cap.json"))
+    assert (flags.out_json, flags.model_name_or_path) == (str(source / "meta_lat.json"), "m.safetensors")
+    assert (flags.max_resolution, flags.min_bucket_reso, flags.bucket_reso_steps) == ("64", 32, 32)
+    assert (flags.batch_size, flags.flip_aug, flags.enable_bucket, flags.no_half_vae) == (4, True, True, False)
+    assert (flags.family, flags.recursive, flags.full_path, flags.skip_existing) == ("sdxl", True, True, False)
+    for name in ("pretrained_model_name_or_path", "resolution"):
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            latents_command(asked, {**values, name: None}, "sdxl", source.parent / "run")
