@@ -9,17 +9,19 @@ from typing import Any, cast
 import pytest
 import torch
 from conftest import sdxl_settings
-from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline
+from diffusers import AutoencoderKL, EulerDiscreteScheduler, FluxTransformer2DModel, StableDiffusionXLPipeline
+from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sd_scripts.families.family import ModelWeights, Parts
 from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.options.catalog import FLUX_LORA
+from sd_scripts.options.catalog import FLUX_FULL
 from sd_scripts.options.model_file import describe, read_header
 from sd_scripts.options.settings import Settings
 
@@ -41,8 +43,7 @@ def parts(miniature: Any) -> Parts:
 
 @pytest.fixture(scope="module")
 def flux_parts(flux_miniature: Any) -> Parts:
-    files = {option: str(path) for option, path in flux_miniature.files.items()}
-    return FLUX.load(Settings(FLUX_LORA.groups, files), torch.float32, torch.device("cpu"))
+    return load_flux(flux_miniature)
 
 
 def test_a_model_that_learned_nothing_is_the_file_it_came_from(parts: Parts, file: State, tmp_path: Path) -> None:
@@ -116,6 +117,8 @@ def test_the_parts_of_a_folder_have_the_names_that_older_programs_read(parts: Pa
         assert header.metadata == {"format": "pt"}
         assert json.loads((folder / name / "config.json").read_text())["dtype"] == "float16"
     assert all(str(folder.parent) not in file.read_text() for file in folder.rglob("*.json"))
+    found = describe(folder)
+    assert (found.variant, found.precision, found.problem) == ("SDXL diffusers folder", "fp16", None)
 
 
 def test_what_stood_still_is_as_fine_as_a_folder_has_it(parts: Parts, file: State, tmp_path: Path) -> None:
@@ -250,6 +253,26 @@ def test_a_saved_transformer_of_flux_is_the_file_it_came_from(
     assert read_header(saved).metadata == {"modelspec.title": "x"}
 
 
+def test_a_saved_transformer_is_where_the_next_run_goes_on(
+    flux_parts: Parts, flux_miniature: Any, tmp_path: Path
+) -> None:
+    saved = tmp_path / flux_miniature.checkpoint.name
+    FLUX.save(flux_parts, ModelWeights(denoiser=flux_parts.denoiser.state_dict()), saved, "safetensors", None, {})
+    tokenizers = f"{saved.stem}_tokenizers"
+    shutil.copytree(flux_miniature.checkpoint.with_name(tokenizers), tmp_path / tokenizers)
+    again = load_flux(flux_miniature, pretrained_model_name_or_path=str(saved))
+    same(again.denoiser.state_dict(), flux_parts.denoiser.state_dict())
+
+
+def test_diffusers_finds_every_weight_in_a_saved_transformer_of_full_size() -> None:
+    """Names and shapes: its converter is written for the full width only."""
+    with torch.device("meta"):
+        state = FluxTransformer(FluxShape()).state_dict()
+        theirs = FluxTransformer2DModel(guidance_embeds=True).state_dict()
+    found = convert_flux_transformer_checkpoint_to_diffusers(dict(state))
+    assert {name: tensor.shape for name, tensor in found.items()} == {n: t.shape for n, t in theirs.items()}
+
+
 def save_sdxl(
     parts: Parts,
     folder: Path,
@@ -262,6 +285,11 @@ def save_sdxl(
     path = folder / ("model" if form == "diffusers" else f"model.{form}")
     SDXL.save(parts, weights, path, form, dtype, {"modelspec.title": "Größe"})
     return path
+
+
+def load_flux(miniature: Any, **others: str) -> Parts:
+    files = {option: str(path) for option, path in miniature.files.items()} | others
+    return FLUX.load(Settings(FLUX_FULL.groups, files), torch.float32, torch.device("cpu"))
 
 
 def prefix_of(state: State, prefix: str) -> State:

@@ -108,15 +108,15 @@ def whole_folder(path: Path, mark: str) -> Iterator[Path]:
             os.replace(path, old)
         try:
             os.replace(part, path)
-        except OSError:
+        except BaseException:
             if old.exists():
                 os.replace(old, path)
             raise
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise OSError(f"'{path}' could not be written: {_reason(error)}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(file: Path) -> None:
