@@ -8,7 +8,10 @@ beta2 = 0.999 can never fall. Rounded up or down at random, the nearer the likel
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +64,8 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
     """
     if target.dtype == torch.float32:
         target.copy_(source)
+    elif (kernels := _kernels(source.device)) and _alike([source, target]):
+        kernels.round_stochastically(source, target, key)
     else:
         half = _HALVES[target.dtype]
         generator = key.generator(source.device)
@@ -83,6 +88,10 @@ class Job(NamedTuple):
     step: int
     """Which update of this weight it is, from 1."""
     number: int
+
+    def tensors(self) -> list[Tensor]:
+        held = [self.weight, self.grad, self.exp_avg, self.exp_avg_sq]
+        return held if self.copy is None else [*held, self.copy]
 
 
 class Rates(NamedTuple):
@@ -157,16 +166,9 @@ class RoundingAdamW(Optimizer):
                 if (grad := self.gradient(weight)) is not None
             ]
             begin += len(weights)
-            rates = Rates(
-                group["lr"],
-                group["betas"],
-                group["eps"],
-                group["weight_decay"],
-                group["seed"],
-                self.gradient_factor,
-            )
-            for job in jobs:
-                _update(job, rates)
+            shared = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "seed")}
+            rates = Rates(**shared, factor=self.gradient_factor)
+            _update_all(jobs, rates)
         return loss
 
     def _job(self, weight: Tensor, grad: Tensor, number: int) -> Job:
@@ -189,6 +191,18 @@ class RoundingAdamW(Optimizer):
                 )
 
 
+def _update_all(jobs: list[Job], rates: Rates) -> None:
+    kernels = _kernels(jobs[0].weight.device) if jobs else None
+    fitting: list[Job] = []
+    others: list[Job] = []
+    for job in jobs:
+        (fitting if kernels and _alike(job.tensors()) else others).append(job)
+    if kernels:
+        kernels.update(fitting, rates)
+    for job in others:
+        _update(job, rates)
+
+
 def _update(job: Job, rates: Rates) -> None:
     """One weight by plain PyTorch."""
     beta1, beta2 = rates.betas
@@ -205,3 +219,20 @@ def _update(job: Job, rates: Rates) -> None:
             round_stochastically(value, held, Key(rates.seed, job.step, job.number, part))
     if job.copy is not None:
         job.copy.copy_(weight)
+
+
+def _alike(tensors: list[Tensor]) -> bool:
+    """Whether tensors of one shape have their values in the same order, without gaps."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return True
+    first = tensors[0]
+    dense = first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)
+    return dense and all(tensor.stride() == first.stride() for tensor in tensors)
+
+
+@cache
+def _kernels(device: torch.device) -> Any:
+    """The module of kernels for this device, if there are any; else everything goes by plain PyTorch."""
+    if device.type != "cuda" or not importlib.util.find_spec("triton"):
+        return None
+    return importlib.import_module("sd_scripts.library.rounding_kernels")
