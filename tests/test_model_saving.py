@@ -64,6 +64,21 @@ def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file:
     same({key: saved[key] for key in first}, {key: tensor.bfloat16() + 1 for key, tensor in first.items()})
 
 
+@pytest.mark.parametrize("form", ["safetensors", "diffusers"])
+def test_blocks_that_stood_still_are_not_rounded(
+    form: str, miniature: Any, parts: Parts, file: State, tmp_path: Path
+) -> None:
+    """Learned weights come in float32, those of other blocks as training holds them."""
+    lend_tokenizers(miniature, tmp_path)
+    base = save_sdxl(parts, tmp_path, form)
+    half = SDXL.load(sdxl_settings(base), torch.bfloat16, torch.device("cpu"))
+    learned = {name: t.float() + 1 for name, t in half.denoiser.state_dict().items() if name.startswith("up_blocks.")}
+    weights = ModelWeights(denoiser=half.denoiser.state_dict() | learned)
+    SDXL.save(half, weights, tmp_path / "saved.safetensors", "safetensors", None, {})
+    ups = {sgm.UNET_PREFIX + sgm.unet_key(name): tensor for name, tensor in learned.items()}
+    same(load_file(tmp_path / "saved.safetensors"), file | ups)
+
+
 def test_a_pickle_is_what_other_programs_read_and_holds_no_code(parts: Parts, file: State, tmp_path: Path) -> None:
     saved = torch.load(save_sdxl(parts, tmp_path, "ckpt"), weights_only=True)
     assert saved.keys() == {"state_dict"}

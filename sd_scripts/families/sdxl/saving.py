@@ -8,7 +8,7 @@ from typing import Any
 
 import diffusers
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sd_scripts.families.family import ModelWeights, Parts
 from sd_scripts.families.loading import MODEL
@@ -83,14 +83,20 @@ class States:
 
 def _states(parts: Parts, weights: ModelWeights) -> States:
     first, second = parts.text_encoders
+    unet, (learned1, learned2) = dict(weights.denoiser), weights.text_encoders
     original = _read_originals(parts)
-    learned1, learned2 = weights.text_encoders
     return States(
-        unet=dict(weights.denoiser),
-        vae=_unrounded(parts.vae, original.vae),
-        text_encoder1=_on_cpu(learned1) if learned1 else _unrounded(first, original.text_encoder1),
-        text_encoder2=_on_cpu(learned2) if learned2 else _unrounded(second, original.text_encoder2),
+        unet={**unet, **_unrounded(_stood_still(unet), original.unet)},
+        vae=_unrounded(parts.vae.state_dict(), original.vae),
+        text_encoder1=_on_cpu(learned1) if learned1 else _unrounded(first.state_dict(), original.text_encoder1),
+        text_encoder2=_on_cpu(learned2) if learned2 else _unrounded(second.state_dict(), original.text_encoder2),
     )
+
+
+def _stood_still(unet: State) -> State:
+    """Where weights learn in float32, what is in half precision did not: blocks whose block_lr is 0."""
+    wide = any(tensor.dtype == torch.float32 for tensor in unet.values())
+    return {name: tensor for name, tensor in unet.items() if wide and tensor.dtype != torch.float32}
 
 
 def _on_cpu(state: Mapping[str, Tensor]) -> State:
@@ -98,12 +104,12 @@ def _on_cpu(state: Mapping[str, Tensor]) -> State:
     return {name: on_cpu(tensor) for name, tensor in state.items()}
 
 
-def _unrounded(module: nn.Module, originals: State) -> State:
+def _unrounded(held: State, originals: State) -> State:
     """What did not learn, as fine as the base model's file has it: training holds it rounded.
 
-    An original that does not round to what the module holds is of another model, and is passed over.
+    An original that does not round to what is held is of another model, and is passed over.
     """
-    state = _on_cpu(module.state_dict())
+    state = _on_cpu(held)
     for name, tensor in state.items():
         original = originals.get(name)
         if original is None or original.shape != tensor.shape or original.element_size() == 1:  # fp8 is not written
@@ -114,14 +120,13 @@ def _unrounded(module: nn.Module, originals: State) -> State:
 
 
 def _read_originals(parts: Parts) -> States:
-    """What the files of the base model, and of another VAE, hold of the text encoders and the VAE; nothing if they are
-    gone."""
+    """What the files of the base model, and of another VAE, hold; nothing if they are gone."""
     source, vae_source = parts.facts["files"], parts.facts["vae_files"]
-    first, second = (encoder.state_dict() for encoder in parts.text_encoders)
+    unet, first, second = (module.state_dict() for module in (parts.denoiser, *parts.text_encoders))
     vae = parts.vae.state_dict()
     file = _read(source)
     return States(
-        unet={},
+        unet=sgm.read_unet(file, unet) or _read_part(source / "unet", unet),
         vae=sgm.read_vae(with_prefix(_read(vae_source)), vae) or _read_part(vae_folder(vae_source), vae),
         text_encoder1=sgm.read_text_encoder1(file, first) or _read_part(source / "text_encoder", first),
         text_encoder2=sgm.read_text_encoder2(file, second) or _read_part(source / "text_encoder_2", second),
