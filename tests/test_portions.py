@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from transformers.optimization import Adafactor
 
-from sd_scripts.library.optimizers import eval_mode, is_schedule_free, make_optimizer, train_mode
+from sd_scripts.library.optimizers import KNOWN, eval_mode, finds_one_rate, is_schedule_free, make_optimizer, train_mode
 from sd_scripts.library.portions import Group, Portions
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -33,6 +33,10 @@ def weights(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     """Matrices and vectors, in turn."""
     g = torch.Generator().manual_seed(1)
     return [nn.Parameter(torch.randn(5, *(3,) * (i % 2), generator=g).to(dtype)) for i in range(COUNT)]
+
+
+def named(name: str) -> OptimizerOptions:
+    return OptimizerOptions(optimizer_type=name)
 
 
 def groups_of(parameters: list[nn.Parameter]) -> list[Group]:
@@ -102,6 +106,30 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(n
     moved = 1 - exact.mean(dtype=torch.float64)
     assert torch.equal(still, torch.ones_like(still))
     torch.testing.assert_close(1 - rounded.mean(dtype=torch.float64), moved, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_optimizer_of_the_list_learns_in_half_precision_and_goes_on(name: str) -> None:
+    options = OptimizerOptions(optimizer_type=name, learning_rate=1.0 if finds_one_rate(named(name)) else 1e-3)
+
+    def made() -> tuple[Portions, nn.Parameter]:
+        weight = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
+        optimizer = Portions(
+            [{"params": [weight]}], lambda groups: make_optimizer(options, groups), lambda _: 0, rounds=True, seed=0
+        )
+        train_mode(optimizer)
+        return optimizer, weight
+
+    through, expected = made()
+    learn(through, [expected], range(8))  # RAdam without a schedule waits for six steps
+    stopped, weight = made()
+    learn(stopped, [weight], range(7))
+    resumed, again = made()
+    resumed.load_state_dict(deepcopy(stopped.state_dict()))
+    again.data.copy_(weight.data)
+    learn(resumed, [again], range(7, 8))
+    assert (expected != 0).any()
+    assert torch.equal(again, expected)
 
 
 def test_surrogates_have_memory_only_within_a_step() -> None:
