@@ -144,11 +144,6 @@ class Portions(Optimizer):
         """The optimizer of a portion; all are of one kind."""
         return next(iter(self._parts.values())).optimizer
 
-    @property
-    def kind(self) -> str:
-        """The class that steps the weights."""
-        return f"{type(self.one).__module__}.{type(self.one).__qualname__}"
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step each portion that has gradients and was not stepped since the last time."""
         loss = None

@@ -55,7 +55,8 @@ class Trained:
 
     def makers(self) -> dict[str, str]:
         """The classes whose state it is, by the option that chooses them."""
-        return {"optimizer_type": _class_name(self.optimizer), "lr_scheduler": _class_name(self.scheduler)}
+        updater = optimizers.updater(self.optimizer)
+        return {"optimizer_type": _class_name(updater), "lr_scheduler": _class_name(self.scheduler)}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
