@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from subprocess import SubprocessError
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+logger = logging.getLogger(__name__)
 
 MOMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}
 """In which dtype the moments of a weight are held. The squares of usual gradients are 0 in fp16."""
@@ -31,6 +35,7 @@ class Key(NamedTuple):
     number: int
     """Of the parameter."""
     part: int = 0
+    """What of it: the value, its first moment, its second."""
 
     def generator(self, device: torch.device) -> torch.Generator:
         digest = hashlib.sha256("/".join(map(str, self)).encode()).digest()
@@ -184,11 +189,11 @@ class RoundingAdamW(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         weights = [weight for group in self.param_groups for weight in group["params"]]
-        for number, saved in state_dict["state"].items():  # torch has cast the moments to the dtype of the weight
-            for name in ("exp_avg", "exp_avg_sq"):
-                self.state[weights[number]][name] = saved[name].to(
-                    weights[number].device, MOMENTS[weights[number].dtype]
-                )
+        for number, saved in state_dict["state"].items():
+            weight = weights[number]
+            if MOMENTS[weight.dtype] != weight.dtype:  # which torch has cast them to
+                for name in ("exp_avg", "exp_avg_sq"):
+                    self.state[weight][name] = saved[name].to(weight.device, MOMENTS[weight.dtype])
 
 
 def _update_all(jobs: list[Job], rates: Rates) -> None:
@@ -235,4 +240,11 @@ def _kernels(device: torch.device) -> Any:
     """The module of kernels for this device, if there are any; else everything goes by plain PyTorch."""
     if device.type != "cuda" or not importlib.util.find_spec("triton"):
         return None
-    return importlib.import_module("sd_scripts.library.rounding_kernels")
+    try:
+        kernels = importlib.import_module("sd_scripts.library.rounding_kernels")
+        half = torch.zeros(1, device=device, dtype=torch.bfloat16)
+        kernels.round_stochastically(torch.zeros_like(half, dtype=torch.float32), half, Key(0, 0, 0))
+    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
+        logger.warning("optimizer_type: Triton cannot build the kernels of AdamW, which is slow without: %s", error)
+        return None
+    return kernels
