@@ -10,6 +10,10 @@ import sd_scripts
 from kohya_gui.dataset_tools import place
 from sd_scripts.options.folder_names import dotted
 from sd_scripts.options.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
+from sd_scripts.runs import process
+from sd_scripts.runs.book import RunBook, WatchedRun
+from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.store import state_folder
 
 LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
 FLAGS_OF_LATENTS = (
@@ -90,7 +94,34 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     return file, [f"{merged.pictures} pictures", *(text for text in told if text)]
 
 
-def latents_command(asked: Gathering, values: Mapping[str, Any], family: str, run_dir: Path) -> list[str]:
+class LatentsJob:
+    """The one preparation that this GUI may have under way, in a process of its own."""
+
+    def __init__(self, book: RunBook) -> None:
+        self._book = book
+        self.asked: Gathering | None = None
+        """What it prepares, or prepared last."""
+        self.watched: WatchedRun | None = None
+
+    def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
+        """Raises ValueError, one sentence, where something is missing or the machine is busy."""
+        if self.watched and not self.watched.refresh().over:  # one that said its last word may still be leaving
+            raise ValueError("latents are being prepared already: stop that or wait for its end")
+        self._book.check_free()
+        argv = latents_command(asked, values, family)
+        try:
+            folder = new_run_folder(state_folder() / "tools", "latents")
+        except OSError as error:
+            raise ValueError(f"{error.filename} cannot be made ({error.strerror})") from error
+        self.watched = WatchedRun(folder, process.start([*argv, "--run_dir", str(folder.path)], {}, folder))
+        self.asked = asked
+
+    def stop(self) -> None:
+        if self.watched:
+            self.watched.stop()
+
+
+def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:
     """What prepares latents exactly as a run with the settings `values` would. ValueError where one is missing."""
     if not asked.words_file.is_file():
         raise ValueError(f"metadata file: there is no {asked.words_file} yet; gather the captions first")
@@ -100,7 +131,7 @@ def latents_command(asked: Gathering, values: Mapping[str, Any], family: str, ru
         raise ValueError("resolution: is not set, and decides the size of the latents")
     argv = [
         *(sys.executable, str(LATENTS), str(asked.images), str(asked.words_file), str(asked.latents_file), str(model)),
-        *("--family", family, "--run_dir", str(run_dir)),
+        *("--family", family),
         *(["--full_path"] if asked.full_path else []),
         *(["--recursive"] if asked.recursive else []),
     ]

@@ -190,9 +190,9 @@ def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) 
     asked = Gathering(image_folder=str(source), recursive=True)
     values = settings_of(pretrained_model_name_or_path="m.safetensors", flip_aug=True, vae_batch_size=4).values()
     with pytest.raises(ValueError, match="gather the captions first"):
-        latents_command(asked, values, "sdxl", source.parent / "run")
+        latents_command(asked, values, "sdxl")
     gather(asked)
-    argv = latents_command(asked, values, "sdxl", source.parent / "run")
+    argv = latents_command(asked, values, "sdxl")
     flags = prepare_buckets_latents.setup_parser().parse_args(argv[2:])
     assert Path(argv[1]) == Path(prepare_buckets_latents.__file__)
     assert (flags.train_data_dir, flags.in_json) == (str(source), str(source / "meta_cap.json"))
@@ -202,4 +202,4 @@ def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) 
     assert (flags.family, flags.recursive, flags.full_path, flags.skip_existing) == ("sdxl", True, True, False)
     for name in ("pretrained_model_name_or_path", "resolution"):
         with pytest.raises(ValueError, match=f"^{name}: "):
-            latents_command(asked, {**values, name: None}, "sdxl", source.parent / "run")
+            latents_command(asked, {**values, name: None}, "sdxl")

@@ -22,8 +22,10 @@ class Teller:
 
     def __init__(self, run_dir: str | None):
         self._folder = RunFolder(Path(run_dir)) if run_dir else None
+        used = bool(self._folder and next(iter(self._folder.events()), None))
         self._log = self._folder.log() if self._folder else None
-        self._began = time.time()
+        # in a fresh folder a wish may be older than this process: it takes a while to begin
+        self._began = time.time() if used else 0.0
 
     def tell(self, kind: Any, **facts: Any) -> None:
         if self._log:
@@ -40,12 +42,12 @@ class Teller:
 
         def progress(done: int, total: int) -> None:
             nonlocal shown
+            self._hear()
             if done < total and time.monotonic() < shown + 0.5:
                 return
             shown = time.monotonic()
             print(f"{name} {done} of {total}", flush=True)
             self.tell("phase", name=name, done=done, total=total)
-            self._hear()
 
         return progress
 

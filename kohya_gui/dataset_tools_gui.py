@@ -1,0 +1,290 @@
+"""Two panels that make data sets ready: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
+
+Each is laid out where it is made, and connected once all controls of its tab stand.
+"""
+
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.components import FormComponent
+
+from kohya_gui.controls import QUIET, Form, given, shown, unquoted
+from kohya_gui.dataset_tools import Arranged, Concept, arrange
+from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
+from kohya_gui.messages import message
+from sd_scripts.runs.book import RunBook
+from sd_scripts.runs.story import RunStory
+
+EVERY = 1.0
+"""Seconds between two looks at the tool that runs."""
+FILLED = (
+    *("train_data_dir", "reg_data_dir", "output_dir", "logging_dir"),
+    *("in_json", "cache_latents", "cache_latents_to_disk"),
+)
+"""Options that the tools have values for."""
+BUTTON: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
+Updates = dict[Any, Any]
+
+
+class FolderHelper:
+    """Copies pictures into `img/40_sks cat` and `reg/1_cat`, then fills in the folders of the tab."""
+
+    def __init__(self, tab: str) -> None:
+        self._tab = tab
+        with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
+            gr.Markdown(
+                "Pictures and their caption files are copied into folders as training reads them. "
+                "The pictures stay where they are, and nothing is overwritten.",
+                elem_classes="note",
+            )
+            with gr.Row(elem_classes="fields"):
+                self._instance = text_field(
+                    tab, "instance-prompt", "Instance prompt", "A rare word that will stand for it.", "sks"
+                )
+                self._class = text_field(tab, "class-prompt", "Class prompt", "What kind of thing it is.", "cat")
+                self._images = text_field(tab, "training-images", "Training images", "Folder of the pictures to learn.")
+                self._repeats = self._number("training-repeats", "Repeats", 40, "How often each is seen in an epoch.")
+                self._reg_images = text_field(
+                    tab, "regularisation-images", "Regularisation images", "Optional: other pictures of the class."
+                )
+                self._reg_repeats = self._number("regularisation-repeats", "Regularisation repeats", 1)
+                self._destination = text_field(
+                    tab, "destination", "Destination", "Folder in which img, reg, log and model are made.", wide=True
+                )
+            with gr.Row(elem_classes="actions"):
+                self._copy = gr.Button("Copy the pictures", elem_id=f"{tab}-copy-pictures", **BUTTON)
+                self._use = gr.Button(
+                    "Use these folders", variant="primary", visible=False, elem_id=f"{tab}-use-folders", **BUTTON
+                )
+            self._message = gr.HTML(elem_id=f"{tab}-copied")
+        self._options = gr.State({})
+
+    def _number(self, name: str, label: str, value: int, info: str | None = None) -> gr.Number:
+        face: dict[str, Any] = {"elem_id": f"{self._tab}-{name}", "elem_classes": ["option", "option-words"]}
+        return gr.Number(value, label=label, info=info, **face)
+
+    def connect(self, form: Form) -> None:
+        """Let the buttons work on the controls of this form."""
+        controls = form.controls
+        fields = [
+            self._instance, self._class, self._images, self._repeats, self._reg_images, self._reg_repeats,
+            self._destination,
+        ]  # fmt: skip
+        about = [*fields, *([controls["caption_extension"]] if "caption_extension" in controls else [])]
+        done = [self._message, self._use, self._options]
+        self._copy.click(self._arrange, about, done, show_progress_on=self._message, api_visibility="private")
+        filled_by(self._use, self._options, self._message, form)
+
+    @staticmethod
+    def _arrange(
+        instance: str,
+        kind: str,
+        images: str,
+        repeats: int,
+        reg_images: str,
+        reg_repeats: int,
+        destination: str,
+        caption_extension: str = ".txt",
+    ) -> list[Any]:
+        try:
+            done = arrange(
+                Concept(
+                    instance_prompt=instance or "",
+                    class_prompt=kind or "",
+                    training_images=unquoted(images or ""),
+                    repeats=repeats,
+                    regularisation_images=unquoted(reg_images or ""),
+                    regularisation_repeats=reg_repeats,
+                    destination=unquoted(destination or ""),
+                    caption_extension=caption_extension or ".txt",
+                )
+            )
+        except ValueError as error:
+            return [message("error", str(error)), gr.update(visible=False), {}]
+        return [arranged_message(done), gr.update(visible=True), done.options]
+
+
+def arranged_message(done: Arranged) -> str:
+    told = [text for copied in done.copied for text in copied.told()]
+    return message("warning" if told else "ok", "; ".join(map(str, done.copied)), told)
+
+
+class MetadataSteps:
+    """Gathers captions into a metadata file, prepares latents in a process of its own, then fills both in."""
+
+    def __init__(self, tab: str, book: RunBook) -> None:
+        self._tab = tab
+        self._job = LatentsJob(book)
+        with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
+            gr.Markdown(
+                "Two steps make the metadata file that this training reads. The second is worth it for large data "
+                "sets: it encodes the pictures as the settings below say, and runs begin at once from then on.",
+                elem_classes="note",
+            )
+            with gr.Row(elem_classes="fields"):
+                self._images = text_field(tab, "image-folder", "Image folder", "Folder of the pictures.", wide=True)
+                self._metadata = text_field(
+                    tab,
+                    "metadata-folder",
+                    "Metadata folder",
+                    "Where the metadata files go; empty means the image folder.",
+                    wide=True,
+                )
+                self._captions = self._switch("take-captions", "Take captions", True)
+                self._caption_ending = text_field(
+                    tab, "captions-from", "Captions from", "Ending of the files beside the pictures.", value=".txt"
+                )
+                self._tags = self._switch("take-tags", "Take tags", False)
+                self._tag_ending = text_field(
+                    tab, "tags-from", "Tags from", "Ending of the files beside the pictures.", value=".tags"
+                )
+                self._recursive = self._switch(
+                    "metadata-recursive", "Recursive", False, "Pictures in folders below it, too."
+                )
+                self._full_path = self._switch(
+                    "metadata-full-path", "Full path", True, "Keys are whole paths: for pictures in several folders."
+                )
+                self._words_name = text_field(tab, "caption-metadata", "Captions file", value="meta_cap.json")
+                self._latents_name = text_field(tab, "latent-metadata", "Latents file", value="meta_lat.json")
+            with gr.Row(elem_classes="actions"):
+                self._gather = gr.Button("1. Gather captions", elem_id=f"{tab}-gather", **BUTTON)
+                self._prepare = gr.Button("2. Prepare latents", elem_id=f"{tab}-prepare-latents", **BUTTON)
+                self._stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"{tab}-stop-latents", **BUTTON)
+                self._use = gr.Button(
+                    "Use them for training", variant="primary", visible=False, elem_id=f"{tab}-use-metadata", **BUTTON
+                )
+            self._message = gr.HTML(elem_id=f"{tab}-gathered")
+            self._progress = gr.HTML(elem_id=f"{tab}-latents-progress")
+        self._options, self._seen = gr.State({}), gr.State(())
+
+    def _switch(self, name: str, label: str, on: bool, info: str | None = None) -> gr.Checkbox:
+        face: dict[str, Any] = {"elem_id": f"{self._tab}-{name}", "elem_classes": ["option", "option-words"]}
+        return gr.Checkbox(on, label=label, info=info, **face)
+
+    def connect(self, form: Form, family: FormComponent) -> None:
+        """Let the buttons work on the controls of this form; latents are made as they say."""
+        fields: list[Any] = [
+            self._images, self._metadata, self._captions, self._caption_ending, self._tags, self._tag_ending,
+            self._recursive, self._full_path, self._words_name, self._latents_name,
+        ]  # fmt: skip
+        needed = {name: form.controls[name] for name in NEEDED_FOR_LATENTS if name in form.controls}
+        done = [self._message, self._use, self._options]
+
+        def gather_words(*typed: Any) -> list[Any]:
+            try:
+                asked = self._asked(*typed)
+                file, told = gather(asked)
+            except ValueError as error:
+                return [message("error", str(error)), gr.skip(), gr.skip()]
+            options = {"in_json": str(file), "train_data_dir": str(asked.images)}
+            said = message("warning" if told[1:] else "ok", f"{file} has the words of {told[0]}", told[1:])
+            return [said, gr.update(visible=True), options]
+
+        def prepare(data: Updates) -> str:
+            values = {name: given(form.options[name], data[control]) for name, control in needed.items()}
+            try:
+                self._job.start(self._asked(*(data[field] for field in fields)), values, data[family])
+            except ValueError as error:
+                return message("error", str(error))
+            return ""
+
+        slow: dict[str, Any] = {"show_progress_on": self._message, "api_visibility": "private"}
+        self._gather.click(gather_words, fields, done, **slow)
+        look = [self._seen, self._progress, self._prepare, self._stop, self._use, self._options]
+        started = self._prepare.click(prepare, {*fields, *needed.values(), family}, self._message, **QUIET)
+        for event in (started, self._stop.click(self._job.stop, **QUIET)):
+            event.then(self._show, self._seen, look, **QUIET)
+        gr.Timer(EVERY).tick(self._show, self._seen, look, **QUIET)
+        filled_by(self._use, self._options, self._message, form)
+
+    @staticmethod
+    def _asked(
+        images: str,
+        metadata: str,
+        captions: bool,
+        caption_ending: str,
+        tags: bool,
+        tag_ending: str,
+        recursive: bool,
+        full_path: bool,
+        words_name: str,
+        latents_name: str,
+    ) -> Gathering:
+        return Gathering(
+            image_folder=unquoted(images or ""),
+            metadata_folder=unquoted(metadata or ""),
+            captions=(caption_ending or "") if captions else None,
+            tags=(tag_ending or "") if tags else None,
+            recursive=recursive,
+            full_path=full_path,
+            caption_metadata_filename=words_name or "",
+            latent_metadata_filename=latents_name or "",
+        )
+
+    def _show(self, seen: tuple[str, int]) -> list[Any]:
+        """What changed since `seen`; nothing at all when nothing did."""
+        job, asked = self._job.watched, self._job.asked
+        if job is None or asked is None:
+            return [gr.skip()] * 6
+        story = job.refresh()
+        now = (job.folder.path.name, story.told)
+        if now == seen:
+            return [gr.skip()] * 6
+        ready = story.state == "finished"
+        file, images = str(asked.latents_file), str(asked.images)
+        cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True)
+        return [
+            now,
+            latents_view(story, file),
+            gr.update(interactive=story.over),
+            gr.update(visible=not story.over, interactive=story.state != "stopping"),
+            gr.update(visible=True) if ready else gr.skip(),
+            {"in_json": file, "train_data_dir": images, **cached} if ready else gr.skip(),
+        ]
+
+
+def latents_view(story: RunStory, file: str) -> str:
+    """How far a preparation is, or how it ended."""
+    if story.state == "finished":
+        said = f"The latents of {story.total} pictures are beside them, and {file} says the size of each"
+        return message("warning" if story.warnings else "ok", said, story.warnings)
+    if story.state == "stopped":
+        return message("warning", "Stopped: what was made stays, and the next time goes on from there")
+    if story.over:
+        return message("error", story.failure.get("error", ""), story.warnings)
+    doing = "starting Python and PyTorch" if story.state == "starting" else story.phase
+    doing = "stopping" if story.state == "stopping" else doing
+    known = bool(story.total)
+    width = 100 * story.done / story.total if known else 0
+    count = f" {story.done} of {story.total}" if known else ""
+    return (
+        f'<div class="bar{"" if known else " bar-unknown"}"><i style="width:{width:.1f}%"></i></div>'
+        f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{count}</div>'
+    )
+
+
+def text_field(
+    tab: str, name: str, label: str, info: str | None = None, hint: str = "", *, value: str = "", wide: bool = False
+) -> gr.Textbox:
+    return gr.Textbox(
+        value,
+        label=label,
+        info=info,
+        placeholder=hint,
+        max_lines=1,
+        elem_id=f"{tab}-{name}",
+        elem_classes=["option", "option-told" if wide else "option-words"],
+    )
+
+
+def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:
+    """Let a button write the options that a tool has made into their controls."""
+    controls = {name: form.controls[name] for name in FILLED if name in form.controls}
+
+    def fill(made: dict[str, Any]) -> list[Any]:
+        names = [name for name in controls if name in made]
+        values = [shown(form.options[name], made[name]) if name in made else gr.skip() for name in controls]
+        return [*values, message("ok", f"Filled in: {', '.join(names)}")]
+
+    form.taken.append(button.click(fill, options, [*controls.values(), told], **QUIET))
