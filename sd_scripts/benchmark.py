@@ -2,6 +2,7 @@
 
 python -m sd_scripts.benchmark [--family sdxl] [--rows eager compiled ...] [--steps 30] [--markdown FILE]
 python -m sd_scripts.benchmark --family flux --rows compiled fp8_compute --curve 200
+python -m sd_scripts.benchmark --method full
 
 Every row runs in a process of its own, one after another, with inputs made ahead: what is measured is the step of the
 trainer, forward to optimizer, not the reading of pictures. Each row compiles from an empty cache; those marked warm
@@ -18,12 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -41,10 +43,12 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training import compiling
-from sd_scripts.training.learning import LoraLearning
+from sd_scripts.training.context import Context
+from sd_scripts.training.full import Full, held_dtype
+from sd_scripts.training.learning import Learning, LoraLearning
 from sd_scripts.training.step import TrainStep
 
-LR = 1e-4
+LR, FULL_LR = 1e-4, 1e-5
 WARM_UP = 8
 
 
@@ -63,12 +67,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A family's model of full size, and the rows that are worth a line."""
+    """A family's model of full size, what learns in it, and the rows that are worth a line."""
 
     family: Family
+    method: str
     random_parts: Callable[[torch.device, torch.dtype], Parts]
     random_inputs: Callable[[Parts, int, tuple[int, int], torch.device], dict[str, Tensor]]
-    rank: int
+    rank: int | None
+    """Of the LoRA."""
     rows: tuple[Row, ...]
 
     def row(self, name: str) -> Row:
@@ -148,21 +154,83 @@ FLUX_ROWS = (
         cache_of="fp8_base",
     ),
 )
+HALF = {"full_bf16": True}
+ADAFACTOR = {
+    "optimizer_type": "Adafactor",
+    "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
+}
+FUSED = HALF | {"fused_backward_pass": True}
+SDXL_FULL_ROWS = (
+    Row(name="eager", title="eager", options=HALF),
+    Row(name="compiled", title="compile_mode = default", options=HALF | COMPILED),
+    Row(name="graphs", title="compile_mode = reduce-overhead", options=HALF | GRAPHS),
+    Row(name="eager4", title="eager", options=HALF, batch=4),
+    Row(name="compiled4", title="compile_mode = default", options=HALF | COMPILED, batch=4),
+    Row(
+        name="graphs_masters",
+        title="reduce-overhead, weights in float32 (full_bf16 off)",
+        options=GRAPHS,
+        cache_of="graphs",
+    ),
+    Row(
+        name="fused",
+        title="default, gradient checkpointing, fused_backward_pass",
+        options=FUSED | COMPILED | CHECKPOINTING,
+        cache_of="compiled",
+    ),
+    Row(
+        name="fused_adafactor",
+        title="default, gradient checkpointing, fused_backward_pass, Adafactor",
+        options=FUSED | COMPILED | CHECKPOINTING | ADAFACTOR,
+        cache_of="compiled",
+    ),
+)
+FLUX_FULL_ROWS = (
+    Row(
+        name="fused",
+        title="compiled, gradient checkpointing, fused_backward_pass",
+        options=FUSED | COMPILED | CHECKPOINTING,
+    ),
+    *(
+        Row(
+            name=f"fused_swap{count}",
+            title=f"compiled, gradient checkpointing, fused_backward_pass, blocks_to_swap = {count}",
+            options=FUSED | COMPILED | CHECKPOINTING | {"blocks_to_swap": count},
+            cache_of="fused",
+        )
+        for count in (10, 18)
+    ),
+    *(
+        Row(
+            name=f"adafactor_swap{count}",
+            title=f"compiled, gradient checkpointing, fused_backward_pass, Adafactor, blocks_to_swap = {count}",
+            options=FUSED | COMPILED | CHECKPOINTING | ADAFACTOR | {"blocks_to_swap": count},
+            cache_of="fused",
+        )
+        for count in (18, 35)
+    ),
+)
 SUBJECTS = {
-    "sdxl": Subject(
+    ("sdxl", "lora"): Subject(
         family=SDXL,
+        method="lora",
         random_parts=sdxl_full_size.random_parts,
         random_inputs=sdxl_full_size.random_inputs,
         rank=32,
         rows=SDXL_ROWS,
     ),
-    "flux": Subject(
+    ("flux", "lora"): Subject(
         family=FLUX,
+        method="lora",
         random_parts=flux_full_size.random_parts,
         random_inputs=flux_full_size.random_inputs,
         rank=16,
         rows=FLUX_ROWS,
     ),
+}
+SUBJECTS |= {
+    (name, "full"): replace(SUBJECTS[name, "lora"], method="full", rank=None, rows=rows)
+    for name, rows in (("sdxl", SDXL_FULL_ROWS), ("flux", FLUX_FULL_ROWS))
 }
 
 
@@ -172,7 +240,8 @@ class Prepared:
 
     step: TrainStep
     inputs: list[dict[str, Tensor]]
-    layers: int
+    parts: int
+    """How many layers the LoRA adapts, or weights learn."""
 
     def run(self, number: int) -> Tensor:
         """One update; the loss of its last micro-batch."""
@@ -183,14 +252,11 @@ class Prepared:
 
 
 def prepare(subject: Subject, row: Row, parts: Parts, device: torch.device) -> Prepared:
-    """Place the model, attach the LoRA, compile and choose the optimizer, as the trainer does it."""
+    """Place the model, make it learn, compile and choose the optimizer, as the trainer does it."""
     family, settings = subject.family, settings_of(subject, row)
     options, training = settings[CompileOptions], settings[TrainingOptions]
-    family.place(parts, settings, device)
-    args = read_args(settings, family.lora, print)
-    plans = plan_layers([Adapted(module=parts.denoiser, target=family.lora, lr=LR)], args)
-    network = attach(plans, args.dropouts, torch.Generator().manual_seed(0), device=device)
-    learning = LoraLearning(network, parameter_groups(network), [parts.denoiser])
+    make_learn = _lora if subject.method == "lora" else _full
+    learning, count = make_learn(family, parts, settings, device)
     learning.train()
     if training.gradient_checkpointing:
         family.checkpoint_gradients(parts.denoiser, settings)
@@ -217,23 +283,50 @@ def prepare(subject: Subject, row: Row, parts: Parts, device: torch.device) -> P
         known=KnownInputs() if options.compile else None,
     )
     inputs = [subject.random_inputs(parts, row.batch, size, device) for size in row.sizes]
-    return Prepared(step=step, inputs=inputs, layers=len(plans))
+    return Prepared(step=step, inputs=inputs, parts=count)
+
+
+def _lora(family: Family, parts: Parts, settings: Settings, device: torch.device) -> tuple[Learning, int]:
+    family.place(parts, settings, device)
+    args = read_args(settings, family.lora, print)
+    plans = plan_layers([Adapted(module=parts.denoiser, target=family.lora, lr=LR)], args)
+    network = attach(plans, args.dropouts, torch.Generator().manual_seed(0), device=device)
+    return LoraLearning(network, parameter_groups(network), [parts.denoiser]), len(plans)
+
+
+def _full(family: Family, parts: Parts, settings: Settings, device: torch.device) -> tuple[Learning, int]:
+    cpu = device.type == "cpu"
+    context = Context(
+        settings=settings, accelerator=Accelerator(cpu=cpu), log=None, run_dir=Path(), seed=0, began=time.time()
+    )
+    method = Full()
+    method.change_base(family, parts, context)
+    family.place(parts, settings, device)
+    return method.prepare(family, parts, context), len(list(parts.denoiser.parameters()))
 
 
 def settings_of(subject: Subject, row: Row) -> Settings:
-    values: dict[str, Any] = {"network_dim": subject.rank, "network_alpha": subject.rank / 2, "learning_rate": LR}
+    values: dict[str, Any] = {"mixed_precision": "bf16"}
+    if subject.rank:
+        values |= {"learning_rate": LR, "network_dim": subject.rank, "network_alpha": subject.rank / 2}
+    else:
+        values |= {"learning_rate": FULL_LR, "save_model_as": "safetensors"}
     if subject.family.name == "flux":
         values |= {"model_prediction_type": "raw", "guidance_scale": 1.0}
-    return Settings(
-        script_for(subject.family.name, "lora").groups, {**values, "mixed_precision": "bf16", **row.options}
-    )
+    return Settings(script_for(subject.family.name, subject.method).groups, {**values, **row.options})
+
+
+def random_parts(subject: Subject, row: Row, device: torch.device) -> Parts:
+    """In the dtype that training begins with."""
+    dtype = torch.bfloat16 if subject.rank else held_dtype(settings_of(subject, row))
+    return subject.random_parts(device, dtype)
 
 
 def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     """Milliseconds a step, memory in GiB, and what the compiler did."""
     device = torch.device("cuda")
     compiling.warm_up(settings_of(subject, row)[CompileOptions], device)
-    prepared = prepare(subject, row, subject.random_parts(device, torch.bfloat16), device)
+    prepared = prepare(subject, row, random_parts(subject, row, device), device)
     compiling.wait_until_warm()
     before, sizes = compiling.Counts(), len(row.sizes)
     torch.cuda.empty_cache()
@@ -266,7 +359,7 @@ def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
         "first": first,
         "graphs": counts.graphs - before.graphs,
         "breaks": counts.breaks - before.breaks,
-        "modules": prepared.layers,
+        "modules": prepared.parts,
         "loss": float(torch.stack(losses[-8:]).mean()),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -308,7 +401,7 @@ CURVE_LR = 4e-4
 def curve(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     """The loss of every step, on pictures that are there to be learned."""
     device = torch.device("cuda")
-    prepared = prepare(subject, row, subject.random_parts(device, torch.bfloat16), device)
+    prepared = prepare(subject, row, random_parts(subject, row, device), device)
     for group in prepared.step.optimizer.param_groups:
         group["lr"] = CURVE_LR
     (fixed,) = prepared.inputs
@@ -338,8 +431,7 @@ def curve_table(results: dict[str, dict[str, Any]], part: int = 20) -> str:
 def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     first, notes = next(iter(results.values())), []
     lines = [
-        f"{first['card']}, PyTorch {first['torch']}, LoRA rank {subject.rank} on {first['modules']} layers, bf16, "
-        "fused AdamW.",
+        f"{first['card']}, PyTorch {first['torch']}, {_what(subject, first['modules'])}",
         "",
         "| step | batch | median ms | min to p90 | mean | GiB allocated | reserved | first s | graphs | breaks | loss|",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -359,16 +451,23 @@ def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
+def _what(subject: Subject, parts: int) -> str:
+    if subject.rank:
+        return f"LoRA rank {subject.rank} on {parts} layers, bf16, fused AdamW."
+    return f"all {parts} weights learn, full_bf16, AdamW with stochastic rounding where nothing else is said."
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=SUBJECTS, default="sdxl")
+    parser.add_argument("--family", choices=("sdxl", "flux"), default="sdxl")
+    parser.add_argument("--method", choices=("lora", "full"), default="lora")
     parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each row, after the warm-up")
     parser.add_argument("--curve", type=int, metavar="STEPS", help="compare how the loss falls instead of timing")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    subject = SUBJECTS[arguments.family]
+    subject = SUBJECTS[arguments.family, arguments.method]
     names = [row.name for row in subject.rows]
     wanted = arguments.rows or names
     if unknown := set(wanted) - set(names):
@@ -413,7 +512,15 @@ def _in_own_process(subject: Subject, row: Row, what: list[str], caches: Path) -
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # as the trainer sets it
         "TORCHINDUCTOR_CACHE_DIR": str(caches / (row.cache_of or row.name)),
     }
-    command = [sys.executable, "-m", "sd_scripts.benchmark", "--family", subject.family.name]
+    command = [
+        sys.executable,
+        "-m",
+        "sd_scripts.benchmark",
+        "--family",
+        subject.family.name,
+        "--method",
+        subject.method,
+    ]
     command += ["--row", row.name, *what]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own}, check=False)
     for line in done.stdout.splitlines():

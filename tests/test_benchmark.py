@@ -6,13 +6,14 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from sd_scripts.benchmark import SUBJECTS, Row, curve_table, prepare, table
+from sd_scripts.benchmark import SUBJECTS, Row, curve_table, prepare, settings_of, table
 from sd_scripts.families.family import Parts
 from sd_scripts.families.flux import full_size as flux
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.families.sdxl import full_size as sdxl
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import make_ours
+from sd_scripts.training.full import held_dtype
 
 SIZES = ((128, 128), (128, 192))
 SMALL = ((128, 128),)
@@ -20,20 +21,28 @@ RESULT = {
     **dict.fromkeys(("median", "mean", "min", "p90", "allocated", "reserved", "first", "loss"), 1.0),
     **{"graphs": 14, "breaks": 0, "modules": 722, "card": "a card", "torch": "2.13.0"},
 }
-ROWS: dict[str, list[Row]] = {
-    "sdxl": [
+HALF = {"full_bf16": True, "fused_backward_pass": True, "max_grad_norm": 0.0}
+ROWS: dict[tuple[str, str], list[Row]] = {
+    ("sdxl", "full"): [
+        Row(name="masters", title="masters", sizes=SMALL),
+        Row(name="half", title="half", sizes=SMALL, options=HALF),
+    ],
+    ("flux", "full"): [
+        Row(name="swap", title="swap", sizes=SMALL, options=HALF | {"blocks_to_swap": 1}),
+    ],
+    ("sdxl", "lora"): [
         Row(name="plain", title="plain", sizes=SMALL),
         Row(name="sizes", title="sizes", sizes=SIZES),
         Row(name="sum", title="sum", sizes=SMALL, batch=2, options={"gradient_accumulation_steps": 2}),
         Row(name="checkpointing", title="checkpointing", sizes=SMALL, options={"gradient_checkpointing": True}),
     ],
-    "flux": [
+    ("flux", "lora"): [
         Row(name="plain", title="plain", sizes=SMALL),
         Row(name="swap", title="swap", sizes=SMALL, options={"blocks_to_swap": 1, "gradient_checkpointing": True}),
         Row(name="fp8", title="fp8", sizes=SMALL, options={"fp8_base": True}),
     ],
 }
-LAYERS = {"sdxl": 192, "flux": 3 * 10 + 4 * 3}
+PARTS = {("sdxl", "lora"): 192, ("flux", "lora"): 3 * 10 + 4 * 3}
 
 
 def miniature(family: str) -> Parts:
@@ -47,18 +56,21 @@ def miniature(family: str) -> Parts:
     return flux.parts_of(model.requires_grad_(False))
 
 
-@pytest.mark.parametrize(("family", "row"), [(f, row) for f, rows in ROWS.items() for row in rows], ids=str)
-def test_the_step_learns(family: str, row: Row) -> None:
-    subject = SUBJECTS[family]
-    prepared = prepare(subject, row, miniature(family), torch.device("cpu"))
+@pytest.mark.parametrize(("what", "row"), [(what, row) for what, rows in ROWS.items() for row in rows], ids=str)
+def test_the_step_learns(what: tuple[str, str], row: Row) -> None:
+    subject = SUBJECTS[what]
+    parts = miniature(what[0])
+    if what[1] == "full":
+        parts.denoiser.to(held_dtype(settings_of(subject, row)))
+    prepared = prepare(subject, row, parts, torch.device("cpu"))
     losses = [float(prepared.run(number)) for number in range(8)]
     assert losses[-1] < losses[len(prepared.inputs) - 1]
-    assert prepared.layers == LAYERS[family]
+    assert prepared.parts == PARTS.get(what, len(list(parts.denoiser.parameters())))
 
 
-@pytest.mark.parametrize("family", SUBJECTS)
-def test_the_table_has_a_line_for_each_row(family: str) -> None:
-    subject = SUBJECTS[family]
+@pytest.mark.parametrize("what", SUBJECTS)
+def test_the_table_has_a_line_for_each_row(what: tuple[str, str]) -> None:
+    subject = SUBJECTS[what]
     lines = table(subject, {row.name: RESULT for row in subject.rows}).splitlines()
     assert [line.split(" | ")[0].lstrip("| ") for line in lines[4:]] == [row.title for row in subject.rows]
     assert len({line.count("|") for line in lines[2:]}) == 1

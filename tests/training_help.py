@@ -45,6 +45,12 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 """What a run of each family has beside SHORT."""
 
+FULL: dict[str, Any] = {
+    **dict.fromkeys(("network_module", "network_dim", "network_alpha", "network_train_unet_only")),
+    "learning_rate": 1e-3,
+}
+"""What full training has in place of a network."""
+
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
 TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
 
@@ -81,14 +87,19 @@ class Run:
         return safetensors.torch.load_file(self.output / name)
 
 
-def train(miniature: Any, output: Path, **values: Any) -> Run:
+def train(miniature: Any, output: Path, method: str = "lora", **values: Any) -> Run:
     """Train on two pictures beside the output, or on train_data_dir; settings go through a TOML file."""
     settings = {**settings_for(miniature), "output_dir": output, "run_dir": output / "run", **values}
     if "train_data_dir" not in settings and "dataset_config" not in settings:
         settings["train_data_dir"] = pictures(output.parent / "pictures")
     config = output.with_name(f"{output.name}.toml")
     write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
-    return run(["--config_file", str(config)], output, miniature.family)
+    return run(["--config_file", str(config)], output, miniature.family, method)
+
+
+def train_whole(miniature: Any, output: Path, **values: Any) -> Run:
+    """The same in full training."""
+    return train(miniature, output, "full", **{**FULL, **values})
 
 
 def settings_for(miniature: Any) -> dict[str, Any]:
@@ -96,9 +107,9 @@ def settings_for(miniature: Any) -> dict[str, Any]:
     return {**SHORT, **OF_FAMILY[miniature.family], **miniature.files}
 
 
-def run(flags: list[str], output: Path, family: str = "sdxl") -> Run:
-    """What these flags of the family's LoRA script do; the run's folder is `output`/run."""
-    script = import_module(f"sd_scripts.{Path(script_for(family, 'lora').file).stem}")
+def run(flags: list[str], output: Path, family: str = "sdxl", method: str = "lora") -> Run:
+    """What these flags of the family's script do; the run's folder is `output`/run."""
+    script = import_module(f"sd_scripts.{Path(script_for(family, method).file).stem}")
     ours = logging.getLogger("sd_scripts")
     before = ours.handlers, ours.propagate, ours.level
     try:

@@ -26,6 +26,7 @@ from sd_scripts.options.flux import (
     FluxObjectiveOptions,
     trains_t5xxl,
 )
+from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
@@ -206,6 +207,34 @@ def weights_that_learn_and_move(memory: FluxMemoryOptions, network: NetworkOptio
             )
 
 
+def updates_within_backward(fused: FusedOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+    if not (name := fused.chosen):
+        return
+    if training.gradient_accumulation_steps > 1:
+        yield name, "drops gradients as they come, so none can be added up; set gradient_accumulation_steps = 1"
+    if training.mixed_precision == "fp16":
+        yield name, "cannot scale losses as fp16 needs it; set mixed_precision = bf16"
+
+
+def models_that_learn_and_move(memory: FluxMemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+    if memory.blocks_to_swap and not training.full_bf16:
+        yield "blocks_to_swap", "blocks that learn can move only in bf16; set full_bf16 and mixed_precision = bf16"
+
+
+def text_that_learns_and_rests(cache: CacheOptions, full: FullOptions) -> Findings:
+    if full.train_text_encoder and (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
+        yield (
+            "cache_text_encoder_outputs",
+            "cached text encoders cannot be trained; turn off train_text_encoder or the cache",
+        )
+
+
+def rates_of_no_model(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
+    encoders = (full.learning_rate_te1, full.learning_rate_te2) if full.train_text_encoder else ()
+    if not any((optimizer.learning_rate, *encoders, *(full.block_rates or ()))):
+        yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
+
+
 PROBLEMS = (
     training_size,
     latents_that_change,
@@ -219,6 +248,10 @@ PROBLEMS = (
     products_in_fp8,
     weights_that_learn_and_move,
     huber_schedule_of_another,
+    updates_within_backward,
+    models_that_learn_and_move,
+    text_that_learns_and_rests,
+    rates_of_no_model,
 )
 
 
@@ -273,6 +306,20 @@ def learning_rate_of_a_lora(optimizer: OptimizerOptions, network: NetworkOptions
         return
     elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:
         yield "learning_rate", "is not set, so 2e-06 is used; LoRAs usually learn at 1e-4"
+
+
+HIGH = 5e-5
+"""A learning rate at which a whole model forgets what it knew; LoRAs learn at 1e-4."""
+
+
+def learning_rate_of_a_model(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
+    plain = optimizer.optimizer_type.lower() in ("", "adamw", "adamw8bit", "lion", "lion8bit", "adafactor")
+    if plain and optimizer.learning_rate > HIGH and not _sets_its_own_rate(optimizer):
+        yield (
+            "learning_rate",
+            f"{optimizer.learning_rate:g} is high for a whole model, which soon forgets what it knew; 1e-6 to 1e-5 is "
+            "usual",
+        )
 
 
 def schedule_without_use(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
@@ -387,6 +434,7 @@ REMARKS = (
     zero_terminal_without_velocity,
     strength_of_no_noise,
     learning_rate_of_a_lora,
+    learning_rate_of_a_model,
     schedule_without_use,
     decay_that_never_comes,
     samples_of_nothing,

@@ -6,6 +6,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, option
 
 FULL = ("full",)
+FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 SDXL_BLOCKS = 23
 """Values of block_lr: one before the blocks, 9 down, 3 in the middle, 9 up, one after them."""
 
@@ -104,16 +105,12 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass"):
     )
 
     @property
-    def fused(self) -> bool:
-        """Whether any of them is on."""
-        return bool(self.fused_backward_pass or self.fused_optimizer_groups or self.blockwise_fused_optimizers)
+    def chosen(self) -> str:
+        """Which of them is on; empty where none is."""
+        return next((name for name in FUSED if getattr(self, name)), "")
 
     def check(self) -> Iterable[tuple[str, str]]:
-        chosen = [
-            name
-            for name in ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
-            if getattr(self, name)
-        ]
+        chosen = [name for name in FUSED if getattr(self, name)]
         if len(chosen) > 1:
             yield chosen[0], f"is the same as {chosen[1]} in other portions; choose one of them"
 

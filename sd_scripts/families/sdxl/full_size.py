@@ -25,7 +25,6 @@ SDXL_CONFIG: dict[str, Any] = {
     "addition_time_embed_dim": 256,
     "projection_class_embeddings_input_dim": 2816,
 }
-"""Of SDXL 1.0 base, for full-size runs without weights."""
 """Of SDXL 1.0 base."""
 
 

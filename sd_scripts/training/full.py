@@ -1,0 +1,380 @@
+"""Full training: the weights of the model itself learn, as in DreamBooth and fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sd_scripts.families.family import Family, ModelWeights, Parts
+from sd_scripts.library.block_swap import SwapGroup, held_value
+from sd_scripts.library.optimizers import finds_one_rate, make_optimizer
+from sd_scripts.library.portions import Portions
+from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.training.context import DTYPES, Context
+from sd_scripts.training.learning import Learning
+
+ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
+BUCKET = 2**28
+"""Bytes of gradients that the processes average in one message."""
+
+
+class Full:
+    """All weights of the denoiser, and of SDXL's text encoders where they are trained."""
+
+    name = "full"
+
+    def check(self, family: Family, settings: Settings) -> list[str]:
+        fused, optimizer = settings[FusedOptions], settings[OptimizerOptions]
+        if fused.chosen and finds_one_rate(optimizer):
+            return [
+                f"optimizer_type: {optimizer.optimizer_type} finds one rate from all gradients together, which are "
+                "never there with a fused backward pass; choose another optimizer, or turn that off"
+            ]
+        return []
+
+    def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+        """What learns begins in float32, unless it is held in half precision."""
+        learned = held_dtype(context.settings)
+        encoders = learned if any(self.trains_text_encoders(family, context)) else None
+        return family.load(context.settings, context.dtype, device, denoiser_dtype=learned, encoder_dtype=encoders)
+
+    def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
+        """Where a rate is 0, that encoder stays as it is."""
+        options = context.settings[FullOptions]
+        rates = _encoder_rates(context.settings)
+        return tuple(family.name == "sdxl" and options.train_text_encoder and rate > 0 for rate in rates)
+
+    def change_base(self, family: Family, parts: Parts, context: Context) -> None:
+        parts.denoiser.requires_grad_(True)
+        for encoder in compress(parts.text_encoders, self.trains_text_encoders(family, context)):
+            encoder.requires_grad_(True)
+
+    def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
+        weights = [*_denoiser(family, parts, context.settings)]
+        learns_text = self.trains_text_encoders(family, context)
+        for number, rate in compress(enumerate(_encoder_rates(context.settings)), learns_text):
+            encoder, group = parts.text_encoders[number], f"text_encoder{number + 1}"
+            weights += [Weight(f"{group}.{n}", p, group, rate) for n, p in encoder.named_parameters()]
+        for weight in weights:
+            weight.copy.requires_grad_(weight.rate > 0)
+        weights = [weight for weight in weights if weight.rate > 0]
+        if not weights:
+            raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
+        modules = [parts.denoiser, *compress(parts.text_encoders, learns_text)]
+        if held_dtype(context.settings) != context.dtype:
+            for weight in weights:
+                weight.master = nn.Parameter(weight.copy.detach())
+        for module in (parts.denoiser, *parts.text_encoders):
+            nn.Module.to(module, context.dtype)  # diffusers' own warns of what SDXL has not
+        form = family.saved_form(parts, context.settings[ModelFileOptions].save_model_as)
+        return FullLearning(family, parts, context, weights, modules, form=form)
+
+
+@dataclass(eq=False)
+class Weight:
+    """A tensor that learns."""
+
+    name: str
+    """Of the module, then in it: `denoiser.conv_in.weight`."""
+    copy: nn.Parameter
+    """What the model computes with."""
+    group: str
+    rate: float
+    master: nn.Parameter | None = None
+    """The float32 value that `copy` is rounded from; None where the copy is all there is."""
+
+    @property
+    def learned(self) -> nn.Parameter:
+        """What the optimizer changes."""
+        return self.copy if self.master is None else self.master
+
+
+@dataclass(eq=False)
+class Portion:
+    """Weights that are updated together, as soon as the last of their gradients is there."""
+
+    weights: list[Weight] = field(default_factory=list)
+    block: nn.Module | None = None
+    """That these are all the weights of, if it may be off the device."""
+    come: int = 0
+
+
+class FullLearning:
+    needs_autocast = False
+    steady = True
+    is_network = False
+
+    def __init__(
+        self,
+        family: Family,
+        parts: Parts,
+        context: Context,
+        weights: list[Weight],
+        modules: list[nn.Module],
+        *,
+        form: str,
+    ):
+        self._family, self._parts, self._context = family, parts, context
+        self.weights, self._modules, self._form = weights, modules, form
+        self.ending = ENDINGS[form]
+        settings = context.settings
+        self._fused, self._max_norm = bool(settings[FusedOptions].chosen), settings[OptimizerOptions].max_grad_norm
+        self._accumulates = settings[TrainingOptions].gradient_accumulation_steps > 1
+        swapper = getattr(parts.denoiser, "swapper", None)
+        self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
+        self.portions = self._in_portions()
+        self._optimizer: Optimizer | None = None
+        self._refreshes = False
+        """Whether the optimizer reads the copies' gradients and writes the copies itself."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        groups: dict[str, dict[str, Any]] = {}
+        for weight in self.weights:
+            group = groups.setdefault(weight.group, {"params": [], "lr": weight.rate, "name": weight.group})
+            group["params"].append(weight.learned)
+        return list(groups.values())
+
+    def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
+        halves = self.weights[0].master is None and self.weights[0].copy.dtype != torch.float32
+        copies: dict[Tensor, Tensor] = {
+            weight.master: weight.copy for weight in self.weights if weight.master is not None
+        }
+        make: Callable[[list[dict[str, Any]]], Optimizer] = partial(
+            make_optimizer,
+            options,
+            rounding=halves or bool(copies),
+            seed=self._context.number("rounding"),
+            copies=copies,
+        )
+        self._optimizer = make(self.parameter_groups())
+        self._refreshes = isinstance(self._optimizer, RoundingAdamW)
+        rounds = halves and not self._refreshes
+        if rounds or self._fused or self._swapper:
+            together = finds_one_rate(options)
+            place = {
+                w.learned: 0 if together else n for n, portion in enumerate(self.portions) for w in portion.weights
+            }
+            self._optimizer = Portions(
+                self.parameter_groups(),
+                make,
+                place.__getitem__,
+                rounds=rounds,
+                seed=self._context.number("rounding"),
+                at_hand=self._at_hand,
+            )
+            if self._fused:
+                self._step_within_backward(self._optimizer)
+        return self._optimizer
+
+    def collect_gradients(self) -> None:
+        """Those of the copies are added up in float32, unless the optimizer reads them where they are."""
+        if not self._fused and (self._accumulates or not self._refreshes):
+            _collect(self.weights)
+
+    def forget_gradients(self) -> None:
+        for weight in self.weights:
+            weight.copy.grad = None
+
+    def average_gradients(self, processes: int) -> None:
+        if not self._fused:
+            _average(_gradients(self.weights), processes)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Of a fused backward pass each gradient was shortened by itself; its length is not known then."""
+        gradients = _gradients(self.weights)
+        if not gradients:
+            return torch.zeros((), device=self._context.device)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        factor = (max_norm / (norm + 1e-6)).clamp_max(1.0).float()
+        if isinstance(self._optimizer, RoundingAdamW):
+            self._optimizer.gradient_factor = factor
+        else:
+            torch._foreach_mul_(gradients, factor)
+        return norm
+
+    def updated(self) -> None:
+        if isinstance(self._optimizer, RoundingAdamW):
+            self._optimizer.gradient_factor = None
+        if not self._refreshes:
+            _refresh(self.weights)
+        _forget(self.weights)
+
+    def limit_norms(self) -> None:
+        """Whole weights have no limit."""
+
+    def train(self, mode: bool = True) -> None:
+        for module in self._modules:
+            module.train(mode)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        if self._swapper:
+            self._swapper.settle()
+        return {weight.name: held_value(weight.learned).detach() for weight in self.weights}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for weight in self.weights:
+            if weight.name not in state or state[weight.name].shape != weight.learned.shape:
+                raise ValueError("resume: the state is of another model; train the one that it was made with")
+        for weight in self.weights:
+            held_value(weight.learned).copy_(state[weight.name])
+        if self._swapper:
+            self._swapper.reload()
+        _refresh(self.weights)
+
+    def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        learned = {id(weight.copy): weight for weight in self.weights}
+        if self._swapper:
+            self._swapper.settle()
+
+        def values(module: nn.Module) -> dict[str, Tensor]:
+            state = module.state_dict()
+            masters = ((n, learned[id(p)].master) for n, p in module.named_parameters() if id(p) in learned)
+            return state | {name: master.detach() for name, master in masters if master is not None}
+
+        encoders = [values(e) if e in self._modules else None for e in self._parts.text_encoders]
+        weights = ModelWeights(denoiser=values(self._parts.denoiser), text_encoders=encoders)
+        self._family.save(self._parts, weights, path, self._form, dtype, metadata)
+
+    # Portions
+
+    def _in_portions(self) -> list[Portion]:
+        """Each block that compiling shares is one, in fused_backward_pass too: its gradients come together. What lies
+        outside of them is one by one."""
+        groups = self._context.settings[FusedOptions].fused_optimizer_groups
+        if groups:
+            size = -(-len(self.weights) // groups)
+            return [Portion(self.weights[i : i + size]) for i in range(0, len(self.weights), size)]
+        blocks = [block for part in self._family.compile_targets(self._parts.denoiser) for block in part]
+        home = {id(p): block for block in blocks for p in block.parameters()}
+        portions: dict[object, Portion] = {}
+        for weight in self.weights:
+            block = home.get(id(weight.copy))
+            portions.setdefault(block or weight, Portion(block=block)).weights.append(weight)
+        return list(portions.values())
+
+    def _step_within_backward(self, optimizer: Optimizer) -> None:
+        assert isinstance(optimizer, Portions)
+        for key, portion in enumerate(self.portions):
+            for weight in portion.weights:
+                weight.copy.register_post_accumulate_grad_hook(partial(self._one_more, optimizer, key))
+
+    def _one_more(self, optimizer: Portions, key: int, _: Tensor) -> None:
+        portion = self.portions[key]
+        portion.come += 1
+        if portion.come == len(portion.weights):
+            self._update(optimizer, key)
+
+    @torch.no_grad()
+    def _update(self, optimizer: Portions, key: int) -> None:
+        """Of a portion whose gradients are there; its block, if it has one, lies on the device."""
+        portion = self.portions[key]
+        portion.come = 0
+        if not self._refreshes:
+            _collect(portion.weights)
+        gradients = _gradients(portion.weights)
+        if self._context.world > 1:
+            _average(gradients, self._context.world)
+        if self._max_norm > 0:
+            for gradient in gradients:
+                gradient.mul_((self._max_norm / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp_max(1.0))
+        optimizer.step_portion(key)
+        if not self._refreshes:
+            _refresh(portion.weights)
+        _forget(portion.weights)
+        if self._swapper and portion.block is not None:
+            self._swapper.changed(portion.block)
+
+    def _at_hand(self, key: Any) -> AbstractContextManager[object]:
+        block = self.portions[key].block
+        return self._swapper.at_hand(block) if self._swapper and block is not None else nullcontext()
+
+
+def held_dtype(settings: Settings) -> torch.dtype:
+    """What weights that learn are held in."""
+    training = settings[TrainingOptions]
+    return DTYPES[training.mixed_precision] if training.full_bf16 or training.full_fp16 else torch.float32
+
+
+def _denoiser(family: Family, parts: Parts, settings: Settings) -> Iterator[Weight]:
+    rates, base = settings[FullOptions].block_rates, settings[OptimizerOptions].learning_rate
+    for name, parameter in parts.denoiser.named_parameters():
+        if rates and family.block_of:
+            block = family.block_of(name)
+            yield Weight(f"denoiser.{name}", parameter, f"unet_block{block}", rates[block])
+        else:
+            yield Weight(f"denoiser.{name}", parameter, "unet", base)
+
+
+def _encoder_rates(settings: Settings) -> tuple[float, float]:
+    options, base = settings[FullOptions], settings[OptimizerOptions].learning_rate
+    first, second = options.learning_rate_te1, options.learning_rate_te2
+    return (base if first is None else first, base if second is None else second)
+
+
+@torch.no_grad()
+def _collect(weights: Iterable[Weight]) -> None:
+    """Add the copies' gradients to the masters', and forget them."""
+    for weight in weights:
+        gradient = weight.copy.grad
+        if weight.master is None or gradient is None:
+            continue
+        if weight.master.grad is None:
+            weight.master.grad = gradient.float()
+        else:
+            weight.master.grad.add_(gradient)
+        weight.copy.grad = None
+
+
+def _gradients(weights: Iterable[Weight]) -> list[Tensor]:
+    """All that are there, wherever they wait for the update."""
+    found = (w.copy.grad if w.learned.grad is None else w.learned.grad for w in weights)
+    return [gradient for gradient in found if gradient is not None]
+
+
+@torch.no_grad()
+def _refresh(weights: Iterable[Weight]) -> None:
+    pairs = [(weight.copy, weight.master) for weight in weights if weight.master is not None]
+    if pairs:
+        copies, masters = zip(*pairs, strict=True)
+        torch._foreach_copy_(list(copies), list(masters))
+
+
+def _forget(weights: Iterable[Weight]) -> None:
+    for weight in weights:
+        weight.copy.grad = weight.learned.grad = None
+
+
+def _average(gradients: list[Tensor], processes: int) -> None:
+    """In few messages; all processes have gradients for the same weights."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        bucket.append(gradient)
+        size += gradient.numel() * gradient.element_size()
+        if size >= BUCKET:
+            _average_together(bucket, processes)
+            bucket, size = [], 0
+    _average_together(bucket, processes)
+
+
+def _average_together(gradients: list[Tensor], processes: int) -> None:
+    if not gradients:
+        return
+    flat = torch._utils._flatten_dense_tensors(gradients)
+    torch.distributed.all_reduce(flat)
+    flat.div_(processes)
+    torch._foreach_copy_(gradients, list(torch._utils._unflatten_dense_tensors(flat, gradients)))

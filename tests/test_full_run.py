@@ -1,0 +1,270 @@
+"""Full training: the whole model learns, in each family, in every portion and precision, and its file is the model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_help import make_folder
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from training_help import Run, equal, run, settings_for, train_whole
+
+from sd_scripts.families.sdxl.unet import block_of
+
+STEPS = {"max_train_steps": 3}
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+HALF = {"mixed_precision": "bf16", "full_bf16": True}
+PLAIN_ADAFACTOR = {
+    "optimizer_type": "Adafactor",
+    "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture(scope="module")
+def plain(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three steps of each family without anything special. Do not write to it."""
+    return train_whole(each_miniature, tmp_path_factory.mktemp("plain") / "out")
+
+
+def base_of(miniature: Any) -> dict[str, Tensor]:
+    return load_file(miniature.files["pretrained_model_name_or_path"])
+
+
+def learned(tensors: dict[str, Tensor]) -> set[str]:
+    """Of the keys, those of the denoiser."""
+    return {key for key in tensors if not key.startswith(("first_stage_model.", "conditioner."))}
+
+
+def test_the_file_is_the_whole_model_and_all_of_the_denoiser_has_learned(plain: Run, each_miniature: Any) -> None:
+    before, after = base_of(each_miniature), plain.tensors()
+    assert plain.status == 0
+    assert {key: tensor.shape for key, tensor in after.items()} == {key: t.shape for key, t in before.items()}
+    changed = {key for key in before if not torch.equal(after[key], before[key].to(after[key].dtype))}
+    assert changed == learned(before)
+    with safe_open(plain.output / "short.safetensors", "pt") as file:
+        told = file.metadata()
+    assert not any(key.startswith("ss_") for key in told)
+    assert not told["modelspec.architecture"].endswith("/lora")
+
+
+def test_the_loss_falls(each_miniature: Any, tmp_path: Path) -> None:
+    losses = train_whole(each_miniature, tmp_path / "out", max_train_steps=45, learning_rate=5e-4).losses
+    assert sum(losses[-15:]) < 0.9 * sum(losses[:15])
+
+
+def test_compiled_it_learns_the_same(plain: Run, each_miniature: Any, tmp_path: Path) -> None:
+    compiled = train_whole(each_miniature, tmp_path / "out", **COMPILED)
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert compiled.tensors().keys() == plain.tensors().keys()
+    assert compiled.told("compile")[-1]["breaks"] == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"mixed_precision": "bf16"}, HALF], ids=["float32", "masters", "half"])
+@pytest.mark.parametrize("chosen", [{}, PLAIN_ADAFACTOR], ids=["adamw", "adafactor"])
+def test_each_precision_and_optimizer_learns(
+    more: dict[str, Any], chosen: dict[str, Any], plain: Run, each_miniature: Any, tmp_path: Path
+) -> None:
+    ours = train_whole(each_miniature, tmp_path / "out", **more, **chosen)
+    assert ours.losses[0] == pytest.approx(plain.losses[0], rel=0.05)
+    before, after = base_of(each_miniature), ours.tensors()
+    same = [key for key in learned(before) if torch.equal(after[key].float(), before[key].to(after[key].dtype).float())]
+    assert not same
+
+
+PORTIONS = {
+    "sdxl": [{"fused_backward_pass": True}, {"fused_optimizer_groups": 4}],
+    "flux": [{"fused_backward_pass": True}, {"blockwise_fused_optimizers": True}],
+}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("chosen", [{}, PLAIN_ADAFACTOR], ids=["adamw", "adafactor"])
+def test_updates_within_backward_are_the_same_updates(
+    number: int, chosen: dict[str, Any], each_miniature: Any, tmp_path: Path
+) -> None:
+    values = {"max_grad_norm": 0.0, **chosen}
+    fused = train_whole(
+        each_miniature,
+        tmp_path / "fused",
+        **PORTIONS[each_miniature.family][number],
+        gradient_checkpointing=True,
+        **values,
+    )
+    whole = train_whole(each_miniature, tmp_path / "whole", gradient_checkpointing=True, **values)
+    assert fused.losses == whole.losses
+    assert equal(fused.tensors(), whole.tensors())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"fused_backward_pass": True},
+        {"fused_backward_pass": True, "gradient_checkpointing": True},
+        {**PLAIN_ADAFACTOR},
+        {**PLAIN_ADAFACTOR, "gradient_accumulation_steps": 2, "cpu_offload_checkpointing": True},
+        {"fused_backward_pass": True, **COMPILED},
+    ],
+    ids=["fused", "checkpointed", "at the end", "accumulated", "compiled"],
+)
+def test_blocks_that_learn_and_move_learn_what_resident_ones_do(
+    more: dict[str, Any], flux_miniature: Any, tmp_path: Path
+) -> None:
+    swapped = train_whole(flux_miniature, tmp_path / "swapped", **HALF, **more, blocks_to_swap=2)
+    torch._dynamo.reset()
+    resident = train_whole(flux_miniature, tmp_path / "resident", **HALF, **more)
+    assert swapped.status == 0
+    assert swapped.losses == resident.losses
+    assert equal(swapped.tensors(), resident.tensors())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"mixed_precision": "bf16", "use_ema": True}, {**HALF, "fused_backward_pass": True}, {**HALF, **PLAIN_ADAFACTOR}],
+    ids=["masters and average", "fused", "adafactor"],
+)
+def test_twice_stopped_and_resumed_is_never_stopped(more: dict[str, Any], each_miniature: Any, tmp_path: Path) -> None:
+    values = {**more, "save_precision": "float", "max_train_steps": 6}
+    whole = train_whole(each_miniature, tmp_path / "whole", **values)
+    losses = []
+    state: Path | None = None
+    for part, until in enumerate((1, 4, 6)):
+        out = tmp_path / f"part{part}"
+        values |= {"max_train_steps": until, "save_state_on_train_end": True}
+        done = train_whole(each_miniature, out, **values, **({"resume": state} if state else {}))
+        losses += done.losses
+        state = out / "short-state"
+    assert losses == whole.losses
+    assert equal(done.tensors(), whole.tensors())
+    if "use_ema" in more:
+        assert equal(done.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
+
+
+def test_the_average_lies_beside_what_was_trained(miniature: Any, tmp_path: Path) -> None:
+    ours = train_whole(miniature, tmp_path / "out", use_ema=True, save_every_n_steps=1, save_last_n_steps=1)
+    assert ours.files == [
+        *("short-ema.safetensors", "short-step00000001-ema.safetensors", "short-step00000001.safetensors"),
+        *("short-step00000002-ema.safetensors", "short-step00000002.safetensors", "short.safetensors"),
+    ]
+    first, second = (ours.tensors(f"short-step0000000{n}.safetensors") for n in (1, 2))
+    averages = [ours.tensors(f"short-step0000000{n}-ema.safetensors") for n in (1, 2)]
+    before = base_of(miniature)
+    key = max(learned(before), key=lambda name: before[name].numel())
+    wanted = torch.lerp(before[key].float(), first[key], 1 - 2 / 11)
+    torch.testing.assert_close(averages[0][key], wanted)
+    torch.testing.assert_close(averages[1][key], torch.lerp(wanted, second[key], 1 - 3 / 12))
+
+
+TEXT = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
+FIRST, SECOND = "conditioner.embedders.0.", "conditioner.embedders.1."
+
+
+@pytest.mark.parametrize(
+    ("rates", "learns"),
+    [
+        ({}, (FIRST, SECOND)),
+        ({"learning_rate_te1": 0.0}, (SECOND,)),
+        ({"learning_rate_te2": 0.0, "learning_rate_te1": 1e-4}, (FIRST,)),
+    ],
+    ids=["both", "second", "first"],
+)
+def test_text_encoders_learn_at_their_own_rates(
+    rates: dict[str, Any], learns: tuple[str, ...], miniature: Any, tmp_path: Path
+) -> None:
+    before, after = base_of(miniature), train_whole(miniature, tmp_path / "out", **TEXT, **rates).tensors()
+    changed = {key for key in before if not torch.equal(before[key].float(), after[key].float())}
+    for encoder in (FIRST, SECOND):
+        assert any(key.startswith(encoder) for key in changed) == (encoder in learns)
+
+
+def test_a_block_with_rate_0_stays_as_it_is(miniature: Any, tmp_path: Path) -> None:
+    rates = ["1e-3"] * 23
+    rates[0] = rates[22] = "0"
+    before = base_of(miniature)
+    after = train_whole(miniature, tmp_path / "out", block_lr=",".join(rates)).tensors()
+    same = {key.split(".")[2] for key in learned(before) if torch.equal(before[key].float(), after[key].float())}
+    assert same == {"time_embed", "label_emb", "out"}
+
+
+def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
+    assert [
+        block_of(name)
+        for name in (
+            *("time_embedding.linear_1.weight", "add_embedding.linear_2.bias", "conv_in.weight"),
+            *("down_blocks.0.resnets.0.conv1.weight", "down_blocks.2.attentions.1.proj_in.weight"),
+            *("mid_block.attentions.0.norm.weight", "up_blocks.0.resnets.0.conv1.weight"),
+            *("up_blocks.2.resnets.2.norm1.weight", "conv_norm_out.weight", "conv_out.bias"),
+        )
+    ] == [0, 0, 1, 2, 9, 11, 13, 21, 22, 22]
+
+
+def test_pictures_of_the_class_weigh_as_the_option_says(miniature: Any, tmp_path: Path) -> None:
+    for name, folder in (("reg", "1_class"), ("train", "1_instance class")):
+        make_folder(tmp_path / name / folder, [(64, 64)] * 2)
+    data = {"train_data_dir": tmp_path / "train", "reg_data_dir": tmp_path / "reg", "max_train_steps": 4}
+    losses = [
+        train_whole(miniature, tmp_path / f"w{weight}", **data, prior_loss_weight=weight).losses
+        for weight in (1.0, 0.0)
+    ]
+    assert [a == b for a, b in zip(*losses, strict=True)].count(False) >= 2
+    assert losses[1].count(0.0) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"blocks_to_swap": 2}, "blocks_to_swap: blocks that learn can move only in bf16; set full_bf16"),
+        (
+            {"fused_backward_pass": True, "gradient_accumulation_steps": 2},
+            "fused_backward_pass: drops gradients as they come",
+        ),
+        (
+            {"fused_backward_pass": True, "blockwise_fused_optimizers": True},
+            "fused_backward_pass: is the same as blockwise_fused_optimizers in other portions",
+        ),
+        ({"learning_rate": 0.0}, "learning_rate: all learning rates are 0"),
+        ({"full_bf16": True}, "full_bf16: needs mixed_precision = bf16"),
+        ({"resume": "nowhere"}, "resume: there is no folder 'nowhere'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    values: dict[str, Any], why: str, flux_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = train_whole(flux_miniature, tmp_path / "out", **values)
+    told = capsys.readouterr().err
+    assert ours.status == 2
+    assert why in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"block_lr": "1,2"}, "block_lr: has 2 values; give 23"),
+        ({"block_lr": "a,b"}, "block_lr: 'a,b' is not numbers with commas between them"),
+        ({"learning_rate_te1": 1e-5}, "learning_rate_te1: needs train_text_encoder"),
+        ({"train_text_encoder": True}, "cache_text_encoder_outputs: cached text encoders cannot be trained"),
+    ],
+)
+def test_bad_input_of_sdxl_is_one_sentence(
+    values: dict[str, Any], why: str, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train_whole(miniature, tmp_path / "out", **values).status == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_network_is_no_matter_of_full_training(
+    miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = settings_for(miniature)["pretrained_model_name_or_path"]
+    flags = ["--pretrained_model_name_or_path", str(model), "--network_dim", "4"]
+    assert run(flags, tmp_path, "sdxl", "full").status == 2
+    assert "network_dim" in capsys.readouterr().err
