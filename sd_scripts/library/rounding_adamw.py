@@ -69,7 +69,7 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
     """
     if target.dtype == torch.float32:
         target.copy_(source)
-    elif (kernels := _kernels(source.device)) and _alike([source, target]):
+    elif (kernels := _kernels(source.device)) and _alike(source, target):
         kernels.round_stochastically(source, target, key)
     else:
         half = _HALVES[target.dtype]
@@ -93,10 +93,6 @@ class Job(NamedTuple):
     step: int
     """Which update of this weight it is, from 1."""
     number: int
-
-    def tensors(self) -> list[Tensor]:
-        held = [self.weight, self.grad, self.exp_avg, self.exp_avg_sq]
-        return held if self.copy is None else [*held, self.copy]
 
 
 class Rates(NamedTuple):
@@ -183,7 +179,7 @@ class RoundingAdamW(Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
         state["step"] += 1
-        copy = self.copies.get(weight)
+        copy = self.copies.get(weight) if self.copies else None
         return Job(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"], number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -201,7 +197,8 @@ def _update_all(jobs: list[Job], rates: Rates) -> None:
     fitting: list[Job] = []
     others: list[Job] = []
     for job in jobs:
-        (fitting if kernels and _alike(job.tensors()) else others).append(job)
+        fits = kernels and _alike(job.weight, job.grad, job.exp_avg, job.exp_avg_sq, job.copy)
+        (fitting if fits else others).append(job)
     if kernels:
         kernels.update(fitting, rates)
     for job in others:
@@ -226,13 +223,12 @@ def _update(job: Job, rates: Rates) -> None:
         job.copy.copy_(weight)
 
 
-def _alike(tensors: list[Tensor]) -> bool:
+def _alike(first: Tensor, *others: Tensor | None) -> bool:
     """Whether tensors of one shape have their values in the same order, without gaps."""
-    if all(tensor.is_contiguous() for tensor in tensors):
-        return True
-    first = tensors[0]
+    if first.is_contiguous():
+        return all(other is None or other.is_contiguous() for other in others)
     dense = first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)
-    return dense and all(tensor.stride() == first.stride() for tensor in tensors)
+    return dense and all(other is None or other.stride() == first.stride() for other in others)
 
 
 @cache

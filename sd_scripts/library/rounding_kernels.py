@@ -1,8 +1,10 @@
 """RoundingAdamW on the GPU: one launch for all weights that are alike, one pass over memory."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 
 import torch
 import triton
@@ -153,21 +155,21 @@ def update(jobs: Iterable[Job], rates: Rates) -> None:
 def _rows(jobs: list[Job], betas: tuple[float, float]) -> Tensor:
     """(T, COLUMNS) int64."""
     factors = {step: (1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5) for step in {j.step for j in jobs}}
-    known = [
-        (
-            job.weight.data_ptr(),
-            job.grad.data_ptr(),
-            job.exp_avg.data_ptr(),
-            job.exp_avg_sq.data_ptr(),
-            0 if job.copy is None else job.copy.data_ptr(),
-            job.weight.numel(),
-            job.step,
-            job.number,
-        )
-        for job in jobs
-    ]
-    corrections = torch.tensor([factors[job.step] for job in jobs], dtype=torch.float64).view(torch.int64)
-    return torch.cat([torch.tensor(known), corrections], dim=1)
+    known = (
+        [job.weight.data_ptr() for job in jobs],
+        [job.grad.data_ptr() for job in jobs],
+        [job.exp_avg.data_ptr() for job in jobs],
+        [job.exp_avg_sq.data_ptr() for job in jobs],
+        [0 if job.copy is None else job.copy.data_ptr() for job in jobs],
+        [job.weight.numel() for job in jobs],
+        [job.step for job in jobs],
+        [job.number for job in jobs],
+    )
+    # by way of an array, since torch.tensor takes milliseconds for as many numbers as a model has
+    integers = torch.frombuffer(array("q", chain.from_iterable(known)), dtype=torch.int64).view(len(known), len(jobs))
+    corrections = array("d", chain.from_iterable(factors[job.step] for job in jobs))
+    floats = torch.frombuffer(corrections, dtype=torch.float64).view(len(jobs), 2)
+    return torch.cat([integers.t(), floats.view(torch.int64)], dim=1)
 
 
 @lru_cache(maxsize=4096)
