@@ -1,6 +1,7 @@
 """A small FLUX.1 transformer of random weights, with blocks enough to swap: with a LoRA on every Linear, or all of it
 learning."""
 
+import weakref
 from collections.abc import Callable, Iterable
 
 import torch
@@ -100,15 +101,22 @@ def update_by_block(model: FluxTransformer, update: Update) -> None:
 
 
 def update_in_backward(model: FluxTransformer, update: Update) -> None:
-    """Each parameter as soon as it has its gradient, from now on."""
-    for block in (model, *model.double_blocks, *model.single_blocks):
+    """Each parameter as soon as it has its gradient, from now on and as long as the caller keeps both."""
+    kept, weak = weakref.ref(model), weakref.ref(update)  # what a parameter's hook holds is never collected
+    blocks = (*model.double_blocks, *model.single_blocks)
+    block_of = {p: number for number, block in enumerate(blocks) for p in block.parameters()}
 
-        def learned(p: Tensor, block: nn.Module = block) -> None:
+    def hook(number: int | None) -> Callable[[Tensor], None]:
+        def learned(p: Tensor) -> None:
+            model, update = kept(), weak()
+            assert model
+            assert update
             assert isinstance(p, nn.Parameter)
             update([p])
-            if isinstance(model.swapper, SwapGroup):
-                model.swapper.changed(block)
+            if number is not None and isinstance(model.swapper, SwapGroup):
+                model.swapper.changed((*model.double_blocks, *model.single_blocks)[number])
 
-        own = block.children() if block is not model else (m for n, m in model.named_children() if "blocks" not in n)
-        for p in (p for part in own for p in part.parameters()):
-            p.register_post_accumulate_grad_hook(learned)
+        return learned
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook(block_of.get(p)))

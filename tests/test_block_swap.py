@@ -10,9 +10,13 @@ from swap_help import CPU, SHAPE, SWAP, bare, gradients, run, transformer, updat
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from sd_scripts.families.family import Parts
+from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import block_swap
 from sd_scripts.library.block_swap import BlockSwap, Spare, SwapGroup, held_value, most_swapped, moving, swap_counts
+from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
+from sd_scripts.options.settings import Settings
 
 
 def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
@@ -228,6 +232,21 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
         with torch.no_grad():
             wanted.single_blocks[number].linear2.weight.mul_(number)
     assert_same_weights(ours, wanted)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_blocks_come_back_where_the_transformer_learns(learns: bool) -> None:
+    model = FluxTransformer(SHAPE).requires_grad_(learns)
+    settings = Settings((FLUX_FULL if learns else FLUX_LORA).groups, {"blocks_to_swap": SWAP})
+    place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    assert isinstance(model.swapper, SwapGroup)
+    assert len(model.swapper) == SHAPE.double_blocks + SHAPE.single_blocks
+    block = model.double_blocks[4]
+    with model.swapper.at_hand(block), torch.no_grad():
+        block.img_mlp[0].weight.fill_(3.0)
+        if learns:
+            model.swapper.changed(block)
+    assert bool((model.state_dict()["double_blocks.4.img_mlp.0.weight"] == 3.0).all()) == learns
 
 
 def test_only_a_block_on_the_device_can_have_changed() -> None:

@@ -1,20 +1,24 @@
-"""On a GPU: blocks that travel beside the computation arrive in time, checkpoints come back, fp8 multiplies rightly."""
+"""On a GPU: blocks that travel beside the computation arrive in time and keep what they learn, checkpoints come back,
+fp8 multiplies rightly."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from swap_help import update_by_block, update_in_backward, updates
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import ALIGNMENT
+from sd_scripts.library.block_swap import ALIGNMENT, held_value
 from sd_scripts.library.frozen_linear import frozen_linear
 from sd_scripts.networks.layers import Dropouts, LoraLinear
-from sd_scripts.options.catalog import FLUX_LORA
+from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
 from sd_scripts.options.settings import Settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies beside the computation")
@@ -37,16 +41,22 @@ def _forget_graphs() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def transformer(**options: Any) -> FluxTransformer:
-    """bf16, placed as the options say, a LoRA on every Linear."""
+def placed(*, learns: bool, **options: Any) -> FluxTransformer:
+    """bf16, as the options say."""
     torch.manual_seed(0)
-    model = FluxTransformer(SHAPE).requires_grad_(False).bfloat16()
+    model = FluxTransformer(SHAPE).requires_grad_(learns).bfloat16()
     for p in model.parameters():
         nn.init.normal_(p, std=0.03)
-    settings = Settings(FLUX_LORA.groups, {"mixed_precision": "bf16", **options})
+    settings = Settings((FLUX_FULL if learns else FLUX_LORA).groups, {"mixed_precision": "bf16", **options})
     place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
     if options.get("gradient_checkpointing"):
         checkpoint_gradients(model, settings)
+    return model
+
+
+def transformer(**options: Any) -> FluxTransformer:
+    """With a LoRA on every Linear."""
+    model = placed(learns=False, **options)
     g = torch.Generator().manual_seed(1)
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear):
@@ -92,6 +102,13 @@ def late_copies(model: FluxTransformer) -> None:
             torch.cuda._sleep(200_000_000)
 
 
+def late_returns(model: FluxTransformer) -> None:
+    """Only what goes back to main memory is late."""
+    swapper: Any = model.swapper
+    with torch.cuda.stream(swapper._swaps[0].bus.back):
+        torch.cuda._sleep(200_000_000)
+
+
 def late_computation(_: FluxTransformer) -> None:
     torch.cuda._sleep(200_000_000)
 
@@ -127,41 +144,52 @@ def test_main_memory_is_pinned() -> None:
     assert all(buffer.is_pinned() for buffer in held)
 
 
-def test_copies_run_beside_the_computation() -> None:
+@pytest.mark.parametrize("direction", ["HtoD", "DtoH"])
+def test_copies_run_beside_the_computation(direction: str) -> None:
     """In the trace of a step whose blocks keep the card busy for longer than a block travels."""
     from torch.profiler import ProfilerActivity, profile
 
-    model = transformer(blocks_to_swap=SWAP, gradient_checkpointing=True)
+    options = {"blocks_to_swap": SWAP, "gradient_checkpointing": True}
+    learner = Learner(fused=True, **options) if direction == "DtoH" else None
+    model = learner.model if learner else transformer(**options)
     for block in (*model.double_blocks, *model.single_blocks):
         block.register_forward_pre_hook(lambda *_: torch.cuda._sleep(6_000_000))  # about 3 ms
-    step(model)
+    takes_step = learner.step if learner else lambda: step(model)
+    takes_step()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        step(model)
+        takes_step()
         torch.cuda.synchronize()
     on_device = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    copies = [e.time_range for e in on_device if "HtoD" in e.name and e.time_range.elapsed_us() > 50]
+    copies = [e.time_range for e in on_device if direction in e.name and e.time_range.elapsed_us() > 50]
     kernels = [e.time_range for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]
     assert copies, "no block travelled"
     beside = sum(max(0.0, min(c.end, k.end) - max(c.start, k.start)) for c in copies for k in kernels)
     assert beside > 0.5 * sum(c.elapsed_us() for c in copies)
 
 
-def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed() -> None:
-    def bytes_of(block: nn.Module) -> int:
-        return sum(-(-p.numel() * p.element_size() // ALIGNMENT) * ALIGNMENT for p in block.parameters())
+def bytes_of(block: nn.Module) -> int:
+    return sum(-(-p.numel() * p.element_size() // ALIGNMENT) * ALIGNMENT for p in block.parameters())
 
+
+def bytes_off(model: FluxTransformer) -> int:
+    """Of the blocks that are swapped."""
+    return DOUBLE * bytes_of(model.double_blocks[0]) + SINGLE * bytes_of(model.single_blocks[0])
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(learns: bool) -> None:
     used, peaks = [], []
     for swap in (0, SWAP):
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
-        model = FluxTransformer(SHAPE).requires_grad_(False).bfloat16()
+        model = FluxTransformer(SHAPE).requires_grad_(learns).bfloat16()
         settings = Settings(FLUX_LORA.groups, {"blocks_to_swap": swap})
         place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
         used.append(torch.cuda.memory_allocated() - before)
         peaks.append(torch.cuda.max_memory_allocated() - before)
-        off = DOUBLE * bytes_of(model.double_blocks[0]) + SINGLE * bytes_of(model.single_blocks[0])
+        off = bytes_off(model)
         del model
     assert used[0] - used[1] > 0.98 * off
     assert peaks[1] < used[1] + 0.02 * off
@@ -241,3 +269,111 @@ def test_the_state_dict_on_a_gpu_is_every_blocks_own() -> None:
     plain, swapped = transformer().state_dict(), transformer(blocks_to_swap=SWAP).state_dict()
     assert plain.keys() == swapped.keys()
     assert all(torch.equal(plain[name].cpu(), swapped[name].cpu()) for name in plain)
+
+
+class Learner:
+    """All of a transformer in training. Fused: updated within backward."""
+
+    def __init__(self, *, fused: bool, **options: Any):
+        self.model, self.fused = placed(learns=True, **options), fused
+        self.update = updates(self.model, "AdamW")
+        if fused:
+            update_in_backward(self.model, self.update)
+
+    def step(self, late: Callable[[FluxTransformer], None] = lambda _: None) -> Tensor:
+        """One update; returns the output before it."""
+        late(self.model)
+        out = self.model(*inputs(8))
+        out.float().square().mean().backward()
+        if not self.fused:
+            late(self.model)
+            update_by_block(self.model, self.update)
+        return out.detach()
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a file would hold, as it is now."""
+        return {name: tensor.cpu().clone() for name, tensor in self.model.state_dict().items()}
+
+
+@pytest.fixture
+def _same_kernels() -> Iterator[None]:
+    """Attention whose backward adds up in one order, so that two runs agree bit for bit."""
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def assert_same(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert ours.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(ours[name], wanted[name])] == []
+
+
+@pytest.mark.usefixtures("_same_kernels")
+@pytest.mark.parametrize("late", [late_copies, late_returns, late_computation])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "cpu_offload_checkpointing": True}],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_blocks_keep_what_they_learn_however_copies_and_computation_lag(
+    fused: bool, options: dict[str, Any], late: Callable[[FluxTransformer], None]
+) -> None:
+    wanted, ours = Learner(fused=fused, **options), Learner(fused=fused, **options, blocks_to_swap=SWAP)
+    before = ours.weights()
+    for _ in range(3):
+        assert torch.equal(ours.step(late), wanted.step())
+        assert_same(ours.weights(), wanted.weights())
+        with torch.no_grad():
+            late(ours.model)
+            assert torch.equal(ours.model(*inputs(8)), wanted.model(*inputs(8)))
+    for _ in range(2):  # nobody waits between them
+        ours.step(late)
+        wanted.step()
+    after = ours.weights()
+    assert_same(after, wanted.weights())
+    assert all(after[name].isfinite().all() for name in after)
+    assert [name for name in after if after[name].dim() > 1 and torch.equal(after[name], before[name])] == []
+
+
+@pytest.mark.usefixtures("_same_kernels")
+@pytest.mark.parametrize("fused", [False, True])
+def test_blocks_learn_the_same_compiled_and_swapped_as_compiled(fused: bool) -> None:
+    learners = [Learner(fused=fused, gradient_checkpointing=True, blocks_to_swap=swap) for swap in (0, SWAP)]
+    for learner in learners:
+        for block in (*learner.model.double_blocks, *learner.model.single_blocks):
+            block.compile(dynamic=False)
+        for _ in range(3):
+            learner.step()
+    assert_same(learners[1].weights(), learners[0].weights())
+
+
+@pytest.mark.usefixtures("_same_kernels")
+@pytest.mark.parametrize("late", [late_copies, late_returns, late_computation])
+def test_values_written_into_main_memory_reach_the_device(late: Callable[[FluxTransformer], None]) -> None:
+    learner = Learner(fused=True, blocks_to_swap=SWAP)
+    saved, wanted = learner.weights(), learner.step()
+    learner.step(late)
+    with torch.no_grad():
+        for name, p in learner.model.named_parameters():
+            held_value(p).copy_(saved[name])
+    swapper: Any = learner.model.swapper
+    swapper.reload()
+    late(learner.model)
+    assert torch.equal(learner.step(), wanted)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_swapped_blocks_that_learn_take_no_memory_in_a_step(fused: bool) -> None:
+    """Gradients and moments are the same as of resident ones; weights and what is in flight are less."""
+    peaks, off = [], 0
+    for swap in (0, SWAP):
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        learner = Learner(fused=fused, gradient_checkpointing=True, blocks_to_swap=swap)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            learner.step()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        off = bytes_off(learner.model)
+        del learner
+    assert peaks[0] - peaks[1] > 0.95 * off
