@@ -141,14 +141,16 @@ def update(jobs: Iterable[Job], rates: Rates) -> None:
     """All weights of a group; the tensors of each have their values in the same order, without gaps."""
     alike = defaultdict(list)
     for job in jobs:
+        if not job.weight.numel():
+            continue
         copy = None if job.copy is None else job.copy.dtype
         alike[job.weight.device, job.weight.dtype, job.grad.dtype, copy].append(job)
     for (device, *_), group in alike.items():
         rows = _rows(group, rates.betas)
         aligned = (rows[:, : SIZE + 1] % VECTOR.value == 0).all(1)
         for rows_alike, is_aligned in ((rows[aligned], True), (rows[~aligned], False)):
-            chunks = _chunks(tuple(rows_alike[:, SIZE].tolist()), device)
-            if len(chunks):
+            if len(rows_alike):
+                chunks = _chunks(tuple(rows_alike[:, SIZE].tolist()), device)
                 _launch(group[0], rates, _sent(rows_alike, device), chunks, is_aligned)
 
 
