@@ -4,6 +4,7 @@ Each is laid out where it is made, and connected once all controls of its tab st
 """
 
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -232,19 +233,19 @@ class MetadataSteps:
         if now == seen:
             return [gr.skip()] * 6
         ready = story.state == "finished"
-        file, images = str(asked.latents_file), str(asked.images)
-        cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True)
+        file = asked.latents_file if ready else asked.words_file
+        cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True) if ready else {}
         return [
             now,
             latents_view(story, file),
             gr.update(interactive=story.over),
             gr.update(visible=not story.over, interactive=story.state != "stopping"),
-            gr.update(visible=True) if ready else gr.skip(),
-            {"in_json": file, "train_data_dir": images, **cached} if ready else gr.skip(),
+            gr.update(visible=story.over),
+            {"in_json": str(file), "train_data_dir": str(asked.images), **cached},
         ]
 
 
-def latents_view(story: RunStory, file: str) -> str:
+def latents_view(story: RunStory, file: Path) -> str:
     """How far a preparation is, or how it ended."""
     if story.state == "finished":
         said = f"The latents of {story.total} pictures are beside them, and {file} says the size of each"
@@ -259,8 +260,8 @@ def latents_view(story: RunStory, file: str) -> str:
     width = 100 * story.done / story.total if known else 0
     count = f" {story.done} of {story.total}" if known else ""
     return (
-        f'<div class="bar{"" if known else " bar-unknown"}"><i style="width:{width:.1f}%"></i></div>'
-        f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{count}</div>'
+        f'<div class="run"><div class="bar{"" if known else " bar-unknown"}"><i style="width:{width:.1f}%"></i></div>'
+        f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{count}</div></div>'
     )
 
 

@@ -111,6 +111,9 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
         assert all((ROOT / word).exists() for word in words[2:] if not word.startswith("-"))
     elif words[:2] == ["python", "-m"]:
         flags_of_a_module(words[2], [word for word in words[3:] if word.startswith("-")], capsys)
+    elif words[0] == "python" and words[1].startswith("sd_scripts/finetune/"):
+        module = words[1].removesuffix(".py").replace("/", ".")
+        flags_of_a_module(module, [word for word in words[2:] if word.startswith("-")], capsys)
     elif words[:2] == ["python", "-c"]:
         compile(words[2], where, "exec")
     else:
