@@ -15,7 +15,7 @@ from sd_scripts.runs.store import RunStore
 
 TITLE = "SD Scripts Studio"
 HEAD = f"""
-<header class="page-head">
+<header class="page-head" data-launch="LAUNCH">
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for SDXL and FLUX.1</p>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
@@ -23,17 +23,19 @@ HEAD = f"""
 TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
 
 
-def build(store: RunStore, config: Path | None = None, tab: str | None = None) -> gr.Blocks:
+def build(store: RunStore, config: Path | None = None, name: str | None = None) -> gr.Blocks:
     """The whole page; `config` is opened in it once, in the tab of this name or in the one that the file is for."""
     book, launch = RunBook(store), secrets.token_hex(4)
-    shown = tab or (_tab_for(config) if config else LORA.tab.name)
+    shown = name or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(HEAD)
-        with gr.Tabs(selected=shown):
+        gr.HTML(HEAD.replace("LAUNCH", launch))
+        tabs: list[TrainingTab] = []
+        with gr.Tabs(selected=shown, elem_id="tabs"):
             for training in TRAININGS:
-                name = training.tab.name
-                with gr.Tab(training.tab.title, id=name):
-                    TrainingTab(training, book, launch).on_load(page, config if name == shown else None)
+                with gr.Tab(training.tab.title, id=training.tab.name, elem_id=training.tab.name):
+                    tabs.append(TrainingTab(training, book, launch))
+        for tab in tabs:
+            tab.on_load(page, config if tab.name == shown else None)
     return page
 
 

@@ -18,7 +18,7 @@ class Draft:
 
     def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
         self._form, self._launch = form, launch
-        self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=SECRET)
+        self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=SECRET, render=False)
         kept = {"family": family, "file": file, "preset": preset}
         kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
         names = json.dumps(list(kept))

@@ -1,4 +1,5 @@
-// Comforts that need no server: reading a value off the loss curve, copying a path, and choosing light or dark.
+// Comforts that need no server: reading a value off the loss curve, copying a path, choosing light or dark, and coming
+// back to the tab last looked at.
 (() => {
   const kept = localStorage.getItem("theme");
   const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -9,6 +10,16 @@
     set(!document.body.classList.contains("dark"));
     localStorage.setItem("theme", document.body.classList.contains("dark") ? "dark" : "light");
   });
+  const tabOf = () => `tab-${document.querySelector("[data-launch]").dataset.launch}`; // the server opens a file in its tab
+  document.addEventListener("click", (event) => {
+    const tab = event.target.closest?.("#tabs > .tab-wrapper [role=tab]");
+    if (tab?.id) sessionStorage.setItem(tabOf(), tab.id);
+  });
+  new MutationObserver((_, observer) => {
+    if (!document.querySelector("#tabs .configuration") || !document.querySelector("[data-launch]")) return;
+    observer.disconnect();
+    setTimeout(() => document.getElementById(sessionStorage.getItem(tabOf()))?.click()); // once Gradio listens
+  }).observe(document, { childList: true, subtree: true });
   const copy = (text) => {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
     const field = document.body.appendChild(document.createElement("textarea")); // no clipboard without https

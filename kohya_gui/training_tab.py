@@ -53,20 +53,20 @@ Updates = dict[Any, Any]
 class TrainingTab:
     def __init__(self, training: Training, book: RunBook, launch: str) -> None:
         self.training, self._book = training, book
-        self.tab, method = training.tab.name, training.tab.method
+        self.name, method = training.tab.name, training.tab.method
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
-        self.form = Form(self.tab, groups, method, WITHOUT, TOLD)
+        self.form = Form(self.name, groups, method, WITHOUT, TOLD)
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
             with gr.Column(elem_classes="settings"):
                 self._settings(families)
             with gr.Column(elem_classes="running"):
-                self.run = RunPanel(book, self.tab)
-        self.unknown = gr.BrowserState({}, storage_key=f"{self.tab}-unknown", secret=SECRET)
-        self.recent = gr.BrowserState([], storage_key=f"{self.tab}-recent", secret=SECRET)
+                self.run = RunPanel(book, self.name)
+        self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=SECRET, render=False)
+        self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=SECRET, render=False)
         # the file that these settings came from or went to: Save writes over it, over no other without a second click
-        self.opened = gr.BrowserState("", storage_key=f"{self.tab}-opened", secret=SECRET)
+        self.opened = gr.BrowserState("", storage_key=f"{self.name}-opened", secret=SECRET, render=False)
         self.replacing = gr.State("")
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
@@ -78,7 +78,7 @@ class TrainingTab:
         """The first family's preset; of the others', what that family alone has, for when it is chosen."""
         values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
         for family in reversed(families):
-            preset = preset_file(self.tab, first_preset(family))
+            preset = preset_file(self.name, first_preset(family))
             said = self.training.open_configuration(preset, family).values
             values |= {n: v for n, v in said.items() if family == families[0] or self._is_of_one(n)}
         return values
@@ -89,7 +89,7 @@ class TrainingTab:
     # What stands where
 
     def _configuration_row(self) -> None:
-        tab = self.tab
+        tab = self.name
         presets = [(preset_title(path), path.stem) for path in sorted((PRESETS / tab).glob("*.toml"))]
         small: dict[str, Any] = {"size": "sm", "min_width": 80, "scale": 0}
         with gr.Row(elem_classes="configuration"):
@@ -119,7 +119,7 @@ class TrainingTab:
             [(FAMILY_TITLES[family], family) for family in families],
             value=families[0],
             label="Model family",
-            elem_id=f"{self.tab}-family",
+            elem_id=f"{self.name}-family",
             elem_classes="family",
         )
         spoken_for = tuple(group for panel in self.training.panels for group in panel.rest)
@@ -191,7 +191,12 @@ class TrainingTab:
         self.run.print.click(self._print, page, self._everything, **slow)
 
     def on_load(self, page: gr.Blocks, config: Path | None) -> None:
-        """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line."""
+        """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line.
+
+        Called outside of the tab: what is inside does not exist in the browser before it is looked at.
+        """
+        for kept in (self.draft.state, self.unknown, self.recent, self.opened):
+            kept.render()
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
             families = self._families
@@ -214,7 +219,7 @@ class TrainingTab:
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Another family: what both have stays, and no preset of the former is shown as if it were set."""
-        first = preset_title(preset_file(self.tab, first_preset(family)))
+        first = preset_title(preset_file(self.name, first_preset(family)))
         said = f"{FAMILY_TITLES[family]} is chosen; what you set stays. The preset {first} sets what suits it"
         return [preset if preset and preset_family(preset) == family else None, message("ok", said)]
 
@@ -228,7 +233,7 @@ class TrainingTab:
         return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
 
     def _open_preset(self, data: Updates) -> Updates:
-        path = preset_file(self.tab, data[self.preset])
+        path = preset_file(self.name, data[self.preset])
         try:
             opened = self.training.open_configuration(path, preset_family(data[self.preset]))
         except ValueError as error:
