@@ -1,8 +1,10 @@
 """Two panels that make data sets ready: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
 
-Each is laid out where it is made, and connected once all controls of its tab stand.
+Each is laid out where it is made, and connected once all controls of its tab stand: before what keeps the page is
+connected to Form.taken.
 """
 
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -281,11 +283,16 @@ def text_field(
 
 def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:
     """Let a button write the options that a tool has made into their controls."""
-    controls = {name: form.controls[name] for name in FILLED if name in form.controls}
+    outputs = [*(form.controls[name] for name in FILLED if name in form.controls), told]
+    form.taken.append(
+        button.click(lambda made: {**fill(form, made), told: filled_message(form, made)}, options, outputs, **QUIET)
+    )
 
-    def fill(made: dict[str, Any]) -> list[Any]:
-        names = [name for name in controls if name in made]
-        values = [shown(form.options[name], made[name]) if name in made else gr.skip() for name in controls]
-        return [*values, message("ok", f"Filled in: {', '.join(names)}")]
 
-    form.taken.append(button.click(fill, options, [*controls.values(), told], **QUIET))
+def fill(form: Form, made: Mapping[str, Any]) -> Updates:
+    """The controls of these options with what they become."""
+    return {form.controls[name]: shown(form.options[name], made[name]) for name in made if name in form.controls}
+
+
+def filled_message(form: Form, made: Mapping[str, Any]) -> str:
+    return message("ok", f"Filled in: {', '.join(name for name in made if name in form.controls)}")

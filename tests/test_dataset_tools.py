@@ -1,17 +1,25 @@
 """The page's tools for data sets: nothing is lost or overwritten, and what they make is what training reads."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 from data_help import make_picture, settings_of
 
+from kohya_gui.controls import Form
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
-from kohya_gui.dataset_tools_metadata import Gathering, gather, latents_command
+from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps, fill, latents_view
+from kohya_gui.dataset_tools_metadata import Gathering, LatentsJob, gather, latents_command
 from sd_scripts.data.dataset import plan_data
 from sd_scripts.finetune import prepare_buckets_latents
+from sd_scripts.options.catalog import SDXL_FULL
+from sd_scripts.runs.book import FRESH, RunBook
+from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.story import RunStory
 
 
 @pytest.fixture
@@ -203,3 +211,69 @@ def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) 
     for name in ("pretrained_model_name_or_path", "resolution"):
         with pytest.raises(ValueError, match=f"^{name}: "):
             latents_command(asked, {**values, name: None}, "sdxl")
+
+
+# --- the panels
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunBook:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "state"))
+    return RunBook(RunStore(tmp_path / "runs.jsonl"))
+
+
+def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, book: RunBook) -> None:
+    job, asked = LatentsJob(book), Gathering(image_folder=str(source))
+    gather(asked)
+    values = settings_of(pretrained_model_name_or_path=miniature.checkpoint).values()
+    job.start(asked, values, "sdxl")
+    assert job.watched
+    assert job.watched.run
+    with pytest.raises(ValueError, match="latents are being prepared already"):
+        job.start(asked, values, "sdxl")
+    assert "Starting Python" in latents_view(job.watched.story, asked.latents_file)
+    assert job.watched.run.wait(120), job.watched.folder.console_tail()
+    time.sleep(FRESH)
+    story = job.watched.refresh()
+    assert (story.state, story.done, story.total) == ("finished", 3, 3), story.failure
+    assert len(list(source.glob("*.npz"))) == 3
+    assert {tuple(e["train_resolution"]) for e in json.loads(asked.latents_file.read_text()).values()} == {(64, 64)}
+    assert "The latents of 3 pictures" in latents_view(story, asked.latents_file)
+    job.start(asked, values, "sdxl")  # the former one is over
+    job.stop()
+    assert job.watched.run.wait(120)
+    time.sleep(FRESH)
+    assert job.watched.refresh().state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        ({"state": "running", "phase": "caching latents", "done": 3, "total": 12}, "width:25.0%"),
+        ({"state": "stopping"}, "Stopping"),
+        ({"state": "stopped"}, "what was made stays"),
+        ({"state": "failed", "failure": {"error": "vae: is <not> there"}}, "vae: is &lt;not&gt; there"),
+    ],
+)
+def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: str) -> None:
+    assert shown in latents_view(RunStory(**state), Path("meta_lat.json"))
+
+
+def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, book: RunBook) -> None:
+    names = ["train_data_dir", "reg_data_dir", "output_dir", "logging_dir", "in_json", "cache_latents_to_disk"]
+    with gr.Blocks():
+        form, family = Form("finetune", SDXL_FULL.groups, "full"), gr.Radio(["sdxl"])
+        tools = FolderHelper("dreambooth"), MetadataSteps("finetune", book)
+        form.panel("Data set", names)
+        tools[0].connect(form)
+        tools[1].connect(form, family)
+    assert len(form.taken) == 2
+    assert fill(form, arrange(concept).options) == {
+        form.controls["train_data_dir"]: str(source.parent / "data/img"),
+        form.controls["output_dir"]: str(source.parent / "data/model"),
+        form.controls["logging_dir"]: str(source.parent / "data/log"),
+    }
+    assert fill(form, {"cache_latents": True, "cache_latents_to_disk": True}) == {
+        form.controls["cache_latents_to_disk"]: True
+    }

@@ -4,7 +4,7 @@ from argparse import SUPPRESS
 from pathlib import Path
 
 from sd_scripts.finetune.tool import Teller, parser, run
-from sd_scripts.options.metadata_file import Words, merge_words, read_metadata, write_metadata
+from sd_scripts.options.metadata_file import Words, check_target, merge_words, read_metadata, write_metadata
 
 
 def main(script: str, words: Words, extension: str, argv: list[str] | None) -> int:
@@ -21,9 +21,8 @@ def main(script: str, words: Words, extension: str, argv: list[str] | None) -> i
 
     def work(teller: Teller) -> Path:
         out, source = Path(asked.out_json), Path(asked.in_json or asked.out_json)
+        check_target(out, "out_json")
         known = read_metadata(source, "in_json") if asked.in_json or source.exists() else {}
-        if out.suffix.lower() != ".json":
-            raise ValueError(f"out_json: {out} is not named like a .json file")
         merged = merge_words(
             Path(asked.train_data_dir),
             known,

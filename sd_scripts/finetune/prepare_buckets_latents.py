@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sd_scripts.finetune.tool import Teller, parser, run
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
-from sd_scripts.options.metadata_file import find_pictures, keys_of, read_metadata, write_metadata
+from sd_scripts.options.metadata_file import check_target, find_pictures, keys_of, read_metadata, write_metadata
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.words import some
@@ -57,8 +57,7 @@ def prepare(asked: argparse.Namespace, teller: Teller) -> Path:
     family = _family(asked)
     if asked.batch_size < 1:
         raise ValueError(f"batch_size: {asked.batch_size} must be at least 1")
-    if not out.parent.is_dir():  # told before the work rather than after it
-        raise ValueError(f"out_json: there is no folder '{out.parent}'")
+    check_target(out, "out_json")
     if unknown := [path.name for path in pictures if keys[path] not in entries]:
         teller.warn(f"in_json: {len(unknown)} pictures are not in {source.name}, so they get no words: {some(unknown)}")
     teller.tell("phase", name="loading the VAE")

@@ -59,6 +59,14 @@ def read_metadata(path: Path, option: str) -> Entries:
     return entries
 
 
+def check_target(path: Path, option: str) -> None:
+    """Told before the work rather than after it: ValueError where no metadata file can be written."""
+    if path.suffix.lower() != ".json":
+        raise ValueError(f"{option}: {path} is not named like a .json file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}: there is no folder '{path.parent}'")
+
+
 def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
     """A .json file, whole or not at all; ValueError, one sentence that names `option`, where it cannot be."""
     try:
