@@ -227,8 +227,12 @@ def test_fp8_products_err_no_more_where_compiled_and_swapped() -> None:
     options = {"fp8_compute": True, "fp8_base_unet": True}
     eager, compiled = step(transformer(**options)), step(compiled_and_swapped(**options))
     assert error(compiled[0], exact[0]) < 1.25 * error(eager[0], exact[0])
-    for name, wanted in exact[1].items():
-        assert error(compiled[1][name], wanted) < 1.25 * error(eager[1][name], wanted), name
+    assert error(together(compiled), together(exact)) < 1.1 * error(together(eager), together(exact))
+
+
+def together(gradients: Gradients) -> Tensor:
+    """All in one vector; of a single matrix the error is a matter of chance."""
+    return torch.cat([gradient.float().flatten() for gradient in gradients[1].values()])
 
 
 def compiled_and_swapped(**options: Any) -> FluxTransformer:

@@ -231,7 +231,7 @@ def text_that_learns_and_rests(cache: CacheOptions, full: FullOptions) -> Findin
 
 def rates_of_no_model(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
     encoders = (full.learning_rate_te1, full.learning_rate_te2) if full.train_text_encoder else ()
-    if not any((optimizer.learning_rate, *encoders, *(full.block_rates or ()))):
+    if not any((optimizer.learning_rate, *encoders, *full.block_rates)):
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 

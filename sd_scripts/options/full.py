@@ -48,21 +48,20 @@ class FullOptions(OptionGroup, title="Full training"):
     )
 
     @property
-    def block_rates(self) -> list[float] | None:
-        """block_lr as numbers; None where it is not set."""
-        if not self.block_lr:
-            return None
-        return [float(word) for word in self.block_lr.strip(" '\"[]()").split(",")]
+    def block_rates(self) -> list[float]:
+        """block_lr as numbers; empty where it is not set, or is none."""
+        try:
+            return [float(word) for word in (self.block_lr or "").strip(" '\"[]()").split(",")]
+        except ValueError:
+            return []
 
     def check(self) -> Iterable[tuple[str, str]]:
-        try:
-            rates = self.block_rates
-        except ValueError:
+        rates = self.block_rates
+        if self.block_lr and not rates:
             yield "block_lr", f"{self.block_lr!r} is not numbers with commas between them"
-            return
-        if rates is not None and len(rates) != SDXL_BLOCKS:
+        if rates and len(rates) != SDXL_BLOCKS:
             yield "block_lr", f"has {len(rates)} values; give {SDXL_BLOCKS}"
-        if rates is not None and not all(0 <= rate < float("inf") for rate in rates):
+        if not all(0 <= rate < float("inf") for rate in rates):
             yield "block_lr", "holds a number that is no learning rate; each is 0 or more"
         if not self.train_text_encoder:
             for name in ("learning_rate_te1", "learning_rate_te2"):

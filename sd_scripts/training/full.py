@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
@@ -79,7 +79,8 @@ class Full:
                 weight.master = nn.Parameter(weight.copy.detach())
         for module in (parts.denoiser, *parts.text_encoders):
             nn.Module.to(module, context.dtype)  # diffusers' own warns of what SDXL has not
-        form = family.saved_form(parts, context.settings[ModelFileOptions].save_model_as)
+        file = context.settings[ModelFileOptions]
+        form = family.saved_form(parts, file.save_model_as or ("safetensors" if file.use_safetensors else None))
         return FullLearning(family, parts, context, weights, modules, form=form)
 
 
@@ -148,10 +149,10 @@ class FullLearning:
         return list(groups.values())
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
-        halves = self.weights[0].master is None and self.weights[0].copy.dtype != torch.float32
-        copies: dict[Tensor, Tensor] = {
-            weight.master: weight.copy for weight in self.weights if weight.master is not None
-        }
+        halves = self.weights[0].learned.dtype != torch.float32
+        scaled = self.weights[0].copy.dtype == torch.float16  # a GradScaler looks for gradients where steps are made
+        pairs = ((weight.master, weight.copy) for weight in self.weights if weight.master is not None)
+        copies: dict[Tensor, Tensor] = {} if scaled else dict(pairs)
         make: Callable[[list[dict[str, Any]]], Optimizer] = partial(
             make_optimizer,
             options,
@@ -160,8 +161,9 @@ class FullLearning:
             copies=copies,
         )
         self._optimizer = make(self.parameter_groups())
-        self._refreshes = isinstance(self._optimizer, RoundingAdamW)
-        rounds = halves and not self._refreshes
+        ours = isinstance(self._optimizer, RoundingAdamW)
+        self._refreshes = ours and bool(copies)
+        rounds = halves and not ours
         if rounds or self._fused or self._swapper:
             together = finds_one_rate(options)
             place = {
@@ -298,9 +300,16 @@ class FullLearning:
         if self._swapper and portion.block is not None:
             self._swapper.changed(portion.block)
 
-    def _at_hand(self, key: Any) -> AbstractContextManager[object]:
+    @contextmanager
+    def _at_hand(self, key: Any) -> Iterator[None]:
+        """Meanwhile what the optimizer changes lies on the device."""
         block = self.portions[key].block
-        return self._swapper.at_hand(block) if self._swapper and block is not None else nullcontext()
+        if self._swapper is None or block is None:
+            yield
+            return
+        with self._swapper.at_hand(block):
+            yield
+            self._swapper.changed(block)
 
 
 def held_dtype(settings: Settings) -> torch.dtype:

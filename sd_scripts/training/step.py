@@ -6,6 +6,7 @@ small batches and leaves the way open to capture the whole step as one CUDA grap
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ from sd_scripts.training.learning import Learning
 
 Loss = Callable[[dict[str, Tensor]], Tensor]
 """Inputs of one micro-step -> loss of each picture (B,)."""
+
+
+class HalfScaler(torch.amp.GradScaler):
+    """Also takes gradients in fp16, which PyTorch's refuses since small ones are lost; that is what full_fp16 asks
+    for."""
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
 
 
 class TrainStep:

@@ -31,7 +31,7 @@ from sd_scripts.training.progress import Progress, plan_course, starting_point
 from sd_scripts.training.reporting import Reporter, StepFacts
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.states import Saved, Trained, going_on, load_state, read_saved
-from sd_scripts.training.step import TrainStep
+from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.wishes import Wishes
 
@@ -118,7 +118,7 @@ class Trainer:
             learning=self.learning,
             optimizer=optimizer,
             scheduler=make_scheduler(settings[LrSchedulerOptions], optimizer, self.course.max_steps),
-            scaler=torch.amp.GradScaler("cuda") if self.options.mixed_precision == "fp16" else None,
+            scaler=HalfScaler("cuda") if self.options.mixed_precision == "fp16" else None,
             progress=start,
             ema=Ema(self.learning, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )
@@ -139,6 +139,7 @@ class Trainer:
         progress, course = self.trained.progress, self.course
         self.context.tell(
             "started",
+            method=self.method.name,
             max_steps=course.max_steps,
             epochs=course.epochs,
             step=progress.step,
