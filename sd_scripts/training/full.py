@@ -199,8 +199,8 @@ class FullLearning:
         gradients = _gradients(self.weights)
         if not gradients:
             return torch.zeros((), device=self._context.device)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        factor = (max_norm / (norm + 1e-6)).clamp_max(1.0).float()
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
+        factor = (max_norm / (norm + 1e-6)).clamp_max(1.0)
         if isinstance(self._optimizer, RoundingAdamW):
             self._optimizer.gradient_factor = factor
         else:
