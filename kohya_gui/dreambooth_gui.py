@@ -1,6 +1,17 @@
 """The DreamBooth tab: the whole model learns a few concepts, each from a folder of its own."""
 
-from kohya_gui.panels import BASIC, EMA, FULL, MEMORY_OF_FULL, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS
+from kohya_gui.panels import (
+    BASIC,
+    EMA,
+    FULL,
+    MEMORY_OF_FULL,
+    METADATA,
+    MODEL,
+    SAMPLES,
+    SAVING,
+    TIMESTEPS,
+    folder_helper,
+)
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.options.dataset import DatasetOptions
@@ -9,6 +20,7 @@ DATA = Panel(
     DatasetOptions.title,
     ("train_data_dir", "reg_data_dir", "prior_loss_weight"),
     more=("dataset_config", "in_json", "dataset_repeats", "conditioning_data_dir"),
+    tool=folder_helper,
     open=True,
 )
 

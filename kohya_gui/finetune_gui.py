@@ -1,14 +1,28 @@
 """The Fine-tune tab: the whole model learns from many pictures that a metadata file describes."""
 
+from collections.abc import Callable
+
+from gradio.components import FormComponent
+
+from kohya_gui.controls import Form
+from kohya_gui.dataset_tools_gui import MetadataSteps
 from kohya_gui.panels import BASIC, EMA, FULL, MEMORY_OF_FULL, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.runs.book import RunBook
+
+
+def metadata_steps(tab: str, book: RunBook) -> Callable[[Form, FormComponent], None]:
+    """Make the metadata file, and prepare latents."""
+    return MetadataSteps(tab, book).connect
+
 
 DATA = Panel(
     DatasetOptions.title,
     ("in_json", "train_data_dir", "dataset_repeats", "dataset_config"),
     more=("reg_data_dir", "prior_loss_weight", "conditioning_data_dir"),
+    tool=metadata_steps,
     open=True,
 )
 

@@ -1,6 +1,6 @@
 """The LoRA tab: a small file that is learned beside the model."""
 
-from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS
+from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS, folder_helper
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.options.dataset import DatasetOptions
@@ -10,6 +10,7 @@ from sd_scripts.options.network import NetworkOptions
 DATA = Panel(
     DatasetOptions.title,
     ("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    tool=folder_helper,
     open=True,
 )
 NETWORK = Panel(

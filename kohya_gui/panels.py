@@ -1,11 +1,14 @@
 """The panels that several training tabs have."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gradio.components import FormComponent
+
 from kohya_gui import recognise
-from kohya_gui.controls import Advice
+from kohya_gui.controls import Advice, Form
+from kohya_gui.dataset_tools_gui import FolderHelper
 from kohya_gui.training import Panel
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
@@ -13,6 +16,7 @@ from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
+from sd_scripts.runs.book import RunBook
 
 BASE_MODEL = "pretrained_model_name_or_path"
 
@@ -33,6 +37,13 @@ GOOD_TIMESTEPS = Advice(
     "The defaults of the field train it on something else than it predicts.",
     button="Use them",
 )
+
+
+def folder_helper(tab: str, book: RunBook) -> Callable[[Form, FormComponent], None]:
+    """Makes folders named like 10_cat."""
+    helper = FolderHelper(tab)
+    return lambda form, family: helper.connect(form)
+
 
 MODEL = Panel(
     "Model",

@@ -20,6 +20,15 @@ WORDS = {
 }
 STATE = "-state"
 """How the name of a folder ends that a run can go on from."""
+AVERAGE = "-ema"
+"""How the name of a file of moving averages ends."""
+PLACES = {
+    "lora": "Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI, "
+    "and choose it there.",
+    "full": "This is your model. An SDXL file goes into <b>models/checkpoints</b> of ComfyUI or "
+    "<b>models/Stable-diffusion</b> of WebUI, one of FLUX.1 into <b>models/diffusion_models</b>; choose it there.",
+}
+"""What to do with the result, by method."""
 UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so End at once loses nothing"
 Points = Sequence[tuple[float, float]]
 
@@ -89,11 +98,12 @@ def result(story: RunStory) -> str:
     made = [made.path for made in story.saved if not made.path.name.endswith(STATE)]
     if story.state != "finished" or not made:
         return ""
-    path = escape(str(made[-1]))
+    plain = [path for path in made if not path.stem.endswith(AVERAGE)] or made
+    path = escape(str(plain[-1]))
+    average = f"<p>Its moving average is in <b>{escape(made[-1].name)}</b>.</p>" if made[-1] != plain[-1] else ""
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
-        "<p>Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI, "
-        "and choose it there.</p></div>"
+        f"<p>{PLACES[story.facts.get('method', 'lora')]}</p>{average}</div>"
     )
 
 

@@ -1,16 +1,21 @@
 """What makes a training tab: its panels, and what opening, saving and training mean there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradio.components import FormComponent
+
 from kohya_gui.configuration import Opened, Prepared, open_file, prepare, save_file
-from kohya_gui.controls import Advice
+from kohya_gui.controls import Advice, Form
 from kohya_gui.tabs import Tab
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.book import RunBook, WatchedRun
+
+DataTool = Callable[[str, RunBook], Callable[[Form, FormComponent], None]]
+"""Lays out a panel in the tab of this name; what it returns connects it with the tab's form and choice of family."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Panel:
     """Folded away, with the rest."""
     rest: tuple[type[OptionGroup], ...] = ()
     advice: Advice | None = None
+    tool: DataTool | None = None
+    """Stands below it."""
     open: bool = False
     late: bool = False
     """Stands below Advanced Training."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.components import FormComponent
 
 from kohya_gui import recognise
 from kohya_gui.class_advanced_training import AdvancedTraining
@@ -57,6 +58,7 @@ class TrainingTab:
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
         self.form = Form(self.name, groups, method, WITHOUT, TOLD)
+        self._tools: list[Callable[[Form, FormComponent], None]] = []
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
             with gr.Column(elem_classes="settings"):
@@ -71,6 +73,8 @@ class TrainingTab:
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
         self.form.connect(self.family)
+        for connect in self._tools:
+            connect(self.form, self.family)
         self._tell_facts()
         self._wire()
 
@@ -136,6 +140,8 @@ class TrainingTab:
         named = {name for each in self.training.panels for name in (*each.names, *each.more)}
         rest = [name for name in self.form.left_of(*panel.rest) if name not in named]
         self.form.panel(panel.title, panel.names, [*panel.more, *rest], advice=panel.advice, open=panel.open)
+        if panel.tool:
+            self._tools.append(panel.tool(self.name, self._book))
 
     def _tell_facts(self) -> None:
         """Under a path: what is found there."""

@@ -1,6 +1,6 @@
 """Try everything without a download: a miniature model, drawn pictures, and settings to train on them.
 
-python -m sd_scripts.demo [sdxl | flux] [--folder FOLDER] [--make] [flags of the training script]
+python -m sd_scripts.demo [sdxl | flux] [--full] [--folder FOLDER] [--make] [flags of the training script]
 """
 
 import argparse
@@ -16,17 +16,12 @@ from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.toml_files import write_toml
 
 COMMON: dict[str, Any] = {
-    "output_name": "demo_lora",
     "caption_extension": ".txt",
     "resolution": "256,256",
     "train_batch_size": 2,
     "max_data_loader_n_workers": 0,
     "cache_latents": True,
     "cache_text_encoder_outputs": True,
-    "network_dim": 8,
-    "network_alpha": 8.0,
-    "network_train_unet_only": True,
-    "learning_rate": 1e-3,
     "optimizer_type": "AdamW",
     "lr_scheduler": "constant",
     "max_train_steps": 60,
@@ -34,19 +29,20 @@ COMMON: dict[str, Any] = {
     "save_model_as": "safetensors",
     "compile": True,
 }
-OF_FAMILY: dict[str, dict[str, Any]] = {
-    "sdxl": {"network_module": "networks.lora"},
-    "flux": {
-        "network_module": "networks.lora_flux",
-        "t5xxl_max_token_length": 64,
-        **RECOMMENDED,
+OF_FAMILY: dict[str, dict[str, Any]] = {"sdxl": {}, "flux": {"t5xxl_max_token_length": 64, **RECOMMENDED}}
+NETWORK = {"network_dim": 8, "network_alpha": 8.0, "network_train_unet_only": True}
+OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {
+        family: {"output_name": "demo_lora", "learning_rate": 1e-3, "network_module": module, **NETWORK}
+        for family, module in (("sdxl", "networks.lora"), ("flux", "networks.lora_flux"))
     },
+    "full": {family: {"output_name": "demo_model", "learning_rate": 2e-4} for family in OF_FAMILY},
 }
-"""What the demo of each family trains with; the paths are added where the demo is made."""
+"""What the demo of each family and method trains with; the paths are added where the demo is made."""
 FOLDERS = {"sdxl": Path("demo"), "flux": Path("demo/flux")}
 
 
-def make(folder: Path, family: str = "sdxl") -> Path:
+def make(folder: Path, family: str = "sdxl", method: str = "lora") -> Path:
     """A model with its tokenizers, pictures with captions, and `demo.toml`, all below `folder`: at most 22 MB.
 
     Returns the path of `demo.toml`, which training and the GUI read.
@@ -57,20 +53,22 @@ def make(folder: Path, family: str = "sdxl") -> Path:
     miniature = tiny.write_miniature(folder)
     paths = {**miniature.files, "train_data_dir": miniature.data_dir, "output_dir": folder / "output"}
     config = folder / "demo.toml"
-    write_toml(config, {**COMMON, **OF_FAMILY[family], **{option: str(path) for option, path in paths.items()}})
+    chosen = {**COMMON, **OF_FAMILY[family], **OF_METHOD[method][family]}
+    write_toml(config, chosen | {option: str(path) for option, path in paths.items()})
     return config
 
 
 def main(argv: list[str] | None = None) -> int:
     """Make the demo and, without --make, train on it; returns the exit status of the training."""
     parser = argparse.ArgumentParser(
-        description="Train a LoRA on a miniature model; nothing is downloaded.",
-        usage="%(prog)s [sdxl | flux] [--folder FOLDER] [--make] [flags of the training script]",
+        description="Train a LoRA, or all of a model, on a miniature; nothing is downloaded.",
+        usage="%(prog)s [sdxl | flux] [--full] [--folder FOLDER] [--make] [flags of the training script]",
         epilog="All other flags go on to the training script and win over demo.toml, for example --blocks_to_swap 2 "
         "or --no-compile.",
         allow_abbrev=False,
     )
-    parser.add_argument("--folder", type=Path, help="where the model and the pictures go; default: demo, or demo/flux")
+    parser.add_argument("--full", action="store_true", help="train all of the model in place of a LoRA")
+    parser.add_argument("--folder", type=Path, help="where the model and the pictures go; default: demo or demo/flux")
     parser.add_argument("--make", action="store_true", help="only make them, with demo.toml, and do not train")
     arguments, flags = parser.parse_known_args(argv)
     family = flags.pop(0) if flags and not flags[0].startswith("-") else "sdxl"
@@ -79,11 +77,12 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.make and flags:
         parser.error(f"--make does not train, so {flags[0]} would do nothing; leave one of them out")
 
-    config, title = make(arguments.folder or FOLDERS[family], family), FAMILY_TITLES[family]
+    method, title = "full" if arguments.full else "lora", FAMILY_TITLES[family]
+    config = make(arguments.folder or FOLDERS[family], family, method)
     print(f"Made a miniature {title} model and twelve pictures; the settings are in {config}", flush=True)
     if arguments.make:
         return 0
-    trainer = Path(__file__).with_name(script_for(family, "lora").file)
+    trainer = Path(__file__).with_name(script_for(family, method).file)
     command = [sys.executable, str(trainer), "--config_file", str(config), *flags]
     one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and much faster on a busy machine
     status = subprocess.run(command, env=one_thread, check=False).returncode
