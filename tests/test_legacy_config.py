@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kohya_gui.legacy_config import from_kohya, is_dropped, read, to_kohya
-from kohya_gui.legacy_keys import LORA
+from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of, to_kohya
+from kohya_gui.legacy_keys import KOHYA_TABS, LORA
 from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS
-from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
+from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 from sd_scripts.options.reading import from_values
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -22,6 +22,15 @@ FILLED = {
     "output_dir": "<output_dir>",
 }
 FLUX = {**FILLED, "sdxl": False, "flux1_checkbox": True, "LoRA_type": "Flux1"}
+OF_TAB = {tab: json.loads((REFERENCE / f"kohya_{tab}_defaults.json").read_text("utf-8")) for tab in KOHYA_TABS}
+FULL_TOML = {
+    "dreambooth": json.loads((REFERENCE / "kohya_dreambooth_toml.json").read_text("utf-8"))["dreambooth/sd15"],
+    "finetune": json.loads((REFERENCE / "kohya_finetune_toml.json").read_text("utf-8"))["finetune/RUN_sdxl"],
+}
+FULL_PATHS = {
+    "dreambooth": {"train_data_dir": "<train_data_dir>"},
+    "finetune": {"image_folder": "<train_data_dir>/10_subject", "train_dir": "<train_dir>"},
+}
 NOT_COMPARED = ("xformers", "sample_prompts", "wandb_run_name")
 """Attention is always torch's own, the prompts were a file of kohya_ss's making, and no run was sent to wandb."""
 
@@ -34,6 +43,17 @@ def meaning(**legacy):
 def flux_meaning(**legacy):
     values = from_kohya({"flux1_checkbox": True, "LoRA_type": "Flux1", **legacy}).values
     return from_values(FLUX_LORA, values).changed()
+
+
+def full(tab: str, family: str, **legacy):
+    """A file of DreamBooth or Finetune as the page of kohya_ss writes it, with these keys otherwise."""
+    flag = {"sdxl": "sdxl_checkbox" if tab == "finetune" else "sdxl", "flux": "flux1_checkbox"}[family]
+    where = {"pretrained_model_name_or_path": "<model.safetensors>", "output_dir": "<output_dir>", **FULL_PATHS[tab]}
+    return from_kohya({**OF_TAB[tab], **where, flag: True, **legacy}, tab)
+
+
+def full_meaning(tab: str, family: str, **legacy):
+    return from_values(SDXL_FULL if family == "sdxl" else FLUX_FULL, full(tab, family, **legacy).values).changed()
 
 
 def remarks(**legacy) -> list[str]:
@@ -63,11 +83,126 @@ def test_our_settings_for_flux_mean_what_kohyas_own_toml_says(kind):
     assert ours == {name: value for name, value in theirs.items() if name not in NOT_COMPARED}
 
 
+FULL_CASES = [(tab, family) for tab in FULL_TOML for family in ("sdxl", "flux")]
+
+
+@pytest.mark.parametrize(("tab", "family"), FULL_CASES)
+def test_our_settings_for_whole_models_mean_what_kohyas_own_toml_says(tab, family):
+    """The reference of DreamBooth is for SD 1.5, which differs from SDXL and FLUX.1 as said here."""
+    toml = {name: value for name, value in FULL_TOML[tab].items() if name not in NOT_COMPARED}
+    rates = ("train_text_encoder", "learning_rate_te1", "learning_rate_te2")
+    for name in ("learning_rate_te", *rates):
+        toml.pop(name, None)
+    if family == "sdxl":
+        toml |= dict(zip(rates, (True, 1e-5, 1e-5), strict=True))
+    else:
+        toml |= {"max_timestep": None, "t5xxl_max_token_length": 512}
+    theirs = from_values(SDXL_FULL if family == "sdxl" else FLUX_FULL, toml).changed()
+    assert full_meaning(tab, family) == theirs
+
+
+@pytest.mark.parametrize(("tab", "family"), FULL_CASES)
+def test_an_ordinary_configuration_for_a_whole_model_loses_nothing(tab, family):
+    config = full(tab, family)
+    settings = from_values(SDXL_FULL if family == "sdxl" else FLUX_FULL, config.values)
+    assert config.family == family
+    assert settings.unknown == {}
+    assert {problem.split(":")[0] for problem in settings.problems()} <= {"clip_l", "t5xxl", "ae"}
+    made = ["in_json: is not made at the start of a run; make it once under Dataset preparation"]
+    assert [str(remark) for remark in config.remarks] == (made if tab == "finetune" else [])
+
+
+@pytest.mark.parametrize(
+    ("tab", "family", "legacy", "ours"),
+    [
+        ("dreambooth", "sdxl", {"learning_rate_te1": 2e-6, "learning_rate_te2": 0},
+         {"train_text_encoder": True, "learning_rate_te1": 2e-6, "learning_rate_te2": 0.0}),
+        ("dreambooth", "sdxl", {"learning_rate_te1": 0, "learning_rate_te2": 0},
+         {"train_text_encoder": None, "learning_rate_te1": None, "learning_rate_te2": None}),
+        ("finetune", "sdxl", {"train_text_encoder": False}, {"train_text_encoder": None, "learning_rate_te1": None}),
+        ("finetune", "sdxl", {"block_lr": ",".join(["1e-6"] * 23)}, {"block_lr": ",".join(["1e-6"] * 23)}),
+        ("finetune", "sdxl", {"use_latent_files": "No"}, {"in_json": "<train_dir>/meta_cap.json"}),
+        ("finetune", "sdxl", {"latent_metadata_filename": "m.json"}, {"in_json": "<train_dir>/m.json"}),
+        ("finetune", "sdxl", {"train_dir": ""}, {"in_json": None}),
+        ("finetune", "sdxl", {"dataset_config": "d.toml"}, {"in_json": None, "dataset_config": "d.toml"}),
+        ("finetune", "sdxl", {"dataset_repeats": "3", "max_bucket_reso": "2048"},
+         {"dataset_repeats": 3, "max_bucket_reso": 2048}),
+        ("dreambooth", "sdxl", {"fused_backward_pass": True, "flux_fused_backward_pass": False},
+         {"fused_backward_pass": True}),
+        ("dreambooth", "sdxl", {"flux_fused_backward_pass": True}, {"fused_backward_pass": None}),
+        ("dreambooth", "flux", {"flux_fused_backward_pass": True}, {"fused_backward_pass": True}),
+        ("dreambooth", "flux", {"fused_backward_pass": True}, {"fused_backward_pass": None}),
+        ("dreambooth", "sdxl", {"fused_optimizer_groups": 10}, {"fused_optimizer_groups": 10}),
+        ("finetune", "flux", {"blockwise_fused_optimizers": True, "mem_eff_save": True},
+         {"blockwise_fused_optimizers": True, "mem_eff_save": True}),
+        ("dreambooth", "flux", {"flux1_clip_l": "c", "flux1_t5xxl": "t", "ae": "a", "clip_l": "of sd3", "t5xxl": "sd3"},
+         {"clip_l": "c", "t5xxl": "t", "ae": "a"}),
+        ("dreambooth", "flux", {"blocks_to_swap": 18, "cpu_offload_checkpointing": True},
+         {"blocks_to_swap": 18, "cpu_offload_checkpointing": True}),
+        ("dreambooth", "flux", {"double_blocks_to_swap": 6, "single_blocks_to_swap": 4}, {"blocks_to_swap": 8}),
+        ("dreambooth", "sdxl", {"save_model_as": "same as source model"}, {"save_model_as": None}),
+        ("dreambooth", "sdxl", {"save_model_as": "diffusers_safetensors"}, {"save_model_as": "diffusers_safetensors"}),
+        ("dreambooth", "sdxl", {"noise_offset": 0.05, "multires_noise_iterations": 6},
+         {"noise_offset": 0.05, "multires_noise_iterations": 6}),
+        ("dreambooth", "sdxl", {"additional_parameters": "--block_lr 1 --use_ema"}, {"block_lr": "1", "use_ema": True}),
+        ("dreambooth", "flux", {"full_bf16": True, "guidance_scale": 1}, {"full_bf16": True, "guidance_scale": 1.0}),
+        ("dreambooth", "sdxl", {"prior_loss_weight": 0}, {"prior_loss_weight": 0.0}),
+    ],
+)  # fmt: skip
+def test_the_fields_of_whole_models_become_options(tab, family, legacy, ours):
+    said = full_meaning(tab, family, **legacy)
+    assert {name: said.get(name) for name in ours} == ours
+
+
+@pytest.mark.parametrize(
+    ("tab", "legacy", "told"),
+    [
+        (
+            "dreambooth",
+            {"stop_text_encoder_training": 30},
+            "stop_text_encoder_training: text encoders learn to the end",
+        ),
+        ("finetune", {"flip_aug": True}, "max_train_steps: counts as given; kohya_ss halved it with flip_aug"),
+        ("finetune", {"train_inpainting": True}, "train_inpainting: inpainting models"),
+    ],
+)
+def test_what_is_lost_of_a_whole_models_file_is_told(tab, legacy, told):
+    lines = [str(remark) for remark in full(tab, "sdxl", **legacy).remarks]
+    assert any(line.startswith(told) for line in lines), lines
+
+
+@pytest.mark.parametrize("tab", KOHYA_TABS)
+def test_a_file_tells_which_tab_of_kohya_wrote_it(tab):
+    assert tab_of(OF_TAB[tab]).name == tab
+    assert tab_of({"sdxl": True, "output_name": "cat"}) is None
+
+
+BY_THE_SAME_NAME = {
+    "lora": {"dynamo_backend", "lr_warmup_steps", "text_encoder_lr", "unet_lr"},
+    "dreambooth": {"dynamo_backend", "lr_warmup_steps"},
+    "finetune": {"dynamo_backend", "lr_warmup_steps"},
+}
+"""Keys that several functions read and that are options too."""
+
+
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
-def test_every_key_of_kohyas_tab_has_a_place(family):
-    same, renamed = LORA.same_in(family), LORA.renamed_in(family)
-    lost = [key for key in KOHYA_DEFAULTS if not (key in same or key in renamed or is_dropped(key, family))]
-    assert set(lost) == {"dynamo_backend", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}, "options by the same name"
+@pytest.mark.parametrize("tab", KOHYA_TABS)
+def test_every_key_of_kohyas_tab_has_a_place(tab, family):
+    keys = KOHYA_TABS[tab]
+    same, renamed = keys.same_in(family), keys.renamed_in(family)
+    lost = [key for key in OF_TAB[tab] if not (key in same or key in renamed or is_dropped(key, family, keys))]
+    assert set(lost) == BY_THE_SAME_NAME[tab]
+
+
+@pytest.mark.parametrize("tab", FULL_TOML)
+def test_a_key_left_out_of_a_whole_models_file_means_what_it_meant_there(tab):
+    whole, paths = full_meaning(tab, "sdxl"), {"output_dir": "<output_dir>", **FULL_PATHS[tab]}
+    flag = {"sdxl_checkbox" if tab == "finetune" else "sdxl": True}
+    few = from_kohya({"pretrained_model_name_or_path": "<model.safetensors>", **paths, **flag}, tab)
+    assert from_values(SDXL_FULL, few.values).changed() == whole
+    left = {"enable_bucket": True} if tab == "finetune" else {}  # it is no field there, and always on
+    meant = {key: type(value)(OF_TAB[tab].get(key, left.get(key))) for key, value in KOHYA_TABS[tab].defaults.items()}
+    assert meant == KOHYA_TABS[tab].defaults
 
 
 def test_a_key_left_out_means_what_it_meant_there():
