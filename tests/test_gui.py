@@ -15,16 +15,19 @@ from gui_help import SIX
 import gui
 from kohya_gui import recognise
 from kohya_gui.app import build
-from kohya_gui.configuration import place_of, prepare
+from kohya_gui.configuration import place_of, prepare, tab_for
 from kohya_gui.controls import Form, given, kind, shown
 from kohya_gui.draft import Draft
+from kohya_gui.dreambooth_gui import DREAMBOOTH
+from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.panels import good_timesteps
 from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
+from kohya_gui.training import Training
 from kohya_gui.training_tab import PRESETS, TrainingTab, fact, offer, preset_title, preset_words
-from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.spec import each_option
@@ -47,25 +50,53 @@ def form(tab) -> Form:
     return tab.form
 
 
+@pytest.fixture(scope="module", params=[LORA, DREAMBOOTH, FINETUNE], ids=lambda training: training.tab.name)
+def each_tab(request, tmp_path_factory) -> TrainingTab:
+    with gr.Blocks():
+        return TrainingTab(request.param, RunBook(RunStore(tmp_path_factory.mktemp("state") / "runs.jsonl")), "launch")
+
+
 def page_after(form: Form, values: dict, family: str = "sdxl") -> dict:
     """What Gradio hands to a function once `values` were written to the page."""
     updates, _ = form.write(values, family)
     return {component: updates[component]["value"] for component in form.controls.values()}
 
 
-def test_every_option_that_works_has_one_control(form):
-    options = [o for script in (SDXL_LORA, FLUX_LORA) for group in script.groups for o in each_option(group)]
-    expected = {o.name for o in options if not o.not_yet and "lora" in o.methods} - {"run_dir"}
-    assert set(form.controls) == expected
-    assert len({id(c) for c in form.controls.values()}) == len(expected)
+def test_every_option_that_works_has_one_control(each_tab):
+    method, controls = each_tab.training.tab.method, each_tab.form.controls
+    options = [o for s in SCRIPTS if s.method == method for group in s.groups for o in each_option(group)]
+    expected = {o.name for o in options if not o.not_yet and method in o.methods} - {"run_dir"}
+    assert set(controls) == expected
+    assert len({id(c) for c in controls.values()}) == len(expected)
 
 
-def test_a_new_page_begins_with_the_preset_that_it_names(form, tab):
+def test_a_new_page_begins_with_the_preset_that_it_names(each_tab):
+    form, folder = each_tab.form, PRESETS / each_tab.name
     defaults = {name: form.options[name].default for name in form.controls}
-    preset = open_configuration(PRESETS / "lora" / "sdxl_safe_start.toml").values
+    preset = each_tab.training.open_configuration(folder / "sdxl_safe_start.toml").values
     read = form.read({c: c.value for c in form.controls.values()})
     assert read == {**defaults, **RECOMMENDED, **preset, "output_dir": "outputs"}
-    assert tab.preset.value == "sdxl_safe_start"
+    assert each_tab.preset.value == "sdxl_safe_start"
+
+
+def test_what_a_tab_keeps_and_shows_has_its_name(each_tab):
+    kept = (each_tab.draft.state, each_tab.unknown, each_tab.recent, each_tab.opened)
+    shown_there = [*each_tab.form.controls.values(), each_tab.run.start, each_tab.file]
+    assert all(state.storage_key.startswith(f"{each_tab.name}-") for state in kept)
+    assert all(component.elem_id.startswith(f"{each_tab.name}-") for component in shown_there)
+
+
+def test_each_tab_shows_what_is_particular_to_it(each_tab):
+    first = {name for panel in each_tab.training.panels for name in panel.names}
+    mine = {
+        "lora": {"network_dim", "fp8_base", "unet_lr"},
+        "dreambooth": {"reg_data_dir", "prior_loss_weight", "train_text_encoder", "fused_backward_pass", "full_bf16"},
+        "finetune": {"in_json", "dataset_repeats", "dataset_config", "block_lr", "fused_optimizer_groups"},
+    }
+    assert mine[each_tab.name] <= first
+    panels = [accordion.label for accordion, _ in each_tab.form._panels]
+    assert {"EMA", "Memory", "FLUX.1 timesteps", CompileMoreOptions.title} <= set(panels)
+    assert ("Full training" in panels) is (each_tab.training.tab.method == "full")
 
 
 def test_a_family_shows_its_own_controls_and_hides_the_others(form):
@@ -78,7 +109,8 @@ def test_a_family_shows_its_own_controls_and_hides_the_others(form):
     assert form.visibility({}, "sdxl")[form.facts["t5xxl"]]["visible"] is False
 
 
-def test_recommended_values_are_offered_to_flux_where_others_stand(form):
+def test_recommended_values_are_offered_to_flux_where_others_stand(each_tab):
+    form = each_tab.form
     ((_, row, _),) = form.advice
     assert form.advised({**RECOMMENDED, "guidance_scale": 3.5}, "flux")[row]["visible"] is True
     assert form.advised(RECOMMENDED, "flux")[row]["visible"] is False
@@ -102,8 +134,9 @@ def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_pat
     assert not {*flux} - {"seed"} & prepared.command.toml.keys()
 
 
-def test_the_six_compile_controls_stand_in_their_accordion(form):
-    (accordion,) = (a for a, names in form._panels if names == COMPILE)
+def test_the_six_compile_controls_stand_in_their_accordion(each_tab):
+    (accordion,) = (a for a, names in each_tab.form._panels if names == COMPILE)
+    assert len(COMPILE) == 6
     assert accordion.label == "Torch Compile Settings"
 
 
@@ -213,7 +246,7 @@ def test_a_kohya_file_opens_with_its_prompts_in_a_file_beside_it(tmp_path):
 
 
 def test_every_preset_says_what_it_is_for():
-    for path in (PRESETS / "lora").glob("*.toml"):
+    for path in PRESETS.glob("*/*.toml"):
         assert preset_title(path).startswith(("SDXL ", "FLUX.1 "))
         assert len(preset_words(path)) > 30
 
@@ -282,6 +315,70 @@ def test_an_emptied_field_is_unset_or_told(form):
     rate = form.options["learning_rate"]
     assert "not a number" in (rate.problem(given(rate, "")) or "")
     assert [shown(rate, v) for v in (1e-4, 2e-6, 0.123456789)] == ["0.0001", "2e-06", "0.123456789"]
+
+
+# Which tab a file is for
+
+
+NOT_HERE = [
+    (LORA, "train_text_encoder = true", "a.toml is a configuration for DreamBooth; open it in the tab DreamBooth"),
+    (
+        LORA,
+        'fused_backward_pass = true\nin_json = "m.json"',
+        "is a configuration for Fine-tune; open it in the tab Fine-tune",
+    ),
+    (DREAMBOOTH, "network_dim = 8", "a.toml is a configuration for LoRA; open it in the tab LoRA"),
+    (FINETUNE, 'network_module = "networks.lora"', "is a configuration for LoRA; open it in the tab LoRA"),
+]
+
+
+@pytest.mark.parametrize(("training", "toml", "why"), NOT_HERE)
+def test_a_file_for_another_way_of_training_is_refused_in_one_sentence(tmp_path, training, toml, why):
+    (tmp_path / "a.toml").write_text(toml)
+    with pytest.raises(ValueError, match=why) as refusal:
+        training.open_configuration(tmp_path / "a.toml")
+    assert "\n" not in str(refusal.value)
+    assert f"tab {tab_for(tmp_path / 'a.toml').title}" in why
+
+
+@pytest.mark.parametrize(
+    ("tab", "key"), [(LORA, "LoRA_type"), (DREAMBOOTH, "learning_rate_te1"), (FINETUNE, "train_dir")]
+)
+def test_a_file_of_kohya_opens_in_the_tab_that_wrote_it_only(tmp_path, tab: Training, key):
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"sdxl": True, key: ""}))
+    assert tab_for(path) == tab.tab
+    assert tab.open_configuration(path).family == "sdxl"
+    for other in {"lora": LORA, "dreambooth": DREAMBOOTH, "finetune": FINETUNE}.values():
+        if other is not tab:
+            with pytest.raises(ValueError, match=f"open it in the tab {tab.tab.title}"):
+                other.open_configuration(path)
+
+
+@pytest.mark.parametrize("training", [LORA, DREAMBOOTH, FINETUNE])
+def test_a_file_that_tells_no_tab_opens_in_any(tmp_path, training):
+    (tmp_path / "a.toml").write_text("seed = 1\n")
+    assert training.open_configuration(tmp_path / "a.toml").values == {"seed": 1}
+    assert tab_for(tmp_path / "a.toml") == LORA.tab
+
+
+def test_whole_models_are_saved_and_opened_again(tmp_path):
+    values = {
+        "train_text_encoder": True,
+        "learning_rate_te1": 0.0,
+        "full_bf16": True,
+        "prior_loss_weight": 0.0,
+        "use_ema": True,
+    }
+    path = DREAMBOOTH.save_configuration(tmp_path / "a.toml", values, "sdxl", {"mine": 1})
+    assert read_toml(path) == {"mine": 1, **values}
+    opened = DREAMBOOTH.open_configuration(path)
+    assert (opened.values, opened.unknown) == (values, {"mine": 1})
+
+
+def test_a_family_of_whole_models_is_found_again(tmp_path):
+    (tmp_path / "f.toml").write_text('clip_l = "c"\nfull_bf16 = true\n')
+    assert FINETUNE.open_configuration(tmp_path / "f.toml", "sdxl").family == "flux"
 
 
 # What is found at a path
@@ -490,6 +587,40 @@ def test_a_data_folder_is_counted(tmp_path):
     assert "No subfolders named like 10_cat" in recognise.data_folder(str(tmp_path / "10_cat"), ".txt").text
 
 
+def test_a_folder_of_pictures_alone_is_enough_where_metadata_describes_them(tmp_path):
+    for name in ("a.png", "b.jpg", "a.txt"):
+        (tmp_path / name).touch()
+    assert recognise.picture_folder(str(tmp_path), ".txt").text == "2 pictures, 1 with a .txt file"
+    (tmp_path / "set" / "3_cat").mkdir(parents=True)
+    (tmp_path / "set" / "3_cat" / "c.png").touch()
+    assert recognise.picture_folder(str(tmp_path / "set"), ".txt").text.endswith("3 an epoch: 3_cat (1)")
+    assert recognise.picture_folder(str(tmp_path / "gone"), ".txt").text == "There is no such folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "good", "words"),
+    [
+        ("m.json", '{"a": {"caption": "cat"}, "b": {"tags": "dog"}}', True, "2 pictures"),
+        (
+            "m.json",
+            '{"a": {"caption": "cat"}, "b": {"train_resolution": [64, 64]}}',
+            True,
+            "2 pictures, 1 with a caption",
+        ),
+        ("m.jsonl", '{"image_path": "a.png", "caption": "cat"}\n', True, "1 pictures"),
+        ("m.json", "{}", False, "0 pictures"),
+        ("m.json", "[1]", False, "This is no metadata: a JSON object that names pictures is wanted"),
+        ("m.json", '{"a": 1}', False, "This is no metadata: a JSON object that names pictures is wanted"),
+        ("m.json", "{", False, "This is no metadata: a JSON object that names pictures is wanted"),
+    ],
+)
+def test_a_metadata_file_is_counted(tmp_path, name, text, good, words):
+    (tmp_path / name).write_text(text)
+    found = recognise.metadata(str(tmp_path / name))
+    assert (found.good, found.text) == (good, words)
+    assert recognise.metadata(str(tmp_path / "gone.json")).text == "There is no such file"
+
+
 def test_many_folders_are_named_by_the_first_of_them(tmp_path):
     for number in range(1, 8):
         (tmp_path / f"{number}_cat").mkdir()
@@ -534,6 +665,19 @@ def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
     html = run_view(story, Path("/runs/a"))
     assert 'data-copy="/loras/a &amp; b.safetensors"' in html
     assert "models/loras" in html
+
+
+def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
+    story = RunStory()
+    story.tell({"kind": "started", "method": "full", "max_steps": 1})
+    for name in ("cat.safetensors", "cat-ema.safetensors", "cat-state"):
+        story.tell({"kind": "saved", "path": f"/models/{name}", "step": 1})
+    story.tell({"kind": "finished", "step": 1, "time": 2.0})
+    html = run_view(story, Path("/runs/a"))
+    assert 'data-copy="/models/cat.safetensors"' in html
+    assert "cat-ema.safetensors</b>" in html
+    assert "models/checkpoints" in html
+    assert "models/loras" not in html
 
 
 def test_a_flat_curve_and_one_step_can_be_drawn():
@@ -587,6 +731,26 @@ def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(tmp_path)
     page = build(RunStore(tmp_path / "runs.jsonl"))
     public = [d for d in page.config["dependencies"] if d.get("api_visibility") == "public"]
     assert public == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "asked", "shown"),
+    [
+        (None, None, None, "lora"),
+        ("a.toml", "network_dim = 8", None, "lora"),
+        ("a.toml", "block_lr = ''", None, "dreambooth"),
+        ("a.toml", "block_lr = ''\nin_json = 'm.json'", None, "finetune"),
+        ("a.json", '{"image_folder": ""}', None, "finetune"),
+        ("a.toml", "seed = 1", "dreambooth", "dreambooth"),
+        ("a.toml", "= broken", None, "lora"),
+    ],
+)
+def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, asked, shown):
+    if name:
+        (tmp_path / name).write_text(text)
+    page = build(RunStore(tmp_path / "runs.jsonl"), tmp_path / name if name else None, asked)
+    (tabs,) = (block for block in page.blocks.values() if isinstance(block, gr.Tabs))
+    assert tabs.selected == shown
 
 
 def test_the_gui_process_loads_no_torch():

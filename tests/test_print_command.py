@@ -67,3 +67,22 @@ def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
 def test_a_file_that_is_not_there_is_told(tmp_path, capsys):
     assert print_command("lora", tmp_path / "none.toml") == 2
     assert "there is no file" in capsys.readouterr().err
+
+
+def test_a_file_tells_its_tab_where_none_is_named(tmp_path, capsys):
+    write_toml(tmp_path / "in.toml", {**START, "output_dir": str(tmp_path), "fused_backward_pass": True})
+    assert print_command(None, tmp_path / "in.toml") == 0
+    assert "sdxl_train.py" in capsys.readouterr().out
+    assert print_command("lora", tmp_path / "in.toml") == 2
+    assert capsys.readouterr().err == "in.toml is a configuration for DreamBooth; open it in the tab DreamBooth\n"
+
+
+def test_a_file_without_a_word_of_its_method_is_for_the_tab_that_is_named(tmp_path, capsys):
+    write_toml(tmp_path / "in.toml", {**START, "output_dir": str(tmp_path)})
+    for tab, script in (
+        (None, "sdxl_train_network.py"),
+        ("dreambooth", "sdxl_train.py"),
+        ("finetune", "sdxl_train.py"),
+    ):
+        assert print_command(tab, tmp_path / "in.toml") == 0
+        assert script in capsys.readouterr().out
