@@ -221,3 +221,16 @@ def test_a_schedule_fills_the_rate_of_adamw_in_portions_and_shows_adafactors_own
     adafactor.step()
     scheduler.step()
     assert scheduler.get_last_lr() == [pytest.approx(0.01, rel=0.1)]
+
+
+def test_the_length_of_all_gradients_is_known_before_the_step() -> None:
+    weights = [nn.Parameter(torch.randn(shape).bfloat16()) for shape in ((3, 4), (5,), ())]
+    master = nn.Parameter(torch.randn(7))
+    copy = nn.Parameter(master.detach().bfloat16())
+    optimizer = RoundingAdamW([{"params": weights}, {"params": [master]}], copies={master: copy})
+    for weight in (*weights[:2], copy):
+        weight.grad = torch.randn_like(weight)
+    wanted = torch.cat([w.grad.float().flatten() for w in (*weights[:2], copy) if w.grad is not None]).norm()
+    torch.testing.assert_close(optimizer.gradient_norm(), wanted)
+    optimizer.step()
+    assert optimizer.gradient_norm() == optimizer.gradient_norm()

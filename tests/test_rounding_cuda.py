@@ -234,3 +234,31 @@ def test_portions_round_without_waiting() -> None:
         optimizer.step()
     moved = sum(int((a != b).sum()) for a, b in zip(parameters, before, strict=True))
     assert 0 < moved < sum(parameter.numel() for parameter in parameters) / 10
+
+
+@HALVES
+def test_the_length_of_all_gradients_is_known_without_waiting(dtype: torch.dtype) -> None:
+    parameters = weights(dtype, [*ODD, (500, 501)], 1)
+    optimizer = RoundingAdamW(parameters)
+    for number, parameter in enumerate(parameters):
+        parameter.grad = numbers(tuple(parameter.shape), number, dtype)
+    optimizer.gradient_norm()
+    with never_waiting():
+        norm = optimizer.gradient_norm()
+        optimizer.step()
+    wanted = torch.cat([p.grad.float().flatten() for p in parameters if p.grad is not None]).norm()
+    torch.testing.assert_close(norm, wanted)
+
+
+def test_gradients_may_lie_elsewhere_in_each_step() -> None:
+    shapes = [(64, 64), (5,)]
+    moved, kept = weights(torch.float32, shapes), weights(torch.float32, shapes)
+    places = [[torch.empty_like(p) for _ in range(2)] for p in kept]
+    ours, theirs = RoundingAdamW(moved, lr=1e-2), RoundingAdamW(kept, lr=1e-2)
+    for step in range(6):
+        for number, (mine, other) in enumerate(zip(moved, kept, strict=True)):
+            mine.grad = places[number][step % 2].copy_(numbers(tuple(mine.shape), 100 * step + number, torch.float32))
+            other.grad = mine.grad.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(moved, kept, rtol=0, atol=0)

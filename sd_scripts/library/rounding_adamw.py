@@ -106,6 +106,18 @@ class Rates(NamedTuple):
     factor: Tensor | None
 
 
+class _Plan(NamedTuple):
+    """How the weights of a group that have gradients are updated. It holds no gradient."""
+
+    mark: list[Any]
+    """Where everything lies: it goes for no other."""
+    tables: Any
+    """Of the kernels, for the weights that fit them; or None."""
+    others: list[tuple[Tensor, int]]
+    """What goes by plain PyTorch, with its number."""
+    learning: list[Tensor]
+
+
 class RoundingAdamW(Optimizer):
     """torch.optim.AdamW's update (Loshchilov and Hutter 2019), computed in float32 for weights of any of MOMENTS.
 
@@ -137,6 +149,8 @@ class RoundingAdamW(Optimizer):
             if not fits:
                 raise ValueError(f"{name} = {value} is out of range")
         self.copies = copies or {}
+        self._kept: dict[int, _Plan] = {}
+        """By group."""
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
         super().__init__(params, defaults)
 
@@ -158,19 +172,61 @@ class RoundingAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        begin = 0
-        for group in self.param_groups:
-            weights = group["params"]
-            jobs = [
-                self._job(weight, grad, number)
-                for number, weight in enumerate(weights, begin)
-                if (grad := self.gradient(weight)) is not None
-            ]
-            begin += len(weights)
+        for group, plan in zip(self.param_groups, self._plans(), strict=True):
             shared = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "seed")}
             rates = Rates(**shared, factor=self.gradient_factor)
-            _update_all(jobs, rates)
+            if plan.tables:
+                plan.tables.update(rates)
+            for weight, number in plan.others:
+                grad = self.gradient(weight)
+                assert grad is not None
+                _update(self._job(weight, grad, number), rates)
+            for weight in plan.learning:
+                self.state[weight]["step"] += 1
         return loss
+
+    @torch.no_grad()
+    def gradient_norm(self) -> Tensor:
+        """Length of all gradients that the next step goes by: 0-dim float32, on their device without waiting."""
+        squares: list[Tensor] = []
+        for plan in self._plans():
+            squares += plan.tables.squares() if plan.tables else []
+            grads = [grad for weight, _ in plan.others if (grad := self.gradient(weight)) is not None]
+            squares += [norm.square().view(1) for norm in torch._foreach_norm(grads, 2, torch.float32)] if grads else []
+        return torch.cat(squares).sum().sqrt() if squares else torch.zeros(())
+
+    def _plans(self) -> list[_Plan]:
+        """How the weights of each group that have gradients are updated; the same as before where nothing has moved,
+        as in replayed CUDA graphs, since it takes milliseconds to make."""
+        begin, plans = 0, []
+        for index, group in enumerate(self.param_groups):
+            weights = group["params"]
+            grads = [self.gradient(weight) for weight in weights]
+            mark = [
+                (weight.data_ptr(), grad.data_ptr(), grad.stride()) if grad is not None else None
+                for weight, grad in zip(weights, grads, strict=True)
+            ]
+            plan = self._kept.get(index)
+            if plan is None or plan.mark != mark:
+                plan = self._kept[index] = self._plan(weights, grads, begin, mark)
+            plans.append(plan)
+            begin += len(weights)
+        return plans
+
+    def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, mark: list[Any]) -> _Plan:
+        learning = [(weight, grad, begin + i) for i, (weight, grad) in enumerate(zip(weights, grads, strict=True))]
+        jobs = [self._job(weight, grad, number) for weight, grad, number in learning if grad is not None]
+        kernels = _kernels(jobs[0].weight.device) if jobs else None
+        fitting = [
+            job for job in jobs if kernels and _alike(job.weight, job.grad, job.exp_avg, job.exp_avg_sq, job.copy)
+        ]
+        numbers = {job.number for job in fitting}
+        return _Plan(
+            mark=mark,
+            tables=kernels.Tables(fitting) if kernels and fitting else None,
+            others=[(job.weight, job.number) for job in jobs if job.number not in numbers],
+            learning=[job.weight for job in jobs],
+        )
 
     def _job(self, weight: Tensor, grad: Tensor, number: int) -> Job:
         state = self.state[weight]
@@ -178,31 +234,18 @@ class RoundingAdamW(Optimizer):
             state["step"] = 0  # Python's, so that nobody asks the device for it
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
-        state["step"] += 1
         copy = self.copies.get(weight) if self.copies else None
-        return Job(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"], number)
+        return Job(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"] + 1, number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        self._kept.clear()
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for number, saved in state_dict["state"].items():
             weight = weights[number]
             if MOMENTS[weight.dtype] != weight.dtype:  # which torch has cast them to
                 for name in ("exp_avg", "exp_avg_sq"):
                     self.state[weight][name] = saved[name].to(weight.device, MOMENTS[weight.dtype])
-
-
-def _update_all(jobs: list[Job], rates: Rates) -> None:
-    kernels = _kernels(jobs[0].weight.device) if jobs else None
-    fitting: list[Job] = []
-    others: list[Job] = []
-    for job in jobs:
-        fits = kernels and _alike(job.weight, job.grad, job.exp_avg, job.exp_avg_sq, job.copy)
-        (fitting if fits else others).append(job)
-    if kernels:
-        kernels.update(fitting, rates)
-    for job in others:
-        _update(job, rates)
 
 
 def _update(job: Job, rates: Rates) -> None:

@@ -2,7 +2,8 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
@@ -19,8 +20,8 @@ ROUNDS = tl.constexpr(7)
 """Of Philox, the fewest that pass all tests of randomness (Salmon et al. 2011, table 2)."""
 VECTOR = tl.constexpr(16)
 """Bytes that memory is read and written in at once, where all addresses and sizes can be divided by them."""
-SIZE, COLUMNS = 5, 10
-"""Of a row: weight, grad, exp_avg, exp_avg_sq and copy as addresses, size, step, number, two factors as float64."""
+SIZE, COLUMNS = 5, 7
+"""Of a row: weight, grad, exp_avg, exp_avg_sq and copy as addresses, size, number."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -66,10 +67,27 @@ def _pointer(row, column: tl.constexpr, kind: tl.constexpr, aligned: tl.constexp
     return pointer
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit
+def _square(table, chunks, sums, grad_type: tl.constexpr, aligned: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum of a chunk's squared gradients."""
+    chunk = tl.load(chunks + tl.program_id(0))
+    row = table + (chunk >> 32) * columns
+    begin = (chunk & 0xFFFFFFFF) * (2 * LANES)
+    left = tl.minimum(tl.load(row + 5) - begin, 2 * LANES).to(tl.int32)
+    if aligned:
+        left = tl.multiple_of(left, VECTOR)
+    at = tl.arange(0, 2 * LANES)
+    grad = tl.load(_pointer(row, 1, grad_type, aligned) + begin + at, mask=at < left, other=0.0).to(tl.float32)
+    tl.store(sums + tl.program_id(0), tl.sum(grad * grad))
+
+
+@triton.jit(do_not_specialize=["seed", "step"])
 def _update(  # type: ignore[no-untyped-def]
     table,
     chunks,
+    step,
+    first_factor,
+    second_factor,
     rate,
     rate_at,
     factor_at,
@@ -87,8 +105,8 @@ def _update(  # type: ignore[no-untyped-def]
     aligned: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """A chunk of one weight. `rest`: 1 - beta; rate_at and factor_at: where the rate lies, and what gradients are
-    multiplied by, or None; copy_type: dtype of the copies, or None."""
+    """A chunk of one weight. The factors correct the moments' bias; `rest`: 1 - beta; rate_at and factor_at: where the
+    rate lies, and what gradients are multiplied by, or None; copy_type: dtype of the copies, or None."""
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * columns
     chunk = chunk & 0xFFFFFFFF
@@ -102,14 +120,12 @@ def _update(  # type: ignore[no-untyped-def]
     seconds = _pointer(row, 3, moment_type, aligned) + begin
     if rate_at is not None:
         rate = tl.load(rate_at)
-    step_size = rate * tl.load(row + 8).to(tl.float64, bitcast=True).to(tl.float32)
-    spread = tl.load(row + 9).to(tl.float64, bitcast=True).to(tl.float32)
+    step_size = rate * first_factor
     keep = 1.0 - rate * decay
 
     lane = tl.arange(0, LANES)
     if weight_type != tl.float32:
-        step = tl.load(row + 6).to(tl.int32)
-        number = tl.load(row + 7).to(tl.int32)
+        number = tl.load(row + 6).to(tl.int32)
         draw = (chunk * LANES).to(tl.int32) + lane
         bits0, bits1, bits2, bits3 = tl.philox(seed, draw, number, step, 0, ROUNDS)
     for half in tl.static_range(2):
@@ -123,7 +139,7 @@ def _update(  # type: ignore[no-untyped-def]
         second = tl.load(seconds + at, mask=inside).to(tl.float32)
         first += rest1 * (grad - first)
         second = beta2 * second + rest2 * grad * grad
-        weight = weight * keep - step_size * first / (tl.sqrt(second) * spread + eps)
+        weight = weight * keep - step_size * first / (tl.sqrt(second) * second_factor + eps)
         if copy_type is not None:
             tl.store(_pointer(row, 4, copy_type, aligned) + begin + at, weight.to(copy_type), mask=inside)
         if weight_type != tl.float32:
@@ -137,26 +153,99 @@ def _update(  # type: ignore[no-untyped-def]
         tl.store(seconds + at, second, mask=inside)
 
 
-def update(jobs: Iterable[Job], rates: Rates) -> None:
-    """All weights of a group; the tensors of each have their values in the same order, without gaps."""
-    alike = defaultdict(list)
-    for job in jobs:
-        if not job.weight.numel():
-            continue
-        copy = None if job.copy is None else job.copy.dtype
-        alike[job.weight.device, job.weight.dtype, job.grad.dtype, copy].append(job)
-    for (device, *_), group in alike.items():
-        rows = _rows(group, rates.betas)
-        aligned = (rows[:, : SIZE + 1] % VECTOR.value == 0).all(1)
-        for rows_alike, is_aligned in ((rows[aligned], True), (rows[~aligned], False)):
-            if len(rows_alike):
-                chunks = _chunks(tuple(rows_alike[:, SIZE].tolist()), device)
-                _launch(group[0], rates, _sent(rows_alike, device), chunks, is_aligned)
+class Tables:
+    """Where some weights and all that their update needs lie; holds as long as none of it moves. The tensors of each
+    weight have their values in the same order, without gaps."""
+
+    def __init__(self, jobs: Iterable[Job]):
+        alike: defaultdict[object, list[Job]] = defaultdict(list)
+        for job in jobs:
+            if job.weight.numel():
+                copy = None if job.copy is None else job.copy.dtype
+                alike[job.weight.device, job.weight.dtype, job.grad.dtype, copy, job.step].append(job)
+        self._parts = [part for group in alike.values() for part in _parts(group)]
+
+    def squares(self) -> list[Tensor]:
+        """Sums of squared gradients, float32."""
+        return [part.squares() for part in self._parts]
+
+    def update(self, rates: Rates) -> None:
+        """One step further than with the last call; the first is the step of the jobs."""
+        for part in self._parts:
+            part.update(rates)
 
 
-def _rows(jobs: list[Job], betas: tuple[float, float]) -> Tensor:
+@dataclass(kw_only=True)
+class _Part:
+    """Weights of one launch."""
+
+    table: Tensor
+    chunks: Tensor
+    aligned: bool
+    step: int
+    weight_type: tl.dtype
+    grad_type: tl.dtype
+    moment_type: tl.dtype
+    copy_type: tl.dtype | None
+
+    def squares(self) -> Tensor:
+        sums = torch.empty(len(self.chunks), device=self.table.device)
+        with torch.cuda.device(self.table.device):
+            _square[(len(self.chunks),)](
+                self.table, self.chunks, sums, grad_type=self.grad_type, aligned=self.aligned, columns=COLUMNS
+            )
+        return sums
+
+    def update(self, rates: Rates) -> None:
+        beta1, beta2 = (float(beta) for beta in rates.betas)
+        held = isinstance(rates.lr, Tensor) and rates.lr.is_cuda
+        with torch.cuda.device(self.table.device):
+            _update[(len(self.chunks),)](
+                self.table,
+                self.chunks,
+                self.step,
+                1 / (1 - beta1**self.step),
+                (1 - beta2**self.step) ** -0.5,
+                0.0 if held else float(rates.lr),
+                rates.lr if held else None,
+                rates.factor,
+                beta1,
+                1 - beta1,
+                beta2,
+                1 - beta2,
+                float(rates.eps),
+                float(rates.weight_decay),
+                rates.seed,
+                weight_type=self.weight_type,
+                grad_type=self.grad_type,
+                moment_type=self.moment_type,
+                copy_type=self.copy_type,
+                aligned=self.aligned,
+                columns=COLUMNS,
+            )
+        self.step += 1
+
+
+def _parts(jobs: list[Job]) -> Iterator[_Part]:
+    """Of jobs that are alike but for their addresses."""
+    rows, one = _rows(jobs), jobs[0]
+    aligned = (rows[:, : SIZE + 1] % VECTOR.value == 0).all(1)
+    for chosen, is_aligned in ((rows[aligned], True), (rows[~aligned], False)):
+        if len(chosen):
+            yield _Part(
+                table=_sent(chosen, one.weight.device),
+                chunks=_chunks(tuple(chosen[:, SIZE].tolist()), one.weight.device),
+                aligned=is_aligned,
+                step=one.step,
+                weight_type=_TYPES[one.weight.dtype],
+                grad_type=_TYPES[one.grad.dtype],
+                moment_type=_TYPES[one.exp_avg.dtype],
+                copy_type=None if one.copy is None else _TYPES[one.copy.dtype],
+            )
+
+
+def _rows(jobs: list[Job]) -> Tensor:
     """(T, COLUMNS) int64."""
-    factors = {step: (1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5) for step in {j.step for j in jobs}}
     known = (
         [job.weight.data_ptr() for job in jobs],
         [job.grad.data_ptr() for job in jobs],
@@ -164,14 +253,11 @@ def _rows(jobs: list[Job], betas: tuple[float, float]) -> Tensor:
         [job.exp_avg_sq.data_ptr() for job in jobs],
         [0 if job.copy is None else job.copy.data_ptr() for job in jobs],
         [job.weight.numel() for job in jobs],
-        [job.step for job in jobs],
         [job.number for job in jobs],
     )
     # by way of an array, since torch.tensor takes milliseconds for as many numbers as a model has
-    integers = torch.frombuffer(array("q", chain.from_iterable(known)), dtype=torch.int64).view(len(known), len(jobs))
-    corrections = array("d", chain.from_iterable(factors[job.step] for job in jobs))
-    floats = torch.frombuffer(corrections, dtype=torch.float64).view(len(jobs), 2)
-    return torch.cat([integers.t(), floats.view(torch.int64)], dim=1)
+    numbers = array("q", chain.from_iterable(known))
+    return torch.frombuffer(numbers, dtype=torch.int64).view(COLUMNS, len(jobs)).t().contiguous()
 
 
 @lru_cache(maxsize=4096)
@@ -186,29 +272,3 @@ def _chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     """On the device, without waiting: PyTorch keeps pinned memory from being used again before it is read."""
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _launch(example: Job, rates: Rates, table: Tensor, chunks: Tensor, aligned: bool) -> None:
-    beta1, beta2 = (float(beta) for beta in rates.betas)
-    held = isinstance(rates.lr, Tensor) and rates.lr.is_cuda
-    with torch.cuda.device(table.device):
-        _update[(len(chunks),)](
-            table,
-            chunks,
-            0.0 if held else float(rates.lr),
-            rates.lr if held else None,
-            rates.factor,
-            beta1,
-            1 - beta1,
-            beta2,
-            1 - beta2,
-            float(rates.eps),
-            float(rates.weight_decay),
-            rates.seed,
-            weight_type=_TYPES[example.weight.dtype],
-            grad_type=_TYPES[example.grad.dtype],
-            moment_type=_TYPES[example.exp_avg.dtype],
-            copy_type=None if example.copy is None else _TYPES[example.copy.dtype],
-            aligned=aligned,
-            columns=COLUMNS,
-        )

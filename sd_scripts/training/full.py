@@ -19,6 +19,7 @@ from sd_scripts.library.block_swap import SwapGroup, held_value
 from sd_scripts.library.optimizers import finds_one_rate, make_optimizer
 from sd_scripts.library.portions import Portions
 from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
@@ -38,10 +39,12 @@ class Full:
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         fused, optimizer = settings[FusedOptions], settings[OptimizerOptions]
-        if fused.chosen and finds_one_rate(optimizer):
+        memory = settings.filled.get(FluxMemoryOptions)
+        swaps = "blocks_to_swap" if isinstance(memory, FluxMemoryOptions) and memory.blocks_to_swap else ""
+        if finds_one_rate(optimizer) and (apart := fused.chosen or swaps):
             return [
-                f"optimizer_type: {optimizer.optimizer_type} finds one rate from all gradients together, which are "
-                "never there with a fused backward pass; choose another optimizer, or turn that off"
+                f"optimizer_type: {optimizer.optimizer_type} finds one rate from all weights together, which are never "
+                f"at hand together with {apart}; choose another optimizer, or turn that off"
             ]
         return []
 
@@ -183,7 +186,7 @@ class FullLearning:
 
     def collect_gradients(self) -> None:
         """Those of the copies are added up in float32, unless the optimizer reads them where they are."""
-        if not self._fused and (self._accumulates or not self._refreshes):
+        if self._accumulates or not self._refreshes:
             _collect(self.weights)
 
     def forget_gradients(self) -> None:
@@ -191,20 +194,20 @@ class FullLearning:
             weight.copy.grad = None
 
     def average_gradients(self, processes: int) -> None:
-        if not self._fused:
-            _average(_gradients(self.weights), processes)
+        """Of a fused backward pass those of portions that were not complete."""
+        _average(_gradients(self.weights), processes)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Of a fused backward pass each gradient was shortened by itself; its length is not known then."""
+        """Of a fused backward pass each gradient was shortened by itself, except in portions that were not complete."""
+        if isinstance(self._optimizer, RoundingAdamW):
+            norm = self._optimizer.gradient_norm()
+            self._optimizer.gradient_factor = _shortening(norm, max_norm)
+            return norm
         gradients = _gradients(self.weights)
         if not gradients:
             return torch.zeros((), device=self._context.device)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
-        factor = (max_norm / (norm + 1e-6)).clamp_max(1.0)
-        if isinstance(self._optimizer, RoundingAdamW):
-            self._optimizer.gradient_factor = factor
-        else:
-            torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, _shortening(norm, max_norm))
         return norm
 
     def updated(self) -> None:
@@ -213,6 +216,8 @@ class FullLearning:
         if not self._refreshes:
             _refresh(self.weights)
         _forget(self.weights)
+        for portion in self.portions:
+            portion.come = 0  # of one with a weight that the loss does not use
 
     def limit_norms(self) -> None:
         """Whole weights have no limit."""
@@ -292,7 +297,7 @@ class FullLearning:
             _average(gradients, self._context.world)
         if self._max_norm > 0:
             for gradient in gradients:
-                gradient.mul_((self._max_norm / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp_max(1.0))
+                gradient.mul_(_shortening(torch.linalg.vector_norm(gradient), self._max_norm))
         optimizer.step_portion(key)
         if not self._refreshes:
             _refresh(portion.weights)
@@ -346,6 +351,11 @@ def _collect(weights: Iterable[Weight]) -> None:
         else:
             weight.master.grad.add_(gradient)
         weight.copy.grad = None
+
+
+def _shortening(norm: Tensor, limit: float) -> Tensor:
+    """What gradients of this length are multiplied by so that it is at most `limit`."""
+    return (limit / (norm + 1e-6)).clamp_max(1.0)
 
 
 def _gradients(weights: Iterable[Weight]) -> list[Tensor]:
