@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from test_full_run import base_of
 from torch import Tensor
-from training_help import Run, pictures, run, settings_for
+from training_help import FULL, Run, equal, pictures, run, settings_for, train_whole
 
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.context import Context
 from sd_scripts.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
@@ -99,7 +101,7 @@ def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
     assert made.files == ["sample", "short-state", "short.safetensors"]
 
 
-def _rank(rank: int, port: int, config: Path, statuses: Any, family: str) -> None:
+def _rank(rank: int, port: int, config: Path, statuses: Any, family: str, method: str) -> None:
     """One of two processes, without the launcher."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
@@ -112,17 +114,17 @@ def _rank(rank: int, port: int, config: Path, statuses: Any, family: str) -> Non
     output = config.parent / "out"
     sys.stderr = (config.parent / f"stderr{rank}").open("w")
     keep_copies(config.parent)
-    statuses[rank] = run(["--config_file", str(config)], output, family).status
+    statuses[rank] = run(["--config_file", str(config)], output, family, method).status
 
 
-def fork(config: Path, family: str = "sdxl") -> tuple[list[int], str]:
+def fork(config: Path, family: str = "sdxl", method: str = "lora") -> tuple[list[int], str]:
     """Exit statuses of two processes, and what both told on stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
     statuses = context.Array("i", [-1, -1])
-    ranks = [context.Process(target=_rank, args=(rank, port, config, statuses, family)) for rank in (0, 1)]
+    ranks = [context.Process(target=_rank, args=(rank, port, config, statuses, family, method)) for rank in (0, 1)]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -183,3 +185,96 @@ def test_blocks_that_take_turns_and_are_compiled_learn_the_same_in_both_processe
         masters.append(one["masters"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     torch.testing.assert_close(masters[1], masters[0], rtol=1e-3, atol=1e-5)
+
+
+HALF = {"mixed_precision": "bf16", "full_bf16": True}
+WITHIN = {"fused_backward_pass": True}
+"""Backward updates a block as soon as its gradients are there, and averaged."""
+TOLERANCE = 0.02
+"""AdamW takes whole steps by gradients that are nothing but rounding, such as of a bias before a norm."""
+ENCODERS = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
+
+
+def train_two(folder: Path, miniature: Any, **values: Any) -> Run:
+    """Full training by two processes, which end with equal weights; what the first left behind."""
+    folder.mkdir(exist_ok=True)
+    statuses, told = fork(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
+    assert statuses == [0, 0], told
+    one, other = copies(folder)
+    assert not torch.equal(one.pop("losses"), other.pop("losses"))
+    assert equal(one, other)
+    return Run(0, folder / "out", RunFolder(folder / "out" / "run"))
+
+
+def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
+    """One process on the same pictures, with twice the batch: two micro-steps, each with the draws of a process."""
+
+    def generator(context: Context, step: int, micro: int) -> torch.Generator:
+        return torch.Generator().manual_seed(context.number(micro, step, 0))
+
+    monkeypatch.setattr(Context, "generator", generator)
+    data = two.output.with_name("pictures")
+    return train_whole(
+        miniature, two.output.with_name("one"), train_data_dir=data, gradient_accumulation_steps=2, **values
+    )
+
+
+def apart(one: Run, other: Run, miniature: Any) -> float:
+    """How far two models are from each other, beside how far they have come."""
+    base, ours, theirs = (
+        torch.cat([tensor.flatten().float() for _, tensor in sorted(tensors.items())])
+        for tensors in (base_of(miniature), one.tensors(), other.tensors())
+    )
+    return float((ours - theirs).norm() / (theirs - base).norm())
+
+
+@pytest.mark.parametrize(
+    ("values", "more"),
+    [({}, {}), ({"max_grad_norm": 0.0}, WITHIN)],
+    ids=["at the end", "within backward"],
+)
+def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
+    values: dict[str, Any],
+    more: dict[str, Any],
+    each_miniature: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = train_two(tmp_path / "two", each_miniature, **values, **more)
+    one = train_as_two(two, each_miniature, monkeypatch, **values)
+    assert two.losses == pytest.approx(one.losses, rel=1e-5)
+    assert apart(two, one, each_miniature) < TOLERANCE
+    assert two.files == ["short.safetensors"]
+
+
+@pytest.mark.parametrize("values", [HALF, {"mixed_precision": "bf16"}], ids=["half", "masters"])
+def test_gradients_in_half_precision_are_averaged_as_they_come(
+    values: dict[str, Any], flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of masters coarser, then, than one process adds them up."""
+    values = {**values, "save_precision": "float"}
+    two = train_two(tmp_path / "two", flux_miniature, **values)
+    one = train_as_two(two, flux_miniature, monkeypatch, **values)
+    assert two.losses == pytest.approx(one.losses, rel=1e-3)
+    assert apart(two, one, flux_miniature) < TOLERANCE
+
+
+@pytest.mark.parametrize("chosen", [WITHIN, {"fused_optimizer_groups": 3}], ids=["blocks", "groups"])
+def test_encoders_whose_last_layers_are_not_used_learn_within_backward_too(
+    chosen: dict[str, Any], miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"max_grad_norm": 0.0, "max_train_steps": 4, **ENCODERS}
+    two = train_two(tmp_path / "two", miniature, **values, **chosen)
+    one = train_as_two(two, miniature, monkeypatch, **values)
+    assert apart(two, one, miniature) < TOLERANCE
+
+
+def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(each_miniature: Any, tmp_path: Path) -> None:
+    values = {**HALF, **WITHIN, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2}
+    whole = train_two(tmp_path / "runs", each_miniature, **values)
+    losses, files = whole.losses, ("short.safetensors", "short-ema.safetensors")
+    tensors = [whole.tensors(file) for file in files]
+    state = whole.output.rename(tmp_path / "whole") / "short-step00000002-state"
+    again = train_two(tmp_path / "runs", each_miniature, **values, resume=str(state))
+    assert again.losses == losses[2:]
+    assert all(equal(again.tensors(file), before) for file, before in zip(files, tensors, strict=True))
