@@ -36,7 +36,10 @@ OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
         family: {"output_name": "demo_lora", "learning_rate": 1e-3, "network_module": module, **NETWORK}
         for family, module in (("sdxl", "networks.lora"), ("flux", "networks.lora_flux"))
     },
-    "full": {family: {"output_name": "demo_model", "learning_rate": 2e-4} for family in OF_FAMILY},
+    "full": {
+        family: {"output_name": "demo_model", "learning_rate": 2e-4, "fused_backward_pass": True}
+        for family in OF_FAMILY
+    },
 }
 """What the demo of each family and method trains with; the paths are added where the demo is made."""
 FOLDERS = {"sdxl": Path("demo"), "flux": Path("demo/flux")}

@@ -107,27 +107,36 @@ def _is_strange(url: str, server: str) -> bool:
     return not url.startswith((server, "data:", "blob:"))
 
 
-def unfold(page: Page, *titles: str) -> None:
+def unfold(page: Page, *titles: str, tab: str = "lora") -> None:
     for title in titles:
-        head = page.locator(f"#lora-panel-{title} > .label-wrap")
+        head = page.locator(f"#{tab}-panel-{title} > .label-wrap")
         if "open" not in (head.get_attribute("class") or ""):
             head.click()
 
 
-def field(page: Page, name: str):
-    return page.locator(f"#lora-{name} input, #lora-{name} textarea").first
+def field(page: Page, name: str, tab: str = "lora"):
+    return page.locator(f"#{tab}-{name} input, #{tab}-{name} textarea").first
 
 
-def choose(page: Page, name: str, value: str) -> None:
-    field(page, name).click()
+def choose(page: Page, name: str, value: str, tab: str = "lora") -> None:
+    field(page, name, tab).click()
     page.get_by_role("option", name=value, exact=True).click()
 
 
-def open_file(page: Page, path: Path) -> None:
-    field(page, "file").fill(str(path))
-    field(page, "file").press("Enter")
-    page.locator("#lora-open").click()
-    expect(page.locator("#lora-message")).to_contain_text(f"{path.name} is open")
+def ask_for(page: Page, path: Path, tab: str = "lora") -> None:
+    field(page, "file", tab).fill(str(path))
+    field(page, "file", tab).press("Enter")
+    page.locator(f"#{tab}-open").click()
+
+
+def open_file(page: Page, path: Path, tab: str = "lora") -> None:
+    ask_for(page, path, tab)
+    expect(page.locator(f"#{tab}-message")).to_contain_text(f"{path.name} is open")
+
+
+def go_to(page: Page, tab: str) -> None:
+    page.locator(f"#{tab}-button").click()
+    expect(page.locator(f"#{tab}-start, #{tab}-stop").first).to_be_visible(timeout=20_000)
 
 
 def set_the_six(page: Page) -> None:
@@ -267,8 +276,8 @@ def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
     expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
 
 
-def family(page: Page, title: str) -> None:
-    page.locator("#lora-family").get_by_text(title, exact=True).click()
+def family(page: Page, title: str, tab: str = "lora") -> None:
+    page.locator(f"#{tab}-family").get_by_text(title, exact=True).click()
 
 
 def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
@@ -496,3 +505,114 @@ def test_a_training_that_fails_says_why_in_the_page(page, demo, tmp_path):
     run = page.locator("#lora-run")
     expect(run.locator(".badge")).to_have_text(re.compile("Failed|Ended"), timeout=60_000)
     expect(run.locator("[role=alert]")).to_contain_text("pretrained_model_name_or_path")
+
+
+FULL = ("dreambooth", "finetune")
+
+
+def test_each_tab_brings_back_what_stood_in_it_and_the_page_the_tab_looked_at(page):
+    for tab in FULL:
+        go_to(page, tab)
+        field(page, "output_name", tab).press_sequentially(f"of_{tab}")
+    family(page, "FLUX.1", "finetune")
+    expect(page.locator("#finetune-blockwise_fused_optimizers")).to_be_visible(timeout=20_000)
+    page.reload()
+    expect(field(page, "output_name", "finetune")).to_have_value("of_finetune", timeout=20_000)
+    expect(page.locator("#finetune-clip_l")).to_be_visible()
+    go_to(page, "dreambooth")
+    expect(field(page, "output_name", "dreambooth")).to_have_value("of_dreambooth")
+    expect(page.locator("#dreambooth-train_text_encoder")).to_be_visible(timeout=20_000)
+    go_to(page, "lora")
+    expect(field(page, "output_name")).to_have_value("")
+
+
+@pytest.mark.parametrize("tab", FULL)
+def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
+    go_to(page, tab)
+    expect(field(page, "preset", tab)).to_have_value("SDXL safe start")
+    expect(field(page, "learning_rate", tab)).to_have_value("1e-05")
+    choose(page, "preset", "FLUX.1 low memory 12gb", tab)
+    expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12gb is set")
+    expect(field(page, "blocks_to_swap", tab)).to_have_value("35")
+    for name in ("full_bf16", "fused_backward_pass", "gradient_checkpointing"):
+        expect(field(page, name, tab)).to_be_checked()
+    expect(page.locator(f"#{tab}-fp8_base")).to_have_count(0)
+    unfold(page, "advanced-training", "compile-more", tab=tab)
+    expect(page.locator(f"#{tab}-compile_vae")).to_be_visible()
+
+
+def test_a_file_for_another_tab_names_it(page, tmp_path):
+    (tmp_path / "cat.toml").write_text("network_dim = 8\n")
+    go_to(page, "dreambooth")
+    ask_for(page, tmp_path / "cat.toml", "dreambooth")
+    told = page.locator("#dreambooth-message [role=alert]")
+    expect(told).to_contain_text("cat.toml is a configuration for LoRA; open it in the tab LoRA")
+
+
+def fill_in(page: Page, tab: str, settings: dict[str, object]) -> None:
+    """Type settings into the form, as far as they are texts."""
+    for name, value in settings.items():
+        field(page, name, tab).fill(str(value))
+
+
+def test_dreambooth_goes_from_an_empty_form_to_a_trained_model(page, demo):
+    tab, made = "dreambooth", read_toml(demo)
+    go_to(page, tab)
+    output = demo.parent / "whole output"
+    fill_in(page, tab, {name: made[name] for name in ("pretrained_model_name_or_path", "train_data_dir")})
+    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 pictures", timeout=20_000)
+    fill_in(page, tab, {"output_dir": output, "output_name": "kind", "max_train_epochs": "", "max_train_steps": 3})
+    choose_or_type(page, "resolution", "128,128", tab)
+    field(page, "enable_bucket", tab).uncheck()
+    field(page, "fused_backward_pass", tab).check()
+    page.locator(f"#{tab}-print").click()
+    expect(page.locator(f"#{tab}-command")).to_contain_text("sdxl_train.py")
+    page.locator(f"#{tab}-start").click()
+    run = page.locator(f"#{tab}-run")
+    expect(run.locator(".run-name")).to_contain_text("kind", timeout=20_000)
+    go_to(page, "finetune")  # another tab shows the same run, and starts none beside it
+    expect(page.locator("#finetune-run .run-name")).to_contain_text("kind", timeout=20_000)
+    expect(page.locator("#finetune-start")).to_be_hidden()
+    go_to(page, tab)
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    expect(run).to_contain_text("step 3 of 3")
+    expect(run.locator(".result code")).to_have_text(str(output / "kind.safetensors"))
+    expect(run.locator(".result")).to_contain_text("models/checkpoints")
+    assert (output / "kind.safetensors").stat().st_size > 0.4 * Path(
+        made["pretrained_model_name_or_path"]
+    ).stat().st_size
+
+
+def choose_or_type(page: Page, name: str, value: str, tab: str) -> None:
+    field(page, name, tab).fill(value)
+    field(page, name, tab).press("Enter")
+
+
+def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(page, flux_demo):
+    tab, made = "finetune", read_toml(flux_demo)
+    go_to(page, tab)
+    choose(page, "preset", "FLUX.1 low memory 24gb", tab)
+    expect(page.locator(f"#{tab}-message")).to_contain_text("is set")
+    (pictures,) = Path(made["train_data_dir"]).iterdir()
+    unfold(page, "dataset-preparation", tab=tab)
+    field(page, "image-folder", tab).fill(str(pictures))
+    page.locator(f"#{tab}-gather").click()
+    expect(page.locator(f"#{tab}-gathered")).to_contain_text("12", timeout=20_000)
+    page.locator(f"#{tab}-use-metadata").click()
+    expect(field(page, "in_json", tab)).to_have_value(str(pictures / "meta_cap.json"), timeout=20_000)
+    expect(page.locator(f"#{tab}-in_json-fact")).to_contain_text("12 pictures", timeout=20_000)
+    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 pictures, all captioned", timeout=20_000)
+    files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length")
+    output = flux_demo.parent / "whole output"
+    fill_in(page, tab, {name: made[name] for name in files})
+    fill_in(page, tab, {"output_dir": output, "output_name": "fine", "max_train_epochs": "", "max_train_steps": 3})
+    fill_in(page, tab, {"blocks_to_swap": 2})
+    choose_or_type(page, "resolution", "64,64", tab)
+    field(page, "enable_bucket", tab).uncheck()
+    page.locator(f"#{tab}-start").click()
+    run = page.locator(f"#{tab}-run")
+    expect(run.locator(".run-name")).to_contain_text("fine", timeout=20_000)
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    expect(run.locator(".result code")).to_have_text(str(output / "fine.safetensors"))
+    with safe_open(output / "fine.safetensors", "numpy") as file, safe_open(made[files[0]], "numpy") as base:
+        assert set(file.keys()) == set(base.keys())
