@@ -38,7 +38,7 @@ from sd_scripts.library.compile_utils import KnownInputs, compile_model
 from sd_scripts.networks.lora import attach
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
 from sd_scripts.options.catalog import script_for
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
@@ -324,8 +324,8 @@ def random_parts(subject: Subject, row: Row, device: torch.device) -> Parts:
 
 def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     """Milliseconds a step, memory in GiB, and what the compiler did."""
-    device = torch.device("cuda")
-    compiling.warm_up(settings_of(subject, row)[CompileOptions], device)
+    device, settings = torch.device("cuda"), settings_of(subject, row)
+    compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], device)
     prepared = prepare(subject, row, random_parts(subject, row, device), device)
     compiling.wait_until_warm()
     before, sizes = compiling.Counts(), len(row.sizes)

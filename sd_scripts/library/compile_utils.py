@@ -34,19 +34,21 @@ def compile_model(
     log_prefix: str = "",
     graphs_expected: int = 0,
     static: bool = False,
+    hooked: bool = False,
 ) -> nn.Module:
     """Compile each block of `target_blocks` in place and return the model.
 
     In place means nn.Module.compile: no wrapper, so state_dict() keys, isinstance checks and hooks are as before.
     Blocks whose weights move between devices keep their Linear layers out of the graph (`disable_linear`).
     `graphs_expected` is how many graphs one kind of block will need; it is the limit where the option is 0. `static`
-    tells that the shapes are few, so that compile_dynamic = auto need not try dynamic ones.
+    tells that the shapes are few, so that compile_dynamic = auto need not try dynamic ones. Of `hooked` blocks only
+    forward is compiled, so that hooks, which come and go, are none of the graph's.
     """
     dynamic = DYNAMIC[options.compile_dynamic]
     settings = f"backend={options.compile_backend}, mode={options.compile_mode}, "
     settings += f"dynamic={dynamic}, fullgraph={options.compile_fullgraph}"
     logger.info("Compiling %s with torch.compile: %s", log_prefix or type(model).__name__, settings)
-    how = {
+    how: dict[str, Any] = {
         "backend": options.compile_backend,
         "options": inductor_options(options.compile_mode) if options.compile_backend == "inductor" else None,
         "dynamic": False if dynamic is None and static else dynamic,
@@ -58,7 +60,10 @@ def compile_model(
         for block in blocks:
             if disable_linear:
                 disable_linear_from_compile(block)
-            block.compile(**how)
+            if hooked:
+                block.forward = torch.compile(block.forward, **how)  # type: ignore[method-assign]
+            else:
+                block.compile(**how)
     return model
 
 

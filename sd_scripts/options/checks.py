@@ -10,7 +10,7 @@ from dataclasses import fields
 from types import NoneType
 from typing import get_args
 
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     AugmentOptions,
     BucketOptions,
@@ -425,7 +425,30 @@ def checkpoints_in_main_memory(training: TrainingOptions, compiled: CompileOptio
         )
 
 
+def compiled_for_nothing(
+    more: CompileMoreOptions,
+    compiled: CompileOptions,
+    cache: CacheOptions,
+    network: NetworkOptions | None,
+) -> Findings:
+    if compiled.compile_backend == "cudagraphs":
+        for name in MORE:
+            if getattr(more, name):
+                yield (
+                    name,
+                    "has no effect with compile_backend = cudagraphs, which is for whole steps; choose inductor",
+                )
+        return
+    cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
+    learns = network is not None and not network.network_train_unet_only
+    if more.compile_text_encoder and cached and not learns:
+        yield "compile_text_encoder", "has no effect: captions are cached, and no text encoder learns"
+    if more.compile_vae and (cache.cache_latents or cache.cache_latents_to_disk):
+        yield "compile_vae", "latents are cached, so the VAE runs before the first step only; pays with many pictures"
+
+
 REMARKS = (
+    compiled_for_nothing,
     checkpoints_in_main_memory,
     data_set_twice,
     masks_from_nowhere,

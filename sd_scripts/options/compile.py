@@ -5,6 +5,8 @@ from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
 
+MORE = ("compile_text_encoder", "compile_vae")
+
 
 class CompileOptions(OptionGroup, title="Torch Compile Settings"):
     """Pay once at the first step, save on all the others. Needs PyTorch 2.1 or newer, and Triton on NVIDIA cards."""
@@ -20,6 +22,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "Who turns the captured graphs into kernels. inductor makes training faster. cudagraphs replays PyTorch's own "
         "kernels; eager and aot_eager are for finding faults.",
         shown_when="compile",
+        also_with=MORE,
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
         "default",
@@ -27,6 +30,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "at batch 1 a step of SDXL takes 140 ms with default, 76 with reduce-overhead, 197 uncompiled. Only inductor "
         "takes a mode.",
         shown_when="compile",
+        also_with=MORE,
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
         "auto",
@@ -34,12 +38,14 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "any size. true wants those at once, false always makes a set for each size.",
         label="Dynamic shapes",
         shown_when="compile",
+        also_with=MORE,
     )
     compile_fullgraph: bool = option(
         False,
         "End the run with an error where a block cannot be captured whole or compiling fails, instead of going on "
         "without compiling there.",
         shown_when="compile",
+        also_with=MORE,
     )
     compile_cache_size_limit: int = option(
         0,
@@ -48,6 +54,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         label="Cache size limit",
         within=(0, 8192),
         shown_when="compile",
+        also_with=MORE,
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -62,7 +69,8 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
 
 
 class CompileMoreOptions(OptionGroup, title="Compile more"):
-    """What runs beside the U-Net or transformer; worth it only where it runs at every step."""
+    """What runs beside the U-Net or transformer; worth it only where it runs at every step. Both go with `compile` or
+    without it, and by its backend and mode, but for CUDA graphs."""
 
     compile_text_encoder: bool = option(
         False,

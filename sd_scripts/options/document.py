@@ -26,6 +26,17 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 - `--no-x` undoes what a file switched on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` and `wandb_api_key`.
 - A 0 that means something, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
+
+In full training:
+
+- `prior_loss_weight` counts. There, SDXL's full training took every picture as one of the training pictures.
+- A rate of 0 leaves a text encoder, or a block of `block_lr`, as it is: it neither learns nor is rounded.
+- What does not learn is saved in the digits that the base model's file has, whatever `mixed_precision` is.
+- `full_bf16` rounds by chance (stochastically) with every optimizer, so that small updates are not lost; there, only
+  Adafactor did, and only with `fused_backward_pass`.
+- `fused_backward_pass` goes with every optimizer that does not find one rate from all gradients together. Each gradient
+  is then shortened by itself.
+- `blocks_to_swap` needs `full_bf16` and goes with every optimizer; gradients may be accumulated.
 """
 
 
@@ -71,7 +82,8 @@ def _default(o: Option) -> str:
 def _effect(o: Option) -> str:
     where = [FAMILY_TITLES[family] for family in o.families] if o.families != ALL_FAMILIES else []
     where += [METHOD_TITLES[method] for method in o.methods] if o.methods != ALL_METHODS else []
-    when = f" While `{o.shown_when}` is on." if o.shown_when else ""
+    masters = [f"`{name}`" for name in (o.shown_when, *o.also_with) if name]
+    when = f" While {' or '.join(masters)} is on." if masters else ""
     return when + (f" *{', '.join(where)} only.*" if where else "")
 
 

@@ -66,6 +66,8 @@ class Option:
     """1 and more counts steps and is whole; below 1, or with a %, it is a share of all steps."""
     shown_when: str | None = None
     """Name of the bool option that must be on for this control to be visible."""
+    also_with: tuple[str, ...] = ()
+    """Names of others that read it too, though that one is off."""
     families: Families = ALL_FAMILIES
     methods: tuple[str, ...] = ALL_METHODS
     """Where the option has an effect; set elsewhere it is a warning."""

@@ -5,42 +5,63 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import compress
+from typing import TypeVar
 
 import torch
+from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+from transformers.models.t5.modeling_t5 import T5Block
 
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.compile_utils import LEAST_LIMIT, compile_model
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.training.context import Context, Failed
+
+T = TypeVar("T")
 
 STATIC_SHAPES = 4
 """Up to so many shapes compile_dynamic = auto makes one set of graphs for each: they run faster than dynamic ones."""
-
+GRAPHS_OF_LAYER = 4
+"""More than a layer of a text encoder needs at one batch: it is captured again where its input takes no gradient, and
+T5's first layer makes what the others read."""
 
 NO_COMPILER = "install a C++ compiler (g++; on Windows the Build Tools of Visual Studio)"
 
 
-def problems(options: CompileOptions, device: torch.device) -> list[str]:
+def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> list[str]:
     """Why this machine cannot compile with these options, with the remedy; nothing is compiled to find out."""
-    if not options.compile:
+    if not (names := chosen_of(options, more)):
         return []
-    found = []
+    found, named, off = [], ", ".join(names), f"turn {' and '.join(names)} off"
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
     if version < (2, 1):
-        found.append(f"compile: PyTorch {torch.__version__} is too old; install 2.1 or newer, or turn compile off")
+        found.append(f"{named}: PyTorch {torch.__version__} is too old; install 2.1 or newer, or {off}")
     needs_triton = options.compile_backend == "inductor" and device.type == "cuda"
     if needs_triton and importlib.util.find_spec("triton") is None:
         package = "triton-windows" if sys.platform == "win32" else "triton"
-        found.append(f"compile: Triton is not installed; run `pip install {package}`, or turn compile off")
+        found.append(f"{named}: Triton is not installed; run `pip install {package}`, or {off}")
     if options.compile_dynamic == "true" and sys.platform == "win32" and not _has_msvc():
         found.append(
             "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "
             "start from the x64 Native Tools prompt, or set compile_dynamic = auto"
         )
     return found
+
+
+def chosen_of(options: CompileOptions, more: CompileMoreOptions) -> list[str]:
+    """Names of the options that ask for compiling."""
+    chosen = {
+        "compile": options.compile,
+        "compile_text_encoder": more.compile_text_encoder,
+        "compile_vae": more.compile_vae,
+    }
+    return list(compress(chosen, chosen.values()))
 
 
 def uses_cuda_graphs(options: CompileOptions) -> bool:
@@ -51,9 +72,9 @@ def uses_cuda_graphs(options: CompileOptions) -> bool:
 _warming: list[threading.Thread] = []
 
 
-def warm_up(options: CompileOptions, device: torch.device) -> None:
+def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> None:
     """Bring the compiler up in the background while the model is still loading: that takes it seconds."""
-    if options.compile and options.compile_backend == "inductor":
+    if chosen_of(options, more) and options.compile_backend == "inductor":
         _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
         _warming[-1].start()
 
@@ -82,36 +103,122 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     return sizes * max(2 * max(family.graph_kinds(denoiser).values()), LEAST_LIMIT)
 
 
-class Compilation:
-    """The compiled blocks of a run, and what the compiler does with them."""
+def layers_of(encoder: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a text encoder."""
+    return [module for module in encoder.modules() if isinstance(module, CLIPEncoderLayer | T5Block)]
 
-    def __init__(self, context: Context, family: Family, denoiser: nn.Module, shapes: Iterable[BatchShape]):
-        self._context, self._options = context, context.settings[CompileOptions]
-        self._shapes = len(list(shapes))
+
+def resnets_of(vae: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a VAE's encoder, which do nearly all of its work."""
+    return [module for module in vae.get_submodule("encoder").modules() if isinstance(module, ResnetBlock2D)]
+
+
+def _without_cuda_graphs(options: CompileOptions) -> CompileOptions | None:
+    """For what runs outside of the step, where CUDA graphs would give their memory away too early. None: nothing is
+    left then."""
+    if options.compile_backend == "cudagraphs":
+        return None
+    if options.compile_mode == "reduce-overhead":
+        return replace(options, compile_mode="default")
+    if options.compile_mode == "max-autotune":
+        return replace(options, compile_mode="max-autotune-no-cudagraphs")
+    return options
+
+
+class Compilation:
+    """What of a run is compiled, and what the compiler does with it."""
+
+    def __init__(self, context: Context, family: Family, parts: Parts, shapes: Iterable[BatchShape]):
+        settings = context.settings
+        self._context, self._family, self._parts, self._shapes = context, family, parts, list(shapes)
+        self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
+        self._beside = _without_cuda_graphs(self._options)
+        cache = settings[CacheOptions]
+        self._vae_ahead = cache.cache_latents or cache.cache_latents_to_disk
+        self._limit = 0
         wait_until_warm()
         self._before = self._seen = Counts()
         self._failed = self.limited = False
-        if not self._options.compile:
-            return
-        expected = graphs_expected(family, denoiser, self._shapes)
-        self._limit = self._options.compile_cache_size_limit or expected
-        compile_model(
-            self._options,
-            denoiser,
-            family.compile_targets(denoiser),
-            log_prefix=family.title,
-            graphs_expected=expected,
-            static=self._shapes <= STATIC_SHAPES,
-        )
-        context.phase("compiling")
 
     @property
     def active(self) -> bool:
-        return self._options.compile and not self._failed
+        return bool(chosen_of(self._options, self._more)) and not self._failed
+
+    def compile_ahead(self) -> None:
+        """The VAE, where it encodes before the first step and never again."""
+        if self._more.compile_vae and self._vae_ahead and self._beside:
+            self._compile_vae(self._beside, self._graphs_of_vae())
+
+    def compile_for_steps(self, encoders: Sequence[nn.Module]) -> None:
+        """What steps compute with, as it learns: the denoiser, these text encoders, and the VAE unless it was needed
+        ahead.
+
+        Graphs are counted together: U-Net and VAE share a class of block, all text encoders the code around a layer.
+        """
+        if not self.active:
+            return
+        batches = len({shape.pictures for shape in self._shapes})
+        text = encoders if self._more.compile_text_encoder and self._beside else ()
+        vae = self._more.compile_vae and not self._vae_ahead
+        expected = GRAPHS_OF_LAYER * len(text) * batches + vae * self._graphs_of_vae()
+        if self._options.compile:
+            denoiser, sizes = self._parts.denoiser, len(self._shapes)
+            expected += graphs_expected(self._family, denoiser, sizes)
+            targets = self._family.compile_targets(denoiser)
+            hooked = self._context.sharded
+            self._compile(self._options, denoiser, targets, self._family.title, expected, shapes=sizes, hooked=hooked)
+        for encoder in text:
+            assert self._beside
+            name = f"text encoder {self._parts.text_encoders.index(encoder) + 1}"
+            self._compile(self._beside, encoder, [layers_of(encoder)], name, expected, shapes=batches, hooked=True)
+        if vae and self._beside:
+            self._compile_vae(self._beside, expected)
+        if expected:
+            self._context.phase("compiling")
+
+    def _graphs_of_vae(self) -> int:
+        """Batches of pictures may go through it in slices, the last one smaller."""
+        return 2 * len(resnets_of(self._parts.vae)) * len(self._shapes)
+
+    def _compile_vae(self, options: CompileOptions, expected: int) -> None:
+        vae = self._parts.vae
+        self._compile(options, vae, [resnets_of(vae)], "VAE encoder", expected, shapes=len(self._shapes))
+
+    def _compile(
+        self,
+        options: CompileOptions,
+        module: nn.Module,
+        blocks: Sequence[Iterable[nn.Module]],
+        name: str,
+        expected: int,
+        *,
+        shapes: int,
+        hooked: bool = False,
+    ) -> None:
+        self._limit = options.compile_cache_size_limit or max(expected, LEAST_LIMIT)
+        compile_model(
+            options,
+            module,
+            blocks,
+            log_prefix=name,
+            graphs_expected=expected,
+            static=shapes <= STATIC_SHAPES,
+            hooked=hooked,
+        )
+
+    def tried(self, do: Callable[[], T]) -> T:
+        """What `do` gives; without compiling where that fails."""
+        try:
+            return do()
+        except Exception as error:
+            if not self.survives(error):
+                raise
+        return do()
 
     def watch(self, step: int) -> None:
-        """Tell what was compiled in this step, and once if more was wanted than compile_cache_size_limit lets in:
-        `limited` is true from then on, and shapes that come after the limit run eagerly."""
+        """Tell what was compiled in this step (0: before the first), and once if more was wanted than
+        compile_cache_size_limit lets in: `limited` is true from then on, and shapes that come after the limit run
+        eagerly."""
         if not self.active:
             return
         now = Counts()
@@ -124,6 +231,7 @@ class Compilation:
             )
         if now.graphs == self._seen.graphs:
             return
+        where = f"step {step}" if step else "before the first step"
         self._context.tell(
             "compile",
             step=step,
@@ -131,7 +239,7 @@ class Compilation:
             breaks=now.breaks - self._before.breaks,
             recompiles=now.recompiles - self._before.recompiles,
             seconds=round(now.seconds - self._before.seconds, 1),
-            text=f"step {step}: {now.graphs - self._seen.graphs} graphs compiled",
+            text=f"{where}: {now.graphs - self._seen.graphs} graphs compiled",
         )
         self._seen = now
 
@@ -140,7 +248,7 @@ class Compilation:
         if not self.active or not _is_compiler_error(error):
             return False
         first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        what = f"torch.compile failed in the first compiled step: {type(error).__name__}: {first_line.strip()[:300]}"
+        what = f"torch.compile failed: {type(error).__name__}: {first_line.strip()[:300]}"
         remedy = self._remedy(error)
         if self._options.compile_fullgraph:
             raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sd_scripts.options.catalog import Script
 from sd_scripts.options.command_line import from_command_line
 from sd_scripts.options.command_line import parser as parser
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
@@ -66,7 +66,7 @@ def _rehearse(settings: Settings) -> list[str]:
     from sd_scripts.training import compiling
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    problems = compiling.problems(settings[CompileOptions], device)
+    problems = compiling.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         problems.append("mixed_precision: fp16 is for GPUs; set bf16, or no")
     memory = settings.filled.get(FluxMemoryOptions)
@@ -92,7 +92,7 @@ def _run(settings: Settings, family: Family, method: Method, began: float) -> in
         return _refuse([f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"])
     training = False
     try:
-        compiling.warm_up(settings[CompileOptions], context.device)
+        compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
         trackers.start(context)
         for remark in settings.remarks:
             context.warn(str(remark))

@@ -1,10 +1,11 @@
 """What the steps are fed with: the data plan, the caches, and a batch made ready on the device."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,12 @@ class Material:
 
     def shapes(self) -> dict[BatchShape, int]:
         return batch_shapes(self.plan, short_batches=self.short_batches)
+
+    @property
+    def encoders_of_steps(self) -> list[nn.Module]:
+        """The text encoders that steps call: those that learn, or all of them where captions are not cached."""
+        encoders = self.parts.text_encoders
+        return encoders if self.text is None else [*compress(encoders, self.learns_text)]
 
     def loader(self, plan: DataPlan, *, accumulation: int = 1, max_train_steps: int = 0) -> BatchLoader:
         data = self.context.settings[DatasetOptions]
@@ -123,14 +130,14 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
     return len(BatchLoader(plan, warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
-def encode_ahead(material: Material) -> None:
-    """Fill the caches that the options ask for."""
+def encode_ahead(material: Material, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+    """Fill the caches that the options ask for. `tried` calls what may be compiled."""
     context, cache, parts = material.context, material.context.settings[CacheOptions], material.parts
     if cache.cache_latents or cache.cache_latents_to_disk:
         with _on_device(context, [parts.vae]):
             material.latents = cache_latents(
                 material.plan,
-                lambda pixels: material.family.encode_images(parts, pixels),
+                lambda pixels: tried(partial(material.family.encode_images, parts, pixels)),
                 fingerprint=weights_digest([parts.vae]),
                 warn=context.warn,
                 to_disk=cache.cache_latents_to_disk,

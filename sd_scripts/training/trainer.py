@@ -89,7 +89,10 @@ class Trainer:
         self.method.change_base(family, parts, context)
         learns_text = self.method.trains_text_encoders(family, context)
         material = Material(context=context, family=family, parts=parts, plan=plan, learns_text=learns_text)
-        encode_ahead(material)
+        self.compilation = Compilation(context, family, parts, material.shapes())
+        self.compilation.compile_ahead()
+        encode_ahead(material, self.compilation.tried)
+        self.compilation.watch(0)
         move_in(material)
         return material
 
@@ -100,7 +103,7 @@ class Trainer:
         self.learning.train()
         if self.options.gradient_checkpointing:
             self._checkpoint_gradients()
-        self.compilation = Compilation(self.context, self.family, parts.denoiser, self.material.shapes())
+        self.compilation.compile_for_steps(self.material.encoders_of_steps)
 
     def _choose_optimizer(self, start: Progress) -> None:
         """How it learns."""
@@ -216,16 +219,18 @@ class Trainer:
             self.step.known = None
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
-        key = (self.trained.progress.step, number)
-        inputs = self.material.inputs(batch, *key)
-        torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
         try:
-            return self.step.micro(inputs)
+            return self._tried(batch, number)
         except Exception as error:
             if not self.compilation.survives(error):
                 raise
         self.step.known = None
         self.learning.forget_gradients()
+        return self._tried(batch, number)
+
+    def _tried(self, batch: Batch, number: int) -> Tensor:
+        key = (self.trained.progress.step, number)
+        inputs = self.material.inputs(batch, *key)
         torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
         return self.step.micro(inputs)
 

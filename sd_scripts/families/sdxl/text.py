@@ -1,6 +1,7 @@
 """Captions to what SDXL's U-Net reads: token ids on the CPU, then the states of both text encoders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,14 +46,29 @@ def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
         if f"ids{number}" not in tokens:
             continue
         ids = tokens[f"ids{number}"].to(_device(encoder))  # (B, n, 77)
-        out = encoder(ids.flatten(0, 1), output_hidden_states=True)
-        hidden = _join(out.hidden_states[max(layer, -len(out.hidden_states))].unflatten(0, ids.shape[:2]))
+        with _read_before(encoder, layer) as read:
+            out = encoder(ids.flatten(0, 1))
+        hidden = _join(read[0].unflatten(0, ids.shape[:2]))
         if f"weights{number}" in tokens:
             hidden = _weigh(hidden, tokens[f"weights{number}"])
         states[f"hidden_state{number}"] = hidden
         if number == 2:
             states["pool2"] = out.text_embeds.unflatten(0, ids.shape[:2])[:, 0]  # of the first chunk
     return states
+
+
+@contextmanager
+def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
+    """The state that is so far from the end, once the encoder was called: what one of its layers reads.
+
+    output_hidden_states would put hooks within all layers, at which compiled ones break.
+    """
+    layers, read = getattr(encoder, "text_model", encoder).encoder.layers, []
+    hook = layers[max(len(layers) + 1 + state, 0)].register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    try:
+        yield read
+    finally:
+        hook.remove()
 
 
 def text_facts(parts: Parts, settings: Settings) -> tuple[object, ...]:

@@ -1,0 +1,165 @@
+"""Text encoders and the VAE compiled beside the denoiser, or without it: the same losses, no breaks, and told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_help import make_folder
+from training_help import CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO, Run, train, train_whole
+
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.training import compiling
+from sd_scripts.training.compiling import GRAPHS_OF_LAYER
+
+EAGERLY = {"compile_backend": "aot_eager", "compile_fullgraph": True}
+TEXT = {**EAGERLY, "compile_text_encoder": True}
+VAE = {**EAGERLY, "compile_vae": True}
+LEARNING = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
+UNCACHED = {"cache_latents": None}
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch.compiler.set_stance("default")
+
+
+@pytest.fixture
+def two_sizes(tmp_path: Path) -> dict[str, Any]:
+    """Steps of 1 and 2 pictures, each shape often enough for its guards to be spared."""
+    make_folder(tmp_path / "data" / "1_noise", [(96, 96)] * 3 + [(64, 96)] * 2)
+    return {"train_data_dir": tmp_path / "data", "resolution": "96,96", "train_batch_size": 2, "max_train_steps": 12}
+
+
+def graphs(run: Run) -> int:
+    last = run.told("compile")[-1]
+    assert last["breaks"] == 0
+    assert [event["text"] for event in run.told("warning") if "compile" in event["text"]] == []
+    return int(last["graphs"])
+
+
+def losses_agree(ours: Run, plain: Run) -> None:
+    assert ours.status == plain.status == 0
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert ours.tensors().keys() == plain.tensors().keys()
+
+
+def test_text_encoders_of_a_lora_learn_the_same_with_the_denoiser_compiled_or_not(
+    each_miniature: Any, tmp_path: Path
+) -> None:
+    """Two graphs for each encoder: only the first layer reads what takes no gradient; T5, which does not learn, has
+    one that makes the position bias and one that reads it."""
+    plain = train(each_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO)
+    alone = train(each_miniature, tmp_path / "alone", **TEXT_ENCODERS_TOO, **TEXT)
+    losses_agree(alone, plain)
+    assert graphs(alone) == 4
+    torch._dynamo.reset()
+    both = train(each_miniature, tmp_path / "both", **TEXT_ENCODERS_TOO, **TEXT, compile=True)
+    losses_agree(both, plain)
+    torch._dynamo.reset()
+    denoiser = train(each_miniature, tmp_path / "denoiser", **TEXT_ENCODERS_TOO, **EAGERLY, compile=True)
+    assert graphs(both) == graphs(denoiser) + 4
+
+
+def test_t5_that_learns_is_compiled_with_its_dropout(flux_miniature: Any, tmp_path: Path) -> None:
+    plain = train(flux_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO, train_t5xxl=True)
+    ours = train(flux_miniature, tmp_path / "ours", **TEXT_ENCODERS_TOO, train_t5xxl=True, **TEXT)
+    losses_agree(ours, plain)
+    assert graphs(ours) <= 2 * GRAPHS_OF_LAYER
+
+
+@pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("rates", [{}, {"learning_rate_te1": 0.0}], ids=["both", "second"])
+def test_text_encoders_of_a_whole_model_learn_the_same(
+    rates: dict[str, Any], more: dict[str, Any], two_sizes: dict[str, Any], miniature: Any, tmp_path: Path
+) -> None:
+    """One of them encodes without gradients where only the other learns."""
+    values = {**LEARNING, "learning_rate": 1e-4, **rates, **more, **two_sizes}
+    plain = train_whole(miniature, tmp_path / "plain", **values)
+    ours = train_whole(miniature, tmp_path / "ours", **values, **TEXT)
+    losses_agree(ours, plain)
+    assert graphs(ours) <= 2 * GRAPHS_OF_LAYER * 2
+
+
+def test_pictures_are_encoded_the_same_in_steps_beside_a_compiled_denoiser(
+    two_sizes: dict[str, Any], each_miniature: Any, tmp_path: Path
+) -> None:
+    """SDXL's U-Net and VAE share a class of block, here even at equal widths."""
+    values = {**UNCACHED, **two_sizes}
+    plain = train(each_miniature, tmp_path / "plain", **values)
+    alone = train(each_miniature, tmp_path / "alone", **values, **VAE)
+    torch._dynamo.reset()
+    both = train(each_miniature, tmp_path / "both", **values, **VAE, compile=True)
+    losses_agree(alone, plain)
+    losses_agree(both, plain)
+    assert 0 < graphs(alone) < graphs(both)
+    assert alone.told("compile")[0]["step"] == 1
+
+
+def test_pictures_that_are_cached_are_encoded_by_the_same_graphs(
+    two_sizes: dict[str, Any], each_miniature: Any, tmp_path: Path
+) -> None:
+    plain = train(each_miniature, tmp_path / "plain", **two_sizes)
+    ours = train(each_miniature, tmp_path / "ours", **two_sizes, **VAE)
+    assert ours.losses == plain.losses
+    (told,) = ours.told("compile")
+    assert told["text"].startswith("before the first step: ")
+    assert (told["step"], told["breaks"]) == (0, 0)
+
+
+def test_samples_add_no_graphs(miniature: Any, tmp_path: Path) -> None:
+    values = {**TEXT_ENCODERS_TOO, **UNCACHED, **TEXT, **VAE}
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a fox --w 64 --h 64 --s 1 --d 1")
+    ours = train(miniature, tmp_path / "ours", **values)
+    torch._dynamo.reset()
+    watched = train(
+        miniature,
+        tmp_path / "watched",
+        **values,
+        sample_prompts=prompts,
+        sample_every_n_steps=1,
+    )
+    assert len(watched.told("sample")) == 3
+    assert watched.losses == ours.losses
+    assert graphs(watched) == graphs(ours)
+
+
+@pytest.mark.parametrize("caches", [{}, UNCACHED], ids=["ahead", "in steps"])
+def test_a_vae_that_cannot_be_compiled_is_told_and_the_run_goes_on(
+    caches: dict[str, Any], miniature: Any, tmp_path: Path
+) -> None:
+    plain = train(miniature, tmp_path / "plain", **caches)
+    broken = {"cpp.cxx": (None, "/no/such/compiler"), "force_disable_caches": True}
+    with torch._inductor.config.patch(broken):
+        ours = train(miniature, tmp_path / "ours", compile_vae=True, compile=True, **caches)
+    losses_agree(ours, plain)
+    (told,) = [event["text"] for event in ours.told("warning") if "torch.compile failed" in event["text"]]
+    assert "install a C++ compiler" in told
+
+
+def test_what_is_compiled_for_nothing_is_told(each_miniature: Any, tmp_path: Path) -> None:
+    def told(name: str, **values: Any) -> list[str]:
+        run = train(each_miniature, tmp_path / name, max_train_steps=1, **values)
+        return [event["text"] for event in run.told("warning")]
+
+    assert told("cached", **TEXT, compile_vae=True) == [
+        "compile_text_encoder: has no effect: captions are cached, and no text encoder learns",
+        "compile_vae: latents are cached, so the VAE runs before the first step only; pays with many pictures",
+    ]
+    assert told("used", **CAPTIONS_IN_THE_STEP, **UNCACHED, **TEXT, compile_vae=True) == []
+    graphed = {**TEXT, "compile_backend": "cudagraphs", "compile_fullgraph": False}
+    assert told("graphed", **CAPTIONS_IN_THE_STEP, **graphed) == [
+        "compile_text_encoder: has no effect with compile_backend = cudagraphs, which is for whole steps; "
+        "choose inductor"
+    ]
+
+
+def test_what_this_machine_cannot_compile_names_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    more = CompileMoreOptions(compile_text_encoder=True, compile_vae=True)
+    (told,) = compiling.problems(CompileOptions(), more, torch.device("cuda"))
+    assert told.startswith("compile_text_encoder, compile_vae: Triton is not installed")
+    assert told.endswith("or turn compile_text_encoder and compile_vae off")
