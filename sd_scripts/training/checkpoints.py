@@ -93,7 +93,7 @@ class Saver:
 
     def _write(self, path: Path, epochs: int) -> None:
         """The file, and beside it the one of the moving average."""
-        if self._context.is_main:
+        if self._context.is_main or self._trained.learning.shards:
             with self._trained.averaged():
                 self._write_model(path, epochs)
             if ema := self._trained.ema:
@@ -111,9 +111,10 @@ class Saver:
 
     def _write_state(self, file: Path) -> None:
         folder = self._state_folder(file)
+        state = self._trained.state() if self._context.is_main or self._trained.learning.shards else {}
         if self._context.is_main:
             try:
-                write_state(folder, self._trained, self._course, self._context.seed)
+                write_state(folder, state, self._trained, self._course, self._context.seed)
             except OSError as error:
                 why = f"output_dir: the state '{folder}' could not be written: {error.strerror}"
                 raise Failed(why, SAVED_BEFORE) from error

@@ -165,7 +165,8 @@ class Compilation:
             denoiser, sizes = self._parts.denoiser, len(self._shapes)
             expected += graphs_expected(self._family, denoiser, sizes)
             targets = self._family.compile_targets(denoiser)
-            self._compile(self._options, denoiser, targets, self._family.title, expected, shapes=sizes)
+            hooked = self._context.sharded
+            self._compile(self._options, denoiser, targets, self._family.title, expected, shapes=sizes, hooked=hooked)
         for encoder in text:
             assert self._beside
             name = f"text encoder {self._parts.text_encoders.index(encoder) + 1}"

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,11 @@ class Context:
     @property
     def world(self) -> int:
         return self.accelerator.num_processes
+
+    @property
+    def sharded(self) -> bool:
+        """Whether `accelerate launch --use_fsdp` spread the weights over the processes."""
+        return self.world > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
     @property
     def is_main(self) -> bool:

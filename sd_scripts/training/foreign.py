@@ -184,6 +184,7 @@ class ForeignLearning:
     needs_autocast = True
     steady = False
     is_network = True
+    shards = None
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from sd_scripts.families.family import Family, ModelWeights, Parts
@@ -26,6 +27,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import DTYPES, Context
 from sd_scripts.training.learning import Learning
+from sd_scripts.training.sharded import Shards, refuse_what_needs_wholes
 
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 BUCKET = 2**28
@@ -50,6 +52,8 @@ class Full:
 
     def load(self, family: Family, context: Context, device: torch.device) -> Parts:
         """What learns begins in float32, unless it is held in half precision."""
+        if context.sharded:
+            refuse_what_needs_wholes(context.settings)
         learned = held_dtype(context.settings)
         encoders = learned if any(self.trains_text_encoders(family, context)) else None
         return family.load(context.settings, context.dtype, device, denoiser_dtype=learned, encoder_dtype=encoders)
@@ -82,9 +86,10 @@ class Full:
                 weight.master = nn.Parameter(weight.copy.detach())
         for module in (parts.denoiser, *parts.text_encoders):
             nn.Module.to(module, context.dtype)  # diffusers' own warns of what SDXL has not
+        shards = _in_shards(family, parts, context, weights) if context.sharded else None
         file = context.settings[ModelFileOptions]
         form = family.saved_form(parts, file.save_model_as or ("safetensors" if file.use_safetensors else None))
-        return FullLearning(family, parts, context, weights, modules, form=form)
+        return FullLearning(family, parts, context, weights, modules, form=form, shards=shards)
 
 
 @dataclass(eq=False)
@@ -99,6 +104,8 @@ class Weight:
     rate: float
     master: nn.Parameter | None = None
     """The float32 value that `copy` is rounded from; None where the copy is all there is."""
+    sharded: nn.Parameter | None = None
+    """The module's parameter, where `copy` and `master` are the rows of it that this process holds."""
 
     @property
     def learned(self) -> nn.Parameter:
@@ -130,9 +137,10 @@ class FullLearning:
         modules: list[nn.Module],
         *,
         form: str,
+        shards: Shards | None = None,
     ):
         self._family, self._parts, self._context = family, parts, context
-        self.weights, self._modules, self._form = weights, modules, form
+        self.weights, self._modules, self._form, self.shards = weights, modules, form, shards
         self.ending = ENDINGS[form]
         settings = context.settings
         self._fused, self._max_norm = bool(settings[FusedOptions].chosen), settings[OptimizerOptions].max_grad_norm
@@ -141,15 +149,22 @@ class FullLearning:
         self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
         self.portions = self._in_portions()
         self._optimizer: Optimizer | None = None
+        if shards:
+            shards.order = [weight.name for weights in self._groups().values() for weight in weights]
         self._refreshes = False
         """Whether the optimizer reads the copies' gradients and writes the copies itself."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        groups: dict[str, dict[str, Any]] = {}
+        return [
+            {"params": [weight.learned for weight in weights], "lr": weights[0].rate, "name": name}
+            for name, weights in self._groups().items()
+        ]
+
+    def _groups(self) -> dict[str, list[Weight]]:
+        groups: dict[str, list[Weight]] = {}
         for weight in self.weights:
-            group = groups.setdefault(weight.group, {"params": [], "lr": weight.rate, "name": weight.group})
-            group["params"].append(weight.learned)
-        return list(groups.values())
+            groups.setdefault(weight.group, []).append(weight)
+        return groups
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
         halves = self.weights[0].learned.dtype != torch.float32
@@ -186,29 +201,43 @@ class FullLearning:
 
     def collect_gradients(self) -> None:
         """Those of the copies are added up in float32, unless the optimizer reads them where they are."""
+        _take_rows(self.weights)
         if self._accumulates or not self._refreshes:
             _collect(self.weights)
 
     def forget_gradients(self) -> None:
+        _take_rows(self.weights)
         for weight in self.weights:
             weight.copy.grad = None
+        if self.shards:
+            self.shards.forget_iteration()
 
     def average_gradients(self, processes: int) -> None:
-        """Of a fused backward pass those of portions that were not complete."""
-        _average(_gradients(self.weights), processes)
+        """Of a fused backward pass those of portions that were not complete. Of shards backward has averaged them."""
+        _average(_gradients(weight for weight in self.weights if weight.sharded is None), processes)
 
     def clip(self, max_norm: float) -> Tensor:
         """Of a fused backward pass each gradient was shortened by itself, except in portions that were not complete."""
         if isinstance(self._optimizer, RoundingAdamW):
-            norm = self._optimizer.gradient_norm()
+            norm = self._length_of_rows() if self.shards else self._optimizer.gradient_norm()
             self._optimizer.gradient_factor = _shortening(norm, max_norm)
             return norm
         gradients = _gradients(self.weights)
-        if not gradients:
-            return torch.zeros((), device=self._context.device)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
-        torch._foreach_mul_(gradients, _shortening(norm, max_norm))
+        norm = self._length_of_rows() if self.shards else _length(gradients, self._context.device)
+        if gradients:
+            torch._foreach_mul_(gradients, _shortening(norm, max_norm))
         return norm
+
+    def _length_of_rows(self) -> Tensor:
+        """Over the processes; what is not in shards is the same in each."""
+        device = self._context.device
+        rows, others = (
+            _length(_gradients(w for w in self.weights if (w.sharded is not None) == sharded), device)
+            for sharded in (True, False)
+        )
+        squares = rows.square()
+        torch.distributed.all_reduce(squares)
+        return (squares + others.square()).sqrt()
 
     def updated(self) -> None:
         if isinstance(self._optimizer, RoundingAdamW):
@@ -243,6 +272,7 @@ class FullLearning:
         _refresh(self.weights)
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
+        """Of shards all processes gather, and the first one writes."""
         learned = {id(weight.copy): weight for weight in self.weights}
         if self._swapper:
             self._swapper.settle()
@@ -253,7 +283,13 @@ class FullLearning:
             return state | {name: master.detach() for name, master in masters if master is not None}
 
         encoders = [values(e) if e in self._modules else None for e in self._parts.text_encoders]
-        weights = ModelWeights(denoiser=values(self._parts.denoiser), text_encoders=encoders)
+        if self.shards:
+            denoiser = self.shards.values({w.sharded: w.learned for w in self.weights if w.sharded is not None})
+            if not self._context.is_main:
+                return
+        else:
+            denoiser = values(self._parts.denoiser)
+        weights = ModelWeights(denoiser=denoiser, text_encoders=encoders)
         self._family.save(self._parts, weights, path, self._form, dtype, metadata)
 
     # Portions
@@ -333,6 +369,20 @@ def _denoiser(family: Family, parts: Parts, settings: Settings) -> Iterator[Weig
             yield Weight(f"denoiser.{name}", parameter, "unet", base)
 
 
+def _in_shards(family: Family, parts: Parts, context: Context, weights: list[Weight]) -> Shards:
+    """Cut up the denoiser. Text encoders are small, and whole in each process."""
+    blocks = [block for part in family.compile_targets(parts.denoiser) for block in part]
+    shards = Shards(context, parts.denoiser, blocks)
+    cut = {f"denoiser.{name}": parameter for name, parameter in parts.denoiser.named_parameters()}
+    for weight in weights:
+        weight.sharded = cut.get(weight.name)
+        if weight.sharded is not None:
+            weight.copy = shards.add(weight.name, weight.sharded)
+            if weight.master is not None:
+                weight.master = nn.Parameter(shards.rows(weight.master.detach()).to(context.device, copy=True))
+    return shards
+
+
 def _encoder_rates(settings: Settings) -> tuple[float, float]:
     options, base = settings[FullOptions], settings[OptimizerOptions].learning_rate
     first, second = options.learning_rate_te1, options.learning_rate_te2
@@ -353,9 +403,25 @@ def _collect(weights: Iterable[Weight]) -> None:
         weight.copy.grad = None
 
 
+def _length(gradients: list[Tensor], device: torch.device) -> Tensor:
+    """Of all together, float32 ()."""
+    if not gradients:
+        return torch.zeros((), device=device)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
+
+
 def _shortening(norm: Tensor, limit: float) -> Tensor:
     """What gradients of this length are multiplied by so that it is at most `limit`."""
     return (limit / (norm + 1e-6)).clamp_max(1.0)
+
+
+def _take_rows(weights: Iterable[Weight]) -> None:
+    """Add the gradients that backward left in shards to those of the rows."""
+    for weight in weights:
+        if weight.sharded is None or not isinstance(weight.sharded.grad, DTensor):
+            continue
+        rows, weight.sharded.grad = weight.sharded.grad.to_local(), None
+        weight.copy.grad = rows if weight.copy.grad is None else weight.copy.grad.add_(rows)
 
 
 def _gradients(weights: Iterable[Weight]) -> list[Tensor]:

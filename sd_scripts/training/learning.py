@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraNetwork
 from sd_scripts.options.optimizer import OptimizerOptions
+
+if TYPE_CHECKING:
+    from sd_scripts.training.sharded import Shards
 
 
 class Learning(Protocol):
@@ -25,6 +28,11 @@ class Learning(Protocol):
     """Whether its file stands beside a model and tells in ss_ entries how it was trained."""
     ending: str
     """What follows the name of its file; empty for a folder."""
+
+    @property
+    def shards(self) -> Shards | None:
+        """How its weights are spread over the processes; None: each holds all. state_dict is of this process's rows."""
+        ...
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Dicts of `params`, `lr` and `name`."""
@@ -69,7 +77,7 @@ class Learning(Protocol):
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
-        """Write the file that other programs load."""
+        """Write the file that other programs load. With shards all processes must call it."""
         ...
 
 
@@ -79,6 +87,7 @@ class LoraLearning:
     needs_autocast = False
     steady = True
     is_network = True
+    shards = None
 
     def __init__(
         self,

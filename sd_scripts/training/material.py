@@ -172,7 +172,8 @@ def encode_ahead(material: Material, tried: Callable[[Callable[[], Tensor]], Ten
 def move_in(material: Material) -> None:
     """Bring what the steps need onto the device; what has encoded ahead and does not learn stays in main memory."""
     parts, device = material.parts, material.context.device
-    material.family.place(parts, material.context.settings, device)
+    if not material.context.sharded:  # shards come to it block by block
+        material.family.place(parts, material.context.settings, device)
     if material.latents is None:
         parts.vae.to(device)
     for encoder, learns in zip(parts.text_encoders, material.learns_text, strict=True):

@@ -67,6 +67,11 @@ class Lora:
         return problems
 
     def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+        if context.sharded:
+            raise ValueError(
+                "use_fsdp: a LoRA is small, and what it stands beside does not learn, so nothing needs FSDP; launch "
+                "with --multi_gpu"
+            )
         return family.load(context.settings, context.dtype, device)
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:

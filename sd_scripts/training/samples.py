@@ -45,7 +45,8 @@ class Sampler:
         self.run(step, f"e{epoch:06d}")
 
     def run(self, step: int, when: str) -> None:
-        """All prompts, spread over the processes; names as sd-scripts gives them."""
+        """All prompts, spread over the processes, or made by all together where each holds a shard of the weights.
+        Names are as sd-scripts gives them."""
         if not self.prompts:
             self._context.warn("sample_prompts: there is no prompt to make samples of; name a file with some")
             return
@@ -53,11 +54,12 @@ class Sampler:
         name = self._context.settings[SavingOptions].output_name
         folder = self._context.output_dir / "sample"
         folder.mkdir(parents=True, exist_ok=True)
-        world, total = self._context.world, len(self.prompts)
+        together, total = self._trained.learning.shards is not None, len(self.prompts)
+        world = 1 if together else self._context.world
         for first in range(0, total, world):
-            number = first + self._context.rank
+            number = first if together else first + self._context.rank
             mine = [self._make(number, folder, name, when)] if number < total else []
-            for facts in self._context.gathered(mine):
+            for facts in mine if together else self._context.gathered(mine):
                 self._context.tell("sample", step=step, **facts)
             progress(min(first + world, total), total)
 
@@ -69,5 +71,6 @@ class Sampler:
         seed = "" if prompt.seed is None else f"_{prompt.seed}"
         stamp = time.strftime("%Y%m%d%H%M%S")
         path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
-        picture.save(path)
+        if self._context.is_main or not self._trained.learning.shards:
+            picture.save(path)
         return {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed}

@@ -34,15 +34,19 @@ class Trained:
     ema: Ema | None = None
 
     def state(self) -> dict[str, Any]:
-        return {
+        """With shards all processes must call it, and only the first gets values."""
+        state = {
             "learning": self.learning.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else {},
             **({"ema": self.ema.state()} if self.ema else {}),
         }
+        return self.learning.shards.joined(state) if self.learning.shards else state
 
     def load(self, state: dict[str, Any]) -> None:
+        if self.learning.shards:
+            state = self.learning.shards.cut(state)
         self.learning.load_state_dict(state["learning"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -88,8 +92,8 @@ class Saved:
     makers: dict[str, str]
 
 
-def write_state(folder: Path, trained: Trained, course: Course, seed: int) -> None:
-    """The folder appears whole or not at all; OSError where it cannot be written."""
+def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: Course, seed: int) -> None:
+    """`state` as `trained` gives it. The folder appears whole or not at all; OSError where it cannot be written."""
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     facts = {
         **asdict(trained.progress),
@@ -100,7 +104,7 @@ def write_state(folder: Path, trained: Trained, course: Course, seed: int) -> No
     }
     try:
         part.mkdir(parents=True)
-        _write_whole(part, trained.state(), facts)
+        _write_whole(part, state, facts)
         _put_in_place(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)

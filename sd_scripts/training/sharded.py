@@ -1,0 +1,166 @@
+"""Weights in shards: each process holds some rows of every tensor, with their gradients and the optimizer's state.
+
+A block gathers its weights while it computes (FSDP2, Zhao et al. 2023, https://arxiv.org/abs/2304.11277). Whoever
+changes them sees plain tensors of this process's rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from sd_scripts.library.optimizers import optimizer_name, rounds_itself
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.flux import FluxMemoryOptions
+from sd_scripts.options.full import FusedOptions
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.training.compiling import uses_cuda_graphs
+from sd_scripts.training.context import Context
+
+BY_ELEMENT = ("AdamW", "Lion", "SGDNesterov", "AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
+"""Optimizers that treat each value of a weight by itself, so that rows are as good as the whole."""
+
+
+def problems(settings: Settings) -> list[str]:
+    """What a launch with FSDP and these settings cannot do, one sentence each."""
+    found, training, optimizer = [], settings[TrainingOptions], settings[OptimizerOptions]
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        found.append("fsdp_version: 1 is PyTorch's older kind of shards, which is not used here; launch with 2")
+    if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
+        found.append("fsdp_offload_params: shards stay on the GPUs; launch without it, or on more GPUs")
+    if fused := settings[FusedOptions].chosen:
+        found.append(f"{fused}: with FSDP each process holds few gradients anyway; turn it off")
+    memory = settings.filled.get(FluxMemoryOptions)
+    if isinstance(memory, FluxMemoryOptions) and memory.blocks_to_swap:
+        found.append("blocks_to_swap: with FSDP blocks are spread over the GPUs and do not move; set it to 0")
+    if training.mixed_precision == "fp16":
+        found.append("mixed_precision: fp16 needs its loss scale in all shards, which FSDP has not; set bf16")
+    if optimizer_name(optimizer) not in BY_ELEMENT:
+        found.append(
+            f"optimizer_type: {optimizer.optimizer_type} looks at whole weights, of which each process has some rows "
+            f"with FSDP; choose one of {', '.join(BY_ELEMENT)}"
+        )
+    elif training.full_bf16 and not rounds_itself(optimizer):
+        found.append("full_bf16: with FSDP only AdamW trains weights in half precision; choose it, or turn this off")
+    if uses_cuda_graphs(settings[CompileOptions]):
+        found.append("compile_mode: CUDA graphs need weights that stay where they are; choose default with FSDP")
+    return found
+
+
+class Shards:
+    """The rows of a module's tensors that this process holds."""
+
+    def __init__(self, context: Context, module: nn.Module, blocks: Iterable[nn.Module]):
+        """Cut up all parameters of `module`, which come to the device then. Each of `blocks` gathers its own, all
+        others are gathered together. Gradients are averaged in float32."""
+        self.mesh: DeviceMesh = init_device_mesh(context.device.type, (context.world,))
+        self._keeps = context.is_main
+        self._module = module
+        # what is a master's in float32 is no less exact for its way; inputs, such as timesteps, keep their digits
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for block in blocks:
+            fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
+        self.shapes: dict[str, torch.Size] = {}
+        """Of whole tensors, by the names of those that learn."""
+        self.order: list[str] = []
+        """All names of what learns, as the optimizer numbers them."""
+
+    def add(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """That this one of the module learns; returns the rows of it that this process holds and changes."""
+        assert isinstance(parameter, DTensor)
+        self.shapes[name] = parameter.shape
+        with torch.no_grad():
+            return nn.Parameter(parameter.to_local())
+
+    def rows(self, whole: Tensor) -> Tensor:
+        """A view of those that this process holds; maybe none."""
+        chunks = whole.chunk(self.mesh.size(), dim=0)
+        rank = self.mesh.get_local_rank()
+        return chunks[rank] if rank < len(chunks) else whole[:0]
+
+    def whole(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """The tensor that the rows of all processes make, in main memory; only the first process keeps it."""
+        stride = torch.empty(shape, device="meta").stride()
+        rows = rows.detach().to(self.mesh.device_type).contiguous()
+        return self._kept(DTensor.from_local(rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride))
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        assert isinstance(tensor, DTensor)
+        whole = tensor.full_tensor()
+        return whole.cpu() if self._keeps else whole.new_empty(0)
+
+    def values(self, learned: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
+        """The module's state_dict in whole tensors, with the rows of `learned` in place of its own. All processes must
+        call it; only the first gets values."""
+        state: dict[str, Tensor] = self._module.state_dict()
+        rows = {name: learned[p] for name, p in self._module.named_parameters() if p in learned}
+        for name, tensor in state.items():
+            if name in rows:
+                state[name] = self.whole(rows[name], tensor.shape)
+            elif isinstance(tensor, DTensor):
+                state[name] = self._kept(tensor.detach())
+        return state
+
+    def forget_iteration(self) -> None:
+        """After a forward or backward that failed."""
+        assert isinstance(self._module, FSDPModule)
+        self._module.reset_iter_state()
+
+    # States: the same file from any number of processes
+
+    def joined(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What Trained.state() says, of whole tensors. All processes must call it; only the first gets values."""
+        return self._through(state, lambda rows, name: self.whole(rows, self.shapes[name]), self._is_rows)
+
+    def cut(self, state: dict[str, Any]) -> dict[str, Any]:
+        """This process's rows of what `joined` gave. ValueError where the state is of other shapes."""
+        for name, shape in self.shapes.items():
+            if name not in state["learning"] or state["learning"][name].shape != shape:
+                raise ValueError("resume: the state is of another model; train the one that it was made with")
+        return self._through(state, lambda whole, _: self.rows(whole).clone(), self._is_whole)
+
+    def _is_rows(self, tensor: Tensor, name: str) -> bool:
+        mine = self.rows(torch.empty(self.shapes[name], device="meta")).shape
+        return tensor.shape == mine
+
+    def _is_whole(self, tensor: Tensor, name: str) -> bool:
+        return tensor.shape == self.shapes[name]
+
+    def _through(self, state: dict[str, Any], change: Any, fits: Any) -> dict[str, Any]:
+        def changed(tensors: dict[str, Any], name: str) -> dict[str, Any]:
+            """Those of a weight's values that have its shape."""
+            return {
+                key: change(value, name) if isinstance(value, Tensor) and fits(value, name) else value
+                for key, value in tensors.items()
+            }
+
+        def by_name(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: change(t, name) if name in self.shapes else t for name, t in tensors.items()}
+
+        optimizer = state["optimizer"]
+        moments = {
+            number: changed(of_one, self.order[number]) if self.order[number] in self.shapes else of_one
+            for number, of_one in sorted(optimizer["state"].items())
+        }
+        state = {**state, "learning": by_name(state["learning"]), "optimizer": {**optimizer, "state": moments}}
+        if state.get("ema"):
+            state["ema"] = {**state["ema"], "average": by_name(state["ema"]["average"])}
+        return state
+
+
+def refuse_what_needs_wholes(settings: Settings) -> None:
+    """Raises ValueError for what a launch with FSDP cannot do, before anything is loaded."""
+    if found := problems(settings):
+        raise ValueError("\n".join(found))
+    disable_fsdp_ram_efficient_loading()  # transformers would leave the encoders of all but one process empty
