@@ -24,6 +24,7 @@ from sd_scripts.runs.folder import RunFolder
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
 expect = playwright.expect
+expect.set_options(timeout=20_000)  # the page answers late where training has the cores
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
