@@ -13,6 +13,7 @@ from diffusers import AutoencoderKL, EulerDiscreteScheduler, FluxTransformer2DMo
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from training_help import train_whole
 
 from sd_scripts.families.family import ModelWeights, Parts
 from sd_scripts.families.flux import FLUX
@@ -288,6 +289,58 @@ def test_diffusers_finds_every_weight_in_a_saved_transformer_of_full_size() -> N
     assert {name: tensor.shape for name, tensor in found.items()} == {n: t.shape for n, t in theirs.items()}
 
 
+FORMS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": "", "diffusers_safetensors": ""}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_saves_in_each_form_names_with_dots_and_windows_included(
+    form: str, miniature: Any, tmp_path: Path
+) -> None:
+    values = {"output_name": "v1.5", "save_every_n_steps": 1, "save_last_n_steps": 1, "max_train_steps": 4}
+    run = train_whole(miniature, tmp_path / "out", save_model_as=form, save_state=True, **values)
+    names = ("v1.5", "v1.5-step00000002", "v1.5-step00000003")
+    assert run.files == sorted([name + ending for name in names for ending in (FORMS[form], "-state")])
+    assert {describe(run.output / f"{name}{FORMS[form]}").problem for name in names} == {None}
+
+    rest = train_whole(
+        miniature, tmp_path / "rest", save_model_as=form, resume=run.output / "v1.5-step00000002-state", **values
+    )
+    assert rest.losses == run.losses[2:]
+    lend_tokenizers(miniature, tmp_path / "out", "v1.5")
+    lend_tokenizers(miniature, tmp_path / "rest", "v1.5")
+    same(*(loaded(each.output / f"v1.5{FORMS[form]}") for each in (run, rest)))
+
+
+def test_a_run_goes_on_from_a_saved_folder_and_saves_one(miniature: Any, tmp_path: Path) -> None:
+    first = train_whole(miniature, tmp_path / "first", save_model_as="diffusers")
+    folder = first.output / "short"
+    learning = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
+    base = {"pretrained_model_name_or_path": folder}
+    second = train_whole(miniature, tmp_path / "second", **base, **learning)
+    assert (first.files, second.files) == (["short"], ["short"])
+    before, after = loaded(folder), loaded(second.output / "short")
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    for prefix, learns in {
+        sgm.UNET_PREFIX: True,
+        sgm.TEXT_ENCODER1_PREFIX: True,
+        sgm.TEXT_ENCODER2_PREFIX: True,
+        sgm.VAE_PREFIX: False,
+    }.items():
+        assert any(key.startswith(prefix) for key in changed) == learns, prefix
+
+
+def test_use_safetensors_means_a_file_where_no_form_is_chosen(miniature: Any, tmp_path: Path) -> None:
+    folder = train_whole(miniature, tmp_path / "first", save_model_as="diffusers", max_train_steps=1).output / "short"
+    base = {"pretrained_model_name_or_path": folder, "use_safetensors": True, "max_train_steps": 1}
+    assert train_whole(miniature, tmp_path / "unset", **base).files == ["short.safetensors"]
+    assert train_whole(miniature, tmp_path / "set", **base, save_model_as="ckpt").files == ["short.ckpt"]
+
+
+def loaded(model: Path) -> State:
+    """The file or folder as the next run has it, in the keys of the single file."""
+    return checkpoint_tensors(SDXL.load(sdxl_settings(model), torch.float32, torch.device("cpu")))
+
+
 def save_sdxl(
     parts: Parts,
     folder: Path,
@@ -326,10 +379,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def lend_tokenizers(miniature: Any, folder: Path) -> None:
-    """Beside a `model` that will lie in this folder."""
+def lend_tokenizers(miniature: Any, folder: Path, name: str = "model") -> None:
+    """Beside a model of this name that lies, or will lie, in this folder."""
     lent = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
-    shutil.copytree(lent, folder / "model_tokenizers")
+    shutil.copytree(lent, folder / f"{name}_tokenizers")
 
 
 def loudly(load: Any, folder: Path) -> tuple[Any, list[str]]:
