@@ -237,8 +237,8 @@ class Form:
         option = self.options[name]
         if family not in option.families:
             return False
-        master = option.shown_when
-        return master is None or (bool(values.get(master)) and self.shows(master, values, family))
+        on = (bool(values.get(master)) and self.shows(master, values, family) for master in option.masters)
+        return not option.masters or any(on)
 
     def visibility(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
         seen = {name: self.shows(name, values, family) for name in self.controls}
@@ -293,7 +293,7 @@ class Form:
         self.taken.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
 
     def _masters(self) -> Sequence[str]:
-        return list(dict.fromkeys(o.shown_when for o in self.options.values() if o.shown_when))
+        return list(dict.fromkeys(master for o in self.options.values() for master in o.masters))
 
 
 def slug(title: str) -> str:

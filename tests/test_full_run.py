@@ -250,7 +250,6 @@ def test_bad_input_is_one_sentence(
     [
         ({"block_lr": "1,2"}, "block_lr: has 2 values; give 23"),
         ({"block_lr": "a,b"}, "block_lr: 'a,b' is not numbers with commas between them"),
-        ({"learning_rate_te1": 1e-5}, "learning_rate_te1: needs train_text_encoder"),
         ({"train_text_encoder": True}, "cache_text_encoder_outputs: cached text encoders cannot be trained"),
     ],
 )

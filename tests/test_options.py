@@ -11,23 +11,35 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.spec import KINDS, Option, each_option
 
-REFERENCE = json.loads((Path(__file__).parent / "reference" / "sdxl_lora_options.json").read_text(encoding="utf-8"))
-EVERY_GROUP = (*SDXL_LORA.groups, ConfigFileOptions, LegacyOptions)
-OPTIONS = {o.name: o for group in EVERY_GROUP for o in each_option(group)}
+FOLDER = Path(__file__).parent / "reference"
+REFERENCE = {
+    script: json.loads((FOLDER / f"{script.family}_{script.method}_options.json").read_text(encoding="utf-8"))
+    for script in SCRIPTS
+}
+OPTIONS_OF = {
+    script: {o.name: o for g in (*script.groups, ConfigFileOptions, LegacyOptions) for o in each_option(g)}
+    for script in SCRIPTS
+}
+OPTIONS = OPTIONS_OF[SDXL_LORA]
+EVERY_OPTION = {(o.name, id(o.default)): o for options in OPTIONS_OF.values() for o in options.values()}
 
 
 def an_option(**face: object) -> Option:
     return Option(**{"name": "x", "type": int, "default": 1, "help": "", "label": "", **face})  # type: ignore[arg-type]
 
 
-def test_no_option_is_declared_twice():
-    names = [o.name for group in EVERY_GROUP for o in each_option(group)]
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
+def test_no_option_is_declared_twice(script):
+    names = [o.name for group in (*script.groups, ConfigFileOptions, LegacyOptions) for o in each_option(group)]
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("theirs", REFERENCE, ids=lambda theirs: theirs["name"])
-def test_every_option_of_the_field_is_here_with_its_type_and_default(theirs):
-    ours = OPTIONS[theirs["name"]]
+@pytest.mark.parametrize(
+    ("script", "theirs"),
+    [pytest.param(s, theirs, id=f"{s.file} {theirs['name']}") for s in SCRIPTS for theirs in REFERENCE[s]],
+)
+def test_every_option_of_the_field_is_here_with_its_type_and_default(script, theirs):
+    ours = OPTIONS_OF[script][theirs["name"]]
     types = {"int": int, "float": float, "bool": bool, "str": str, "Path": str, "int_or_float": float}
     assert ours.type is types[theirs["type"]]
     assert ours.many == (theirs["nargs"] == "*")
@@ -37,7 +49,7 @@ def test_every_option_of_the_field_is_here_with_its_type_and_default(theirs):
         assert set(ours.choices) == set(theirs["choices"]) - {None}
 
 
-@pytest.mark.parametrize("o", OPTIONS.values(), ids=lambda o: o.name)
+@pytest.mark.parametrize("o", EVERY_OPTION.values(), ids=lambda o: o.name)
 def test_every_option_can_speak_for_itself(o):
     assert o.type in KINDS
     assert o.help.endswith("."), "the help is a sentence"
@@ -45,7 +57,7 @@ def test_every_option_can_speak_for_itself(o):
     assert o.problem(o.default) is None, "the default is allowed"
     assert o.read(o.default) == o.default, "reading leaves a value of the right type as it is"
     if o.shown_when:
-        assert OPTIONS[o.shown_when].type is bool
+        assert all(OPTIONS[master].type is bool for master in o.masters)
     if o.type in (int, float) and not o.choices:
         assert o.within, "a number has a range"
 

@@ -267,8 +267,8 @@ def test_groups_are_typed_and_a_typo_is_an_error():
 def test_a_training_that_is_not_there_yet_is_named():
     assert script_for("sdxl", "lora") is SDXL_LORA
     assert script_for("flux", "lora") is FLUX_LORA
-    with pytest.raises(ValueError, match=r"there is no full training for FLUX\.1 yet"):
-        script_for("flux", "full")
+    with pytest.raises(ValueError, match=r"there is no textual_inversion for FLUX\.1 yet"):
+        script_for("flux", "textual_inversion")
 
 
 PATHS = """

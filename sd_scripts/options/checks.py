@@ -322,6 +322,12 @@ def learning_rate_of_a_model(optimizer: OptimizerOptions, full: FullOptions) -> 
         )
 
 
+def rates_of_resting_text_encoders(full: FullOptions) -> Findings:
+    for name in ("learning_rate_te1", "learning_rate_te2"):
+        if getattr(full, name) and not full.train_text_encoder:
+            yield name, "has no effect without train_text_encoder"
+
+
 def schedule_without_use(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
     if _is_schedule_free(optimizer):
         for name, idle in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
@@ -458,6 +464,7 @@ REMARKS = (
     strength_of_no_noise,
     learning_rate_of_a_lora,
     learning_rate_of_a_model,
+    rates_of_resting_text_encoders,
     schedule_without_use,
     decay_that_never_comes,
     samples_of_nothing,

@@ -72,7 +72,8 @@ def given_flags(script: Script, argv: Sequence[str]) -> dict[str, Any]:
     given, strange = parser(script, given_only=True).parse_known_args(argv)
     flags = [word for word in strange if word.startswith("-")]
     if flags:
-        known = [o.name for group in _flag_groups(script) for o in each_option(group)]
+        groups = (group for group in _flag_groups(script) if group is not LegacyOptions)
+        known = [o.name for group in groups for o in each_option(group)]
         names = [word.lstrip("-").split("=")[0] for word in flags]
         raise ValueError("\n".join(f"--{name}: {unknown_text(name, known)}" for name in names))
     if strange:

@@ -82,7 +82,7 @@ def _default(o: Option) -> str:
 def _effect(o: Option) -> str:
     where = [FAMILY_TITLES[family] for family in o.families] if o.families != ALL_FAMILIES else []
     where += [METHOD_TITLES[method] for method in o.methods] if o.methods != ALL_METHODS else []
-    masters = [f"`{name}`" for name in (o.shown_when, *o.also_with) if name]
+    masters = [f"`{name}`" for name in o.masters]
     when = f" While {' or '.join(masters)} is on." if masters else ""
     return when + (f" *{', '.join(where)} only.*" if where else "")
 

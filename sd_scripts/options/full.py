@@ -63,10 +63,6 @@ class FullOptions(OptionGroup, title="Full training"):
             yield "block_lr", f"has {len(rates)} values; give {SDXL_BLOCKS}"
         if not all(0 <= rate < float("inf") for rate in rates):
             yield "block_lr", "holds a number that is no learning rate; each is 0 or more"
-        if not self.train_text_encoder:
-            for name in ("learning_rate_te1", "learning_rate_te2"):
-                if getattr(self, name):
-                    yield name, "needs train_text_encoder, without which no text encoder learns"
 
 
 class FusedOptions(OptionGroup, title="Updates within the backward pass"):

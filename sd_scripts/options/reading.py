@@ -65,6 +65,6 @@ def _why_idle(option: Option, script: Script, values: Mapping[str, Any]) -> str:
         return f"has no effect for {FAMILY_TITLES[script.family]}"
     if script.method not in option.methods:
         return f"has no effect in {METHOD_TITLES[script.method]}"
-    if option.shown_when and not any(values.get(name) for name in (option.shown_when, *option.also_with)):
+    if option.masters and not any(values.get(name) for name in option.masters):
         return f"has no effect while {option.shown_when} is off"
     return ""

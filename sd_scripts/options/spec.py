@@ -79,6 +79,11 @@ class Option:
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
 
+    @property
+    def masters(self) -> tuple[str, ...]:
+        """Switches of which one must be on for the option to have an effect; empty where it always has."""
+        return (self.shown_when, *self.also_with) if self.shown_when else ()
+
     def read(self, value: Any) -> Any:
         """`value` as a file, a flag or a control gives it, in this option's own type.
 
