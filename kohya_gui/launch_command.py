@@ -95,13 +95,14 @@ def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
     for name in ("num_processes", "num_machines", "num_cpu_threads_per_process"):
         flags += [f"--{name}", str(getattr(launch, name))]
     flags += ["--mixed_precision", mixed_precision]
-    if launch.num_processes > 1:
+    more = shell_words(launch.extra_accelerate_launch_args)
+    if launch.num_processes > 1 and "--use_fsdp" not in more:  # which is another way to use several GPUs
         flags += ["--multi_gpu"]
     if launch.gpu_ids:
         flags += ["--gpu_ids", launch.gpu_ids.replace(" ", "")]
     if launch.main_process_port:
         flags += ["--main_process_port", str(launch.main_process_port)]
-    return flags + shell_words(launch.extra_accelerate_launch_args)
+    return flags + more
 
 
 def _secrets(settings: Settings) -> dict[str, str]:

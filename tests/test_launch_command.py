@@ -61,6 +61,9 @@ def test_several_processes_mean_several_gpus():
     assert argv[argv.index("--gpu_ids") + 1] == "0,1"
     assert argv[argv.index("--main_process_port") + 1] == "29501"
     assert "--multi_gpu" not in command().argv
+    sharded = command(num_processes=2, extra_accelerate_launch_args="--use_fsdp --fsdp_version 2").argv
+    assert "--multi_gpu" not in sharded  # accelerate takes one of the two
+    assert "--use_fsdp" in sharded
 
 
 def test_without_the_program_beside_it_python_starts_accelerates_module(monkeypatch):
