@@ -20,7 +20,7 @@ from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.library.compile_utils import LEAST_LIMIT
-from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA, Script, script_for
+from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
@@ -68,8 +68,10 @@ def inline() -> list[tuple[str, str]]:
 
 def script_of(document: dict[str, object]) -> Script:
     """The one that these settings are meant for."""
-    only_flux = {o.name for group in FLUX_LORA.groups for o in each_option(group) if o.families == ("flux",)}
-    return FLUX_LORA if only_flux & set(document) else SDXL_LORA
+    options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
+    named = [options[name] for name in document if name in options]
+    family = "flux" if any(o.families == ("flux",) for o in named) else "sdxl"
+    return script_for(family, "full" if any(o.methods == ("full",) for o in named) else "lora")
 
 
 def settings_are_known(document: dict[str, object], script: Script | None = None) -> None:
@@ -162,7 +164,7 @@ def test_presets_and_scripts_that_are_named_exist() -> None:
     assert [code for code in named if not (ROOT / code).exists()] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/torch_compile.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/torch_compile.md", "docs/full_training.md"])
 def test_what_the_troubleshooting_quotes_is_what_the_program_says(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8").partition("## Troubleshooting")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
