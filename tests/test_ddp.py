@@ -17,6 +17,7 @@ from training_help import FULL, Run, equal, pictures, run, settings_for, train_w
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
+from sd_scripts.training.full import UNDERWAY
 from sd_scripts.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
@@ -36,15 +37,17 @@ sys.exit(sdxl_train_network.main(sys.argv[2:]))
 
 def keep_copies(folder: Path) -> None:
     """Let training in this process also write, in the end, what it holds and which losses it saw."""
-    losses, micro, finish = [], Trainer._micro, Trainer._finish
+    losses, underway, micro, finish = [], [], Trainer._micro, Trainer._finish
 
     def noted(trainer: Trainer, *arguments: Any) -> Tensor:
         losses.append(micro(trainer, *arguments))
+        underway.append(len(getattr(trainer.learning, "underway", ())))
         return losses[-1]
 
     def with_copy(trainer: Trainer) -> Path:
         held = {**trainer.learning.state_dict(), "losses": torch.stack(losses)}
         torch.save(held, folder / f"held{trainer.context.rank}.pt")
+        torch.save(underway, folder / f"underway{trainer.context.rank}.pt")
         return finish(trainer)
 
     Trainer._micro, Trainer._finish = noted, with_copy  # type: ignore[method-assign, assignment]
@@ -244,6 +247,7 @@ def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
     one = train_as_two(two, each_miniature, monkeypatch, **values)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, each_miniature) < TOLERANCE
+    assert torch.load(tmp_path / "two" / "underway0.pt") == [0 if more else UNDERWAY] * 3  # when backward is done
     assert two.files == ["short.safetensors"]
 
 
@@ -267,6 +271,17 @@ def test_encoders_whose_last_layers_are_not_used_learn_within_backward_too(
     two = train_two(tmp_path / "two", miniature, **values, **chosen)
     one = train_as_two(two, miniature, monkeypatch, **values)
     assert apart(two, one, miniature) < TOLERANCE
+
+
+@pytest.mark.parametrize("more", [{}, WITHIN], ids=["at the end", "within backward"])
+def test_blocks_that_learn_and_take_turns_learn_what_resident_ones_do(
+    more: dict[str, Any], flux_miniature: Any, tmp_path: Path
+) -> None:
+    values = {**HALF, **more, "optimizer_type": "SGDNesterov", "learning_rate": 1e-2}
+    swapped = train_two(tmp_path / "swapped", flux_miniature, **values, blocks_to_swap=2)
+    resident = train_two(tmp_path / "resident", flux_miniature, **values)
+    assert swapped.losses == resident.losses
+    assert equal(swapped.tensors(), resident.tensors())
 
 
 def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(each_miniature: Any, tmp_path: Path) -> None:

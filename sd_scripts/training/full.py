@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from sd_scripts.training.sharded import Shards, refuse_what_needs_wholes
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 BUCKET = 2**28
 """Bytes of gradients that the processes average in one message."""
+UNDERWAY = 4
+"""Blocks whose gradients may be on their way at once: each is there twice meanwhile."""
 
 
 class Full:
@@ -121,6 +124,25 @@ class Portion:
     block: nn.Module | None = None
     """That these are all the weights of, if it may be off the device."""
     come: int = 0
+    """How many of their gradients are there."""
+
+    @property
+    def complete(self) -> bool:
+        return self.come == len(self.weights)
+
+
+class Averaging:
+    """Of gradients over the processes, in one message, which is on its way while something else goes on."""
+
+    def __init__(self, gradients: list[Tensor], processes: int):
+        self._gradients, self._processes = gradients, processes
+        self._flat = torch._utils._flatten_dense_tensors(gradients)
+        self._work = torch.distributed.all_reduce(self._flat, async_op=True)
+
+    def finish(self) -> None:
+        self._work.wait()
+        self._flat.div_(self._processes)
+        torch._foreach_copy_(self._gradients, list(torch._utils._unflatten_dense_tensors(self._flat, self._gradients)))
 
 
 class FullLearning:
@@ -148,6 +170,7 @@ class FullLearning:
         swapper = getattr(parts.denoiser, "swapper", None)
         self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
         self.portions = self._in_portions()
+        self.underway: deque[Averaging] = deque()
         self._optimizer: Optimizer | None = None
         if shards:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
@@ -197,6 +220,9 @@ class FullLearning:
             )
             if self._fused:
                 self._step_within_backward(self._optimizer)
+        where_they_are_read = self._refreshes or not copies
+        if self._context.world > 1 and where_they_are_read and not (self._fused or self._accumulates or self.shards):
+            self._average_within_backward()
         return self._optimizer
 
     def collect_gradients(self) -> None:
@@ -206,15 +232,24 @@ class FullLearning:
             _collect(self.weights)
 
     def forget_gradients(self) -> None:
+        self._finish_averaging()
         _take_rows(self.weights)
         for weight in self.weights:
             weight.copy.grad = None
+        for portion in self.portions:
+            portion.come = 0
         if self.shards:
             self.shards.forget_iteration()
 
     def average_gradients(self, processes: int) -> None:
-        """Of a fused backward pass those of portions that were not complete. Of shards backward has averaged them."""
-        _average(_gradients(weight for weight in self.weights if weight.sharded is None), processes)
+        """What backward has not: shards, and portions that were complete, are done then."""
+        self._finish_averaging()
+        rest = (weight for portion in self.portions if not portion.complete for weight in portion.weights)
+        _average(_gradients(weight for weight in rest if weight.sharded is None), processes)
+
+    def _finish_averaging(self) -> None:
+        while self.underway:
+            self.underway.popleft().finish()
 
     def clip(self, max_norm: float) -> Tensor:
         """Of a fused backward pass each gradient was shortened by itself, except in portions that were not complete."""
@@ -246,7 +281,7 @@ class FullLearning:
             _refresh(self.weights)
         _forget(self.weights)
         for portion in self.portions:
-            portion.come = 0  # of one with a weight that the loss does not use
+            portion.come = 0
 
     def limit_norms(self) -> None:
         """Whole weights have no limit."""
@@ -313,13 +348,27 @@ class FullLearning:
         assert isinstance(optimizer, Portions)
         for key, portion in enumerate(self.portions):
             for weight in portion.weights:
-                weight.copy.register_post_accumulate_grad_hook(partial(self._one_more, optimizer, key))
+                weight.copy.register_post_accumulate_grad_hook(
+                    partial(self._one_more, portion, partial(self._update, optimizer, key))
+                )
 
-    def _one_more(self, optimizer: Portions, key: int, _: Tensor) -> None:
-        portion = self.portions[key]
+    def _average_within_backward(self) -> None:
+        """Of whole blocks; what lies outside of them would be many small messages."""
+        for portion in self.portions:
+            for weight in portion.weights if portion.block is not None else ():
+                begin = partial(self._begin_averaging, portion)
+                weight.copy.register_post_accumulate_grad_hook(partial(self._one_more, portion, begin))
+
+    def _one_more(self, portion: Portion, do: Callable[[], None], _: Tensor) -> None:
         portion.come += 1
-        if portion.come == len(portion.weights):
-            self._update(optimizer, key)
+        if portion.complete:
+            do()
+
+    @torch.no_grad()
+    def _begin_averaging(self, portion: Portion) -> None:
+        if len(self.underway) == UNDERWAY:
+            self.underway.popleft().finish()
+        self.underway.append(Averaging(_gradients(portion.weights), self._context.world))
 
     @torch.no_grad()
     def _update(self, optimizer: Portions, key: int) -> None:
@@ -457,9 +506,5 @@ def _average(gradients: list[Tensor], processes: int) -> None:
 
 
 def _average_together(gradients: list[Tensor], processes: int) -> None:
-    if not gradients:
-        return
-    flat = torch._utils._flatten_dense_tensors(gradients)
-    torch.distributed.all_reduce(flat)
-    flat.div_(processes)
-    torch._foreach_copy_(gradients, list(torch._utils._unflatten_dense_tensors(flat, gradients)))
+    if gradients:
+        Averaging(gradients, processes).finish()
