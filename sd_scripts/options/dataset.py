@@ -12,7 +12,7 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     train_data_dir: str | None = option(
         None,
         "Folder with the training pictures, in subfolders named like 10_cat: the number says how often each picture "
-        "is seen in an epoch, the rest is its caption where no caption file lies beside it.",
+        "is seen in an epoch, the rest is its caption where no caption file lies beside it. With in_json any folder.",
         label="Training pictures",
         placeholder="/data/cats, with 10_cat inside",
         path=True,

@@ -20,7 +20,7 @@ class SavingOptions(OptionGroup, title="Saving"):
         path=True,
     )
     output_name: str | None = option(
-        None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="my_lora"
+        None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="mycat"
     )
     save_precision: Literal["float", "fp16", "bf16"] | None = option(
         None,
