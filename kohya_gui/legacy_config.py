@@ -190,9 +190,7 @@ def _metadata(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Rema
     )
     remarks = []
     if any(_on(_of(legacy, key, FINETUNE)) for key in ("create_caption", "create_buckets")):
-        remarks = [
-            Remark("in_json", "is not made at the start of a run; make it once under Dataset preparation")
-        ]
+        remarks = [Remark("in_json", "is not made at the start of a run; make it once under Dataset preparation")]
     return {"in_json": f"{folder}/{_of(legacy, name, FINETUNE)}"}, remarks
 
 
