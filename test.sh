@@ -7,4 +7,5 @@ cd "$root"
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-exec "$python" -m pytest "$@"
+# two files of tests at a time; the first to start is the one that takes longest
+exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
