@@ -148,6 +148,17 @@ def test_twice_stopped_and_resumed_is_never_stopped(more: dict[str, Any], each_m
         assert equal(done.tensors("short-ema.safetensors"), whole.tensors("short-ema.safetensors"))
 
 
+@pytest.mark.parametrize("eight", [{"fp8_base": True}, {"fp8_base_unet": True}, {"fp8_compute": True}], ids=str)
+def test_weights_that_learn_are_not_held_in_eight_bits(
+    eight: dict[str, Any], flux_miniature: Any, tmp_path: Path
+) -> None:
+    ours = train_whole(flux_miniature, tmp_path / "eight", **HALF, **eight, max_train_steps=1)
+    plain = train_whole(flux_miniature, tmp_path / "plain", **HALF, max_train_steps=1)
+    (name,) = eight
+    assert f"{name}: has no effect in full training" in [event["text"] for event in ours.told("warning")]
+    assert equal(ours.tensors(), plain.tensors())
+
+
 def test_the_average_lies_beside_what_was_trained(miniature: Any, tmp_path: Path) -> None:
     ours = train_whole(miniature, tmp_path / "out", use_ema=True, save_every_n_steps=1, save_last_n_steps=1)
     assert ours.files == [

@@ -12,6 +12,7 @@ from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import BlockSwap, Bus, SwapGroup, moving, swap_counts
 from sd_scripts.options.flux import FluxMemoryOptions
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 
@@ -45,6 +46,9 @@ def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
 
 
 def holds_in_fp8(settings: Settings) -> bool:
+    """Only beside a network: in full training the transformer's own weights learn, which 8 bits cannot."""
+    if NetworkOptions not in settings.filled:
+        return False
     training = settings[TrainingOptions]
     return training.fp8_base or training.fp8_base_unet or settings[FluxMemoryOptions].fp8_compute
 
@@ -68,7 +72,7 @@ def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays
 
 def holds_t5_in_fp8(settings: Settings) -> bool:
     training = settings[TrainingOptions]
-    return training.fp8_base and not training.fp8_base_unet
+    return NetworkOptions in settings.filled and training.fp8_base and not training.fp8_base_unet
 
 
 def quantize_t5(encoder: T5EncoderModel, dtype: torch.dtype) -> None:
