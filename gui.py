@@ -3,11 +3,21 @@
 import argparse
 import ipaddress
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from kohya_gui.gate import OWN_NAMES, Door
+from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS
+from sd_scripts.runs.store import state_folder
+
+if TYPE_CHECKING:
+    from gradio.routes import App
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
@@ -26,6 +36,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--inbrowser", action="store_true", help="open the browser")
     made.add_argument("--headless", action="store_true", help="never open a browser, whatever else is said")
     made.add_argument("--root_path", default="", metavar="PATH", help="path of the page behind a reverse proxy")
+    made.add_argument(
+        "--allowed_path",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder that the page may read and write when it is served to others, besides the home folder and the "
+        "current one; may be given several times",
+    )
     made.add_argument("--config", type=Path, metavar="FILE", help="TOML, or JSON of kohya_ss, to open in the page")
     made.add_argument(
         "--insecure",
@@ -44,16 +63,22 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
+def open_to_others(flags: argparse.Namespace) -> bool:
+    """Whether the page is served beyond this machine."""
+    return flags.share or not is_loopback(flags.listen)
+
+
 def refusal(flags: argparse.Namespace) -> str | None:
     """Why the page must not be served like that."""
     if bool(flags.username) != bool(flags.password):
         return "--username and --password go together: give both or neither"
-    open_to_others = flags.share or not is_loopback(flags.listen)
-    if open_to_others and not flags.password and not flags.insecure:
+    if open_to_others(flags) and not flags.password and not flags.insecure:
         how = "--share" if flags.share else f"--listen {flags.listen}"
         return f"{how} opens the page to others: give --username and --password, or say --insecure"
     if flags.config and not flags.config.is_file():
         return f"--config: there is no file {flags.config}"
+    if missing := [folder for folder in flags.allowed_path if not folder.expanduser().is_dir()]:
+        return f"--allowed_path: there is no folder {missing[0]}"
     if flags.print_command and not flags.config:
         return "--print-command needs --config FILE"
     return None
@@ -71,14 +96,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return serve(flags)
 
 
-def serve(flags: argparse.Namespace) -> int:
+def door(flags: argparse.Namespace) -> Door:
+    """Who is let in: everybody at this machine, or who knows the password."""
+    own = not open_to_others(flags) and not flags.password and not flags.root_path
+    listen = f"[{flags.listen}]" if ":" in flags.listen else flags.listen
+    return Door(
+        locked=bool(flags.password),
+        names=tuple({*OWN_NAMES, listen}) if own else (),
+        outside=urlsplit(flags.root_path).netloc,
+        behind_proxy=bool(flags.share or flags.root_path),
+    )
+
+
+def places(flags: argparse.Namespace) -> Places:
+    """Where the page may read and write: wherever the user may, or, served to others, in folders known at the start."""
+    if not open_to_others(flags):
+        return EVERYWHERE
+    named = [*flags.allowed_path, *([flags.config] if flags.config else [])]
+    return Places.within([Path.home(), Path.cwd(), state_folder(), *named])
+
+
+@contextmanager
+def past_proxies(address: str) -> Iterator[None]:
+    """Reach this machine without the proxy of the environment or system, which launch() asks itself through."""
+    names = ("no_proxy", "NO_PROXY")  # the small one counts where both are there
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    spared = [*before.values(), "localhost", "127.0.0.1", "::1", address]
+    os.environ.update(dict.fromkeys(names, ",".join(spared)))
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
+    """Serve the page, until the process is told to end or, without `wait`, in a thread."""
     # imported late: --help and a refusal answer at once
+    from kohya_gui import live_routes, prompt_editor
     from kohya_gui.app import build
     from kohya_gui.theme import look
+    from sd_scripts.runs.queue import RunQueue
     from sd_scripts.runs.store import RunStore
 
-    try:
-        build(RunStore(), flags.config, flags.tab).launch(
+    queue, allowed = RunQueue(RunStore()), places(flags)
+    routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes()]
+    page = build(queue, flags.config, flags.tab, allowed)
+    with past_proxies(flags.listen):
+        app, _, _ = page.launch(
             server_name=flags.listen,
             server_port=flags.server_port or None,
             auth=(flags.username, flags.password) if flags.password else None,
@@ -88,10 +154,31 @@ def serve(flags: argparse.Namespace) -> int:
             ssr_mode=False,
             footer_links=[],
             show_error=True,
+            run_history=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=False,
+            app_kwargs={"middleware": [door(flags).middleware()], "routes": routes},
+            prevent_thread_lock=True,
+            _frontend=False,  # which would give up where the page takes longer than 3 s to come, as on a busy machine
             **look(),
         )
+    queue.open()  # now that the address is ours
+    if wait:
+        if sys.platform != "linux":  # which ends TensorBoard with us by itself, and at once
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        page.block_thread()
+    return app
+
+
+def serve(flags: argparse.Namespace) -> int:
+    try:
+        open_page(flags)
     except OSError as error:  # the port is taken, or the address is not of this machine
         print(f"--listen {flags.listen} --server_port {flags.server_port}: {error}", file=sys.stderr)
+        return 2
+    except ValueError as error:  # the list of runs cannot be read or written
+        print(error, file=sys.stderr)
         return 2
     return 0
 

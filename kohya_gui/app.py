@@ -5,13 +5,14 @@ from pathlib import Path
 
 import gradio as gr
 
+from kohya_gui import runs_tab
 from kohya_gui.configuration import tab_for
 from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
+from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.training_tab import TrainingTab
-from sd_scripts.runs.book import RunBook
-from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.queue import RunQueue
 
 TITLE = "SD Scripts Studio"
 HEAD = f"""
@@ -23,9 +24,11 @@ HEAD = f"""
 TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
 
 
-def build(store: RunStore, config: Path | None = None, name: str | None = None) -> gr.Blocks:
+def build(
+    queue: RunQueue, config: Path | None = None, name: str | None = None, places: Places = EVERYWHERE
+) -> gr.Blocks:
     """The whole page; `config` is opened in it once, in the tab of this name or in the one that the file is for."""
-    book, launch = RunBook(store), secrets.token_hex(4)
+    launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
         gr.HTML(HEAD.replace("LAUNCH", launch))
@@ -33,7 +36,9 @@ def build(store: RunStore, config: Path | None = None, name: str | None = None) 
         with gr.Tabs(selected=shown, elem_id="tabs"):
             for training in TRAININGS:
                 with gr.Tab(training.tab.title, id=training.tab.name, elem_id=training.tab.name):
-                    tabs.append(TrainingTab(training, book, launch))
+                    tabs.append(TrainingTab(training, queue, launch, places))
+            with gr.Tab(runs_tab.TITLE, id=runs_tab.NAME, elem_id=runs_tab.NAME):
+                runs_tab.lay_out()
         for tab in tabs:
             tab.on_load(page, config if tab.name == shown else None)
     return page

@@ -1,6 +1,6 @@
 """The Advanced Training accordion of every training tab: which options stand there, in which order."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import gradio as gr
@@ -53,10 +53,18 @@ SECTIONS = (
 
 
 class AdvancedTraining:
-    """Takes every option that no panel asks for: `groups` and `names` are those that panels below it will take."""
+    """Takes every option that no panel asks for: `groups` and `names` are those that panels below it will take, `tools`
+    what stands in its sections besides, by title."""
 
-    def __init__(self, form: Form, groups: Collection[type[OptionGroup]], names: Collection[str]) -> None:
+    def __init__(
+        self,
+        form: Form,
+        groups: Collection[type[OptionGroup]],
+        names: Collection[str],
+        tools: Mapping[str, Callable[[], None]],
+    ) -> None:
         with gr.Accordion("Advanced Training", open=False, elem_id=f"{form.tab}-panel-{slug('Advanced Training')}"):
             for section in SECTIONS:
                 left = form.left_of(*(group for group in section.groups if group not in groups))
-                form.panel(section.title, [name for name in left if name not in names], note=section.note)
+                mine = [name for name in left if name not in names]
+                form.panel(section.title, mine, note=section.note, tool=tools.get(section.title))

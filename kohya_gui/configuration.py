@@ -8,6 +8,7 @@ from typing import Any
 
 from kohya_gui import legacy_config
 from kohya_gui.launch_command import LaunchCommand, build
+from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.flux import FluxNetworkOptions
@@ -23,6 +24,8 @@ from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
 
 HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
 """How models on the Hugging Face Hub are called."""
+SECRET_LENGTH = 8
+"""Shorter ones may stand in another text by chance."""
 TELLING = {"lora": (NetworkOptions, FluxNetworkOptions), "full": (FullOptions, FusedOptions)}
 """Groups whose options only files for this method have."""
 
@@ -68,11 +71,12 @@ def place_to_save(text: str) -> Path:
     return place_of(text).with_suffix(".toml").absolute()
 
 
-def open_file(path: Path, tab: Tab, shown: str | None = None) -> Opened:
+def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = EVERYWHERE) -> Opened:
     """Read TOML, or the JSON of kohya_ss; `shown` is the family of a file that does not tell its own.
 
     Raises ValueError, one sentence, when the file is not there, broken, or for another tab.
     """
+    places.check("configuration file", path)
     families = families_of(tab.method)
     if path.suffix.lower() == ".json":
         raw = legacy_config.read(path)
@@ -85,7 +89,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None) -> Opened:
     raw = read_toml(path)
     if (told_by := _tab_of(raw)) and told_by.method != tab.method:
         _check_tab(path, told_by, tab)
-    family = family_of(raw, tab.method) or shown or families[0]
+    family = family_of(raw, tab.method, places) or shown or families[0]
     return _opened(from_values(script_for(family, tab.method), raw), family)
 
 
@@ -113,7 +117,7 @@ def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
         raise ValueError(f"{path.name} is a configuration for {told.title}; open it in the tab {told.title}")
 
 
-def family_of(values: Mapping[str, Any], method: str) -> str | None:
+def family_of(values: Mapping[str, Any], method: str, places: Places = EVERYWHERE) -> str | None:
     """The family that settings are for: told by options that it alone has, else by the base model."""
     families = families_of(method)
     groups = {family: set(script_for(family, method).groups) for family in families}
@@ -123,14 +127,14 @@ def family_of(values: Mapping[str, Any], method: str) -> str | None:
             return family
     if str(values.get("network_module", "")).endswith("_flux"):
         return "flux"
-    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")))
+    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), places)
     return found if found in families else None
 
 
-def _family_of_model(name: str) -> str | None:
+def _family_of_model(name: str, places: Places) -> str | None:
     place = Path(os.path.expanduser(name))
     try:
-        if name and place.exists():
+        if name and places.holds(place) and place.exists():
             return describe(place).family
     except (OSError, ValueError):  # no path at all
         return None
@@ -162,10 +166,17 @@ def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
     return {name: v for name, v in values.items() if name in known and script.family in known[name].families}
 
 
-def save_file(path: Path, values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any]) -> Path:
+def save_file(
+    path: Path,
+    values: Mapping[str, Any],
+    script: Script,
+    unknown: Mapping[str, Any],
+    places: Places = EVERYWHERE,
+) -> Path:
     """Write what differs from the defaults, and the unknown keys. Raises ValueError for a bad value or a bad place."""
+    places.check("configuration file", path)
     settings = from_values(script, unknown, of_family(values, script))
-    if wrong := settings.wrong_values():
+    if wrong := [*settings.wrong_values(), *_told_secrets(settings)]:
         raise ValueError("\n".join(wrong))
     try:
         write_toml(path, settings.saved())
@@ -174,15 +185,36 @@ def save_file(path: Path, values: Mapping[str, Any], script: Script, unknown: Ma
     return path
 
 
-def prepare(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any], print_only: bool) -> Prepared:
+def _told_secrets(settings: Settings) -> list[str]:
+    """Every option that holds a secret and is none: it would be written down and printed."""
+    values = settings.values()
+    secrets = {name: values[name] for name, o in settings.options.items() if o.secret and values[name]}
+    return [
+        f"{name}: holds the {secret}, which would be written to files with it; leave it out there"
+        for name, value in settings.saved().items()
+        for secret, word in secrets.items()
+        if len(word) >= SECRET_LENGTH and word in str(value)
+    ]
+
+
+def prepare(
+    values: Mapping[str, Any],
+    script: Script,
+    unknown: Mapping[str, Any],
+    print_only: bool,
+    places: Places = EVERYWHERE,
+) -> Prepared:
     """Check the settings and write the TOML that the training reads.
 
     Raises ValueError with one sentence a line for all that stands in the way.
     """
     values = of_family(values, script)
     settings = from_values(script, unknown, values)
-    if problems := settings.problems():
+    # places come first: the other checks tell what is there
+    if problems := places.problems(settings.values(), settings.options.values()) or settings.problems():
         raise ValueError("\n".join(problems))
+    if told := _told_secrets(settings):
+        raise ValueError("\n".join(told))
     output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
     # a printed command may be pasted anywhere
     settings = from_values(script, unknown, {**values, "output_dir": str(output)})

@@ -7,13 +7,14 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 
+from kohya_gui.places import EVERYWHERE, Places
 from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
 
 SLIDER_STEPS = 64
 """A whole number with no more values than this gets a slider."""
-QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-"""How the page talks to itself."""
+QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progress_on": (), "api_visibility": "private"}
+"""How the page talks to itself; progress shown nowhere spares the browser a walk over the page for each output."""
 UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
@@ -123,9 +124,15 @@ class Form:
     """Every control of some option groups, by option name: read as one dict, written as one dict."""
 
     def __init__(
-        self, tab: str, groups: Groups, method: str, without: Collection[str] = (), told: Collection[str] = ()
+        self,
+        tab: str,
+        groups: Groups,
+        method: str,
+        without: Collection[str] = (),
+        told: Collection[str] = (),
+        places: Places = EVERYWHERE,
     ) -> None:
-        self.tab, self._told = tab, told
+        self.tab, self._told, self._places = tab, told, places
         self.options: dict[str, Option] = {
             o.name: o
             for group in groups
@@ -138,7 +145,7 @@ class Form:
         """A line under a control for what is found at the path in it."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
         self.taken: list[Any] = []
-        """Events after which the page holds advised values."""
+        """Events of tools and advice that write values."""
         self._panels: list[tuple[gr.Accordion, list[str]]] = []
 
     def place(self, names: Iterable[str]) -> None:
@@ -165,9 +172,13 @@ class Form:
         *,
         note: str = "",
         advice: Advice | None = None,
+        tool: Callable[[], None] | None = None,
         open: bool = False,
     ) -> None:
-        """An accordion with these options, those of `more` folded away; hidden where none of them has an effect."""
+        """An accordion with these options, those of `more` folded away; hidden where none of them has an effect.
+
+        `tool` lays out what else stands at its end.
+        """
         first, later = ([name for name in some if name in self.options] for some in (names, more))
         if not first:
             first, later = later, []
@@ -185,6 +196,8 @@ class Form:
                 ) as folded:
                     self.place(later)
                 self._panels.append((folded, later))
+            if tool:
+                tool()
         self._panels.append((accordion, [*first, *later]))
 
     def _advise(self, advice: Advice) -> None:
@@ -249,7 +262,12 @@ class Form:
         return updates
 
     def advised(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
+        values = self._seen(values)
         return {row: gr.update(visible=advice.wanted(values, family)) for advice, row, _ in self.advice}
+
+    def _seen(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Without the paths that the page must not look at."""
+        return {name: v for name, v in values.items() if not self._places.problems({name: v}, [self.options[name]])}
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
         """What a new page shows: the defaults overlaid by `values`."""
@@ -260,36 +278,48 @@ class Form:
 
     def connect(self, family: FormComponent) -> None:
         """Show and hide whenever the family, a switch or what advice is about changes."""
-        for advice, row, button in self.advice:
-            self._connect_advice(advice, row, button, family)
+        self._family = family
         masters = {name: self.controls[name] for name in self._masters()}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            values = {name: given(self.options[name], data[c]) for name, c in masters.items()}
-            return self.visibility(values, data[family])
+            return self.visibility(self._given(masters, data), data[family])
 
-        gr.on(
-            [family.change, *(component.change for component in masters.values())],  # type: ignore[attr-defined]
-            show,
-            inputs={family, *masters.values()},
-            outputs=self.outputs(),
-            **QUIET,
-        )
+        changes = [family, *masters.values()]
+        gr.on([c.change for c in changes], show, set(changes), self.outputs(), **QUIET)  # type: ignore[attr-defined]
+        for advice, row, button in self.advice:
+            self._connect_advice(advice, row, button)
 
-    def _connect_advice(self, advice: Advice, row: gr.Row, button: gr.Button, family: FormComponent) -> None:
-        about = {name: self.controls[name] for name in advice.about}
+    def show_after(self, event: Any) -> None:
+        """Show and hide once more when all that an event writes is there.
 
-        def read(data: dict[Any, Any]) -> dict[str, Any]:
-            return {name: given(self.options[name], data[c]) for name, c in about.items()}
+        Each value that is written asks by itself too, some while others are still on their way, and two answers that
+        are under way at once may come in any order.
+        """
+        about = {name: self.controls[name] for advice, *_ in self.advice for name in advice.about}
+        needed = about | {name: self.controls[name] for name in self._masters()}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            return {row: gr.update(visible=advice.wanted(read(data), data[family]))}
+            values = self._given(needed, data)
+            return self.visibility(values, data[self._family]) | self.advised(values, data[self._family])
+
+        event.then(show, {self._family, *needed.values()}, self.outputs(), **QUIET)
+
+    def _given(self, controls: Mapping[str, FormComponent], data: Mapping[Any, Any]) -> dict[str, Any]:
+        return {name: given(self.options[name], data[c]) for name, c in controls.items()}
+
+    def _connect_advice(self, advice: Advice, row: gr.Row, button: gr.Button) -> None:
+        about = {name: self.controls[name] for name in advice.about}
+
+        def show(data: dict[Any, Any]) -> dict[Any, Any]:
+            values = self._seen(self._given(about, data))
+            return {row: gr.update(visible=advice.wanted(values, data[self._family]))}
 
         def take(data: dict[Any, Any]) -> dict[Any, Any]:
-            return {about[name]: shown(self.options[name], value) for name, value in advice.good(read(data)).items()}
+            good = advice.good(self._seen(self._given(about, data)))
+            return {about[name]: shown(self.options[name], value) for name, value in good.items()}
 
-        changes = [family.change, *(c.change for c in about.values())]  # type: ignore[attr-defined]
-        gr.on(changes, show, {family, *about.values()}, row, **QUIET)
+        changes = [self._family, *about.values()]
+        gr.on([c.change for c in changes], show, set(changes), row, **QUIET)  # type: ignore[attr-defined]
         self.taken.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
 
     def _masters(self) -> Sequence[str]:

@@ -11,12 +11,14 @@ from typing import Any
 
 import gradio as gr
 from gradio.components import FormComponent
+from gradio.context import Context
 
 from kohya_gui.controls import QUIET, Form, given, shown, unquoted
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
 from kohya_gui.messages import message
-from sd_scripts.runs.book import RunBook
+from kohya_gui.places import EVERYWHERE, Places
+from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.story import RunStory
 
 EVERY = 1.0
@@ -33,8 +35,8 @@ Updates = dict[Any, Any]
 class FolderHelper:
     """Copies pictures into `img/40_sks cat` and `reg/1_cat`, then fills in the folders of the tab."""
 
-    def __init__(self, tab: str) -> None:
-        self._tab = tab
+    def __init__(self, tab: str, places: Places = EVERYWHERE) -> None:
+        self._tab, self._places = tab, places
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
                 "Pictures and their caption files are copied into folders as training reads them. "
@@ -79,8 +81,8 @@ class FolderHelper:
         self._copy.click(self._arrange, about, done, show_progress_on=self._message, api_visibility="private")
         filled_by(self._use, self._options, self._message, form)
 
-    @staticmethod
     def _arrange(
+        self,
         instance: str,
         kind: str,
         images: str,
@@ -90,19 +92,20 @@ class FolderHelper:
         destination: str,
         caption_extension: str = ".txt",
     ) -> list[Any]:
+        concept = Concept(
+            instance_prompt=instance or "",
+            class_prompt=kind or "",
+            training_images=unquoted(images or ""),
+            repeats=repeats,
+            regularisation_images=unquoted(reg_images or ""),
+            regularisation_repeats=reg_repeats,
+            destination=unquoted(destination or ""),
+            caption_extension=caption_extension or ".txt",
+        )
         try:
-            done = arrange(
-                Concept(
-                    instance_prompt=instance or "",
-                    class_prompt=kind or "",
-                    training_images=unquoted(images or ""),
-                    repeats=repeats,
-                    regularisation_images=unquoted(reg_images or ""),
-                    regularisation_repeats=reg_repeats,
-                    destination=unquoted(destination or ""),
-                    caption_extension=caption_extension or ".txt",
-                )
-            )
+            for name in ("training_images", "regularisation_images", "destination"):
+                self._places.check(name.replace("_", " "), getattr(concept, name))
+            done = arrange(concept)
         except ValueError as error:
             return [message("error", str(error)), gr.update(visible=False), {}]
         return [arranged_message(done), gr.update(visible=True), done.options]
@@ -116,9 +119,9 @@ def arranged_message(done: Arranged) -> str:
 class MetadataSteps:
     """Gathers captions into a metadata file, prepares latents in a process of its own, then fills both in."""
 
-    def __init__(self, tab: str, book: RunBook) -> None:
-        self._tab = tab
-        self._job = LatentsJob(book)
+    def __init__(self, tab: str, queue: RunQueue, places: Places = EVERYWHERE) -> None:
+        self._tab, self._places = tab, places
+        self._job = LatentsJob(queue)
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
                 "Two steps make the metadata file that this training reads. The second is worth it for large data "
@@ -194,15 +197,18 @@ class MetadataSteps:
 
         slow: dict[str, Any] = {"show_progress_on": self._message, "api_visibility": "private"}
         self._gather.click(gather_words, fields, done, **slow)
-        look = [self._seen, self._progress, self._prepare, self._stop, self._use, self._options]
+        timer = gr.Timer(EVERY, active=False)  # only while the tool runs: a page that ticks is a slow page
+        look = [self._seen, self._progress, self._prepare, self._stop, self._use, self._options, timer]
         started = self._prepare.click(prepare, {*fields, *needed.values(), family}, self._message, **QUIET)
         for event in (started, self._stop.click(self._job.stop, **QUIET)):
             event.then(self._show, self._seen, look, **QUIET)
-        gr.Timer(EVERY).tick(self._show, self._seen, look, **QUIET)
+        timer.tick(self._show, self._seen, look, **QUIET)
+        if page := Context.root_block:
+            page.load(self._show, self._seen, look, **QUIET)  # a page that is opened while it runs
         filled_by(self._use, self._options, self._message, form)
 
-    @staticmethod
     def _asked(
+        self,
         images: str,
         metadata: str,
         captions: bool,
@@ -214,7 +220,7 @@ class MetadataSteps:
         words_name: str,
         latents_name: str,
     ) -> Gathering:
-        return Gathering(
+        asked = Gathering(
             image_folder=unquoted(images or ""),
             metadata_folder=unquoted(metadata or ""),
             captions=(caption_ending or "") if captions else None,
@@ -224,16 +230,20 @@ class MetadataSteps:
             caption_metadata_filename=words_name or "",
             latent_metadata_filename=latents_name or "",
         )
+        self._places.check("image folder", asked.images)
+        for file in (asked.words_file, asked.latents_file):
+            self._places.check("metadata folder", file)
+        return asked
 
     def _show(self, seen: tuple[str, int]) -> list[Any]:
         """What changed since `seen`; nothing at all when nothing did."""
         job, asked = self._job.watched, self._job.asked
         if job is None or asked is None:
-            return [gr.skip()] * 6
+            return [gr.skip()] * 7
         story = job.refresh()
         now = (job.folder.path.name, story.told)
         if now == seen:
-            return [gr.skip()] * 6
+            return [gr.skip()] * 7
         ready = story.state == "finished"
         file = asked.latents_file if ready else asked.words_file
         cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True) if ready else {}
@@ -244,6 +254,7 @@ class MetadataSteps:
             gr.update(visible=not story.over, interactive=story.state != "stopping"),
             gr.update(visible=story.over),
             {"in_json": str(file), "train_data_dir": str(asked.images), **cached},
+            gr.Timer(active=not story.over),
         ]
 
 

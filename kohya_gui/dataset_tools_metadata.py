@@ -8,12 +8,14 @@ from typing import Any
 
 import sd_scripts
 from kohya_gui.dataset_tools import place
+from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.options.folder_names import dotted
 from sd_scripts.options.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
 from sd_scripts.runs import process
-from sd_scripts.runs.book import RunBook, WatchedRun
 from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.queue import RunQueue, gpu_set
 from sd_scripts.runs.store import state_folder
+from sd_scripts.runs.watched import WatchedRun
 
 LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
 FLAGS_OF_LATENTS = (
@@ -97,8 +99,8 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
 class LatentsJob:
     """The one preparation that this GUI may have under way, in a process of its own."""
 
-    def __init__(self, book: RunBook) -> None:
-        self._book = book
+    def __init__(self, queue: RunQueue) -> None:
+        self._queue = queue
         self.asked: Gathering | None = None
         """What it prepares, or prepared last."""
         self.watched: WatchedRun | None = None
@@ -107,13 +109,15 @@ class LatentsJob:
         """Raises ValueError, one sentence, where something is missing or the machine is busy."""
         if self.watched and not self.watched.refresh().over:  # one that said its last word may still be leaving
             raise ValueError("latents are being prepared already: stop that or wait for its end")
-        self._book.check_free()
+        cards = gpu_set("", sees_no_gpu())
+        self._queue.check_free(cards)
         argv = latents_command(asked, values, family)
         try:
             folder = new_run_folder(state_folder() / "tools", "latents")
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be made ({error.strerror})") from error
         self.watched = WatchedRun(folder, process.start([*argv, "--run_dir", str(folder.path)], {}, folder))
+        self._queue.reserve(cards, self.watched)
         self.asked = asked
 
     def stop(self) -> None:

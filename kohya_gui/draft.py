@@ -14,7 +14,11 @@ SECRET = "no-secret"
 
 
 class Draft:
-    """Written by the browser alone while one types: no request leaves the page for it."""
+    """Written by the browser alone when one has typed: no request leaves the page for it.
+
+    The page's script presses a button of each tab for that (drafts.js). Listening to all controls would make Gradio
+    gather the whole form at each letter, and compare every component with every listener when the page is opened.
+    """
 
     def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
         self._form, self._launch = form, launch
@@ -29,7 +33,7 @@ class Draft:
             "js": f"(...now) => Object.fromEntries([...{names}.map((n, i) => [n, now[i]]), ['launch', '{launch}']])",
             "api_visibility": "private",
         }
-        gr.on([component.input for component in kept.values()], **self._write)  # type: ignore[attr-defined]
+        gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
 
     def keep_after(self, event: Any) -> None:
         """Keep what the page holds once an event has changed it."""

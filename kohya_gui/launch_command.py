@@ -20,6 +20,12 @@ from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.options.words import shell_words
 
+SECRETS = {
+    "WANDB_API_KEY": (LoggingOptions, "wandb_api_key"),
+    "HF_TOKEN": (HuggingFaceOptions, "huggingface_token"),
+}
+"""What of a command's environment no file may hold, and the options that it comes from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCommand:
@@ -106,8 +112,5 @@ def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
 
 
 def _secrets(settings: Settings) -> dict[str, str]:
-    handed = {
-        "WANDB_API_KEY": settings[LoggingOptions].wandb_api_key,
-        "HF_TOKEN": settings[HuggingFaceOptions].huggingface_token,
-    }
+    handed = {name: getattr(settings[group], option) for name, (group, option) in SECRETS.items()}
     return {name: value for name, value in handed.items() if value}

@@ -1,5 +1,4 @@
-// Comforts that need no server: reading a value off the loss curve, copying a path, choosing light or dark, and coming
-// back to the tab last looked at.
+// Comforts that need no server: copying a path, choosing light or dark, and coming back to the tab last looked at.
 (() => {
   const kept = localStorage.getItem("theme");
   const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -32,23 +31,15 @@
     const button = event.target.closest?.("[data-copy]");
     if (!button) return;
     await copy(button.dataset.copy);
+    if (button.textContent === "Copied") return;
+    const words = button.textContent;
     button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy"), 1500);
+    setTimeout(() => (button.textContent = words), 1500);
   });
   document.addEventListener("click", (event) => {
     const button = event.target.closest?.("[data-choose]");
     if (!button) return;
     const [choice, value] = button.dataset.choose.split(":");
     document.querySelector(`#${choice} input[value="${value}"]`)?.click();
-  });
-  document.addEventListener("mousemove", (event) => {
-    const svg = event.target.closest?.(".chart svg");
-    if (!svg) return;
-    const chart = svg.closest(".chart");
-    const x = ((event.clientX - svg.getBoundingClientRect().left) / svg.clientWidth) * svg.viewBox.baseVal.width;
-    const points = chart.dataset.points.split(";").map((point) => point.split(",").map(Number));
-    const [at, , step, loss, mean] = points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
-    chart.querySelector("output").textContent = `step ${step}: ${loss}, mean ${mean}`;
-    chart.querySelector(".cursor").setAttribute("d", `M${at} 12V196`);
   });
 })();

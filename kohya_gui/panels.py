@@ -9,6 +9,8 @@ from gradio.components import FormComponent
 from kohya_gui import recognise
 from kohya_gui.controls import Advice, Form
 from kohya_gui.dataset_tools_gui import FolderHelper
+from kohya_gui.places import Places
+from kohya_gui.prompt_editor import prompt_editor
 from kohya_gui.training import Panel
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
@@ -16,7 +18,7 @@ from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
-from sd_scripts.runs.book import RunBook
+from sd_scripts.runs.queue import RunQueue
 
 BASE_MODEL = "pretrained_model_name_or_path"
 
@@ -39,9 +41,9 @@ GOOD_TIMESTEPS = Advice(
 )
 
 
-def folder_helper(tab: str, book: RunBook) -> Callable[[Form, FormComponent], None]:
+def folder_helper(tab: str, queue: RunQueue, places: Places) -> Callable[[Form, FormComponent], None]:
     """Makes folders named like 10_cat."""
-    helper = FolderHelper(tab)
+    helper = FolderHelper(tab, places)
     return lambda form, family: helper.connect(form)
 
 
@@ -100,5 +102,5 @@ MEMORY_OF_FULL = replace(
     rest=(FusedOptions, FluxMemoryOptions),
 )
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
-SAMPLES = Panel("Samples", rest=(SampleOptions,), late=True)
+SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=prompt_editor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)

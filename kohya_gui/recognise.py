@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kohya_gui.places import Places
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted, numbered
 from sd_scripts.options.model_file import CLIP_L, FLUX_AE, SAFETENSORS, T5_XXL, ModelFile, describe, is_hub_id
@@ -34,6 +35,12 @@ class Recognised:
 
 
 NOTHING = Recognised("")
+
+
+def allowed(places: Places, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
+    """What is found at a path; of one outside of the allowed folders, not even whether something is there."""
+    why = places.problem(option, path) if path.strip() else None
+    return Recognised(why.partition(": ")[2], good=False) if why else look(path)
 
 
 def model(path: str, family: str) -> Recognised:

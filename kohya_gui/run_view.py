@@ -2,14 +2,18 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from kohya_gui.messages import message
 from kohya_gui.recognise import size
-from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.queue import STATE_ENDING
+from sd_scripts.runs.store import RunRow
+from sd_scripts.runs.story import ENDED, LIVING, Made, RunStory, State
 
 WORDS = {
+    "queued": "Waiting",
     "starting": "Starting",
     "running": "Running",
     "stopping": "Stopping",
@@ -18,8 +22,10 @@ WORDS = {
     "failed": "Failed",
     "lost": "Ended without a word",
 }
-STATE = "-state"
-"""How the name of a folder ends that a run can go on from."""
+FIRST_FILES = 6
+"""Saved files that are not folded away."""
+MOST_FILES = 60
+"""Saved files that are named at all; the folder has the others."""
 AVERAGE = "-ema"
 """How the name of a file of moving averages ends."""
 PLACES = {
@@ -29,44 +35,55 @@ PLACES = {
     "<b>models/Stable-diffusion</b> of WebUI, one of FLUX.1 into <b>models/diffusion_models</b>; choose it there.",
 }
 """What to do with the result, by method."""
-UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so End at once loses nothing"
-Points = Sequence[tuple[float, float]]
-
-WIDTH, HEIGHT = 640, 220
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 12, 24
-
-
-def empty_view() -> str:
-    return (
-        '<div class="run run-none"><p class="run-title">No run yet</p>'
-        "<p>Choose a model and a folder of pictures, then press Start. "
-        "The loss, samples and files of the run appear here.</p></div>"
-    )
+COMMANDS = (
+    ("save", "Save now", "Save the model as it is after this step; the training goes on"),
+    ("sample", "Sample now", "Draw the sample prompts after this step; the training goes on"),
+    ("stop", "Stop after this step", "Save the state and leave: the run can be continued"),
+)
+"""What a run can be asked for: command, words, what it does."""
+DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
+UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so Stop now loses nothing"
 
 
-def run_view(story: RunStory, folder: Path, now: float | None = None) -> str:
-    parts = [head(story, folder.name), progress(story), failure(story), result(story)]
-    if story.losses.points or not story.over:
-        parts += [tiles(story, now), chart(story)]
-    parts += [compile_facts(story), files(story), warnings(story)]
-    parts.append(f'<p class="where">All of this run is in {escape(str(folder))}</p>')
-    return f'<div class="run run-{story.state}">{"".join(parts)}</div>'
+def sections(story: RunStory, row: RunRow, now: float | None = None) -> dict[str, str]:
+    """The parts of the view by name; the page replaces only those whose HTML is another than before."""
+    folder = row.folder
+    waiting = row.state == "queued"
+    return {
+        "head": head(story, row),
+        "progress": "" if waiting else progress(story),
+        "controls": controls(story, row),
+        "failure": failure(story) if not waiting else hold(row.error),
+        "result": result(story),
+        "tiles": "" if waiting or (story.over and not len(story.losses)) else tiles(story, now),
+        "files": files(story, row.id),
+        "warnings": warnings(story),
+        "compile": compile_facts(story),
+        "where": f'<p class="where">All of this run is in {copied(str(folder))}</p>',
+    }
 
 
-def head(story: RunStory, name: str) -> str:
+def head(story: RunStory, row: RunRow) -> str:
     where = f"step {story.step} of {story.max_steps}" if story.max_steps else ""
     if story.epochs and story.epoch:
         where += f" · epoch {story.epoch} of {story.epochs}"
+    if row.state == "queued" and row.place:
+        where = "next in the queue" if row.place == 1 else f"number {row.place} in the queue"
     return (
-        f'<div class="run-head"><span class="badge">{WORDS[story.state]}</span>'
-        f'<span class="run-name" title="{escape(name)}">{escape(name)}</span>'
+        f'<div class="run-head"><span class="badge">{WORDS[shown_state(story, row)]}</span>'
+        f'<span class="run-name" title="{escape(str(row.folder))}">{escape(row.name)}</span>'
         f'<span class="run-where">{where}</span></div>'
     )
 
 
+def shown_state(story: RunStory, row: RunRow) -> State:
+    """The story is newer than the store; of a run that never began, the store alone knows."""
+    return row.state if row.state == "queued" or (story.state == "starting" and row.state in ENDED) else story.state
+
+
 def progress(story: RunStory) -> str:
     doing = "" if story.over or not story.phase else story.phase
-    waiting = story.state in ("starting", "running", "stopping") and story.phase != "training"
+    waiting = story.state in LIVING and story.phase != "training"
     if waiting and story.total:
         fraction, doing = story.done / story.total, f"{doing} {story.done} of {story.total}"
     else:
@@ -76,8 +93,81 @@ def progress(story: RunStory) -> str:
         doing = "ending the step, saving, leaving" if story.step else UNTRAINED
     if story.state == "starting":
         doing = "starting Python and PyTorch"
-    bar = f'<div class="bar{" bar-unknown" if unknown else ""}"><i style="width:{100 * fraction:.1f}%"></i></div>'
+    percent = f"{100 * fraction:.1f}"
+    now = "" if unknown else f' aria-valuenow="{percent}"'
+    bar = (
+        f'<div class="bar{" bar-unknown" if unknown else ""}" role="progressbar" aria-label="Progress"{now}>'
+        f'<i style="width:{percent}%"></i></div>'
+    )
     return f'{bar}<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}</div>' if doing else bar
+
+
+def controls(story: RunStory, row: RunRow) -> str:
+    """What can be asked of the run as it is; what it was asked says so until the run answers."""
+    state = shown_state(story, row)
+    if state == "queued":
+        return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
+    if state in LIVING:
+        return living_controls(story)
+    again = [("continue", "Continue", "A new run with these settings goes on from the newest state")]
+    buttons = [
+        *(again if newest_state(story) else []),
+        ("load", "Load settings", "Fill in the form of its tab with what this run was started with"),
+        ("forget", "Forget", "Take it off the list; its folder and files stay"),
+    ]
+    return actions(buttons)
+
+
+def living_controls(story: RunStory) -> str:
+    buttons = []
+    for command, words, why in COMMANDS:
+        asked = command in story.waiting_for or story.state == "stopping"
+        said = "Asked…" if command in story.waiting_for else words
+        face = f'data-action="{command}" title="{escape(why)}"{" disabled" if asked else ""}'
+        buttons.append(f'<button type="button" {face}>{said}</button>')
+    menu = (
+        '<details class="menu"><summary aria-label="More" title="More">⋯</summary><div>'
+        f'<p>{what_is_lost(story)}</p><button type="button" class="stop" data-action="end">Stop now</button>'
+        "</div></details>"
+    )
+    heard = {asked.kind: asked.heard for asked in story.asked if asked.heard is not None}
+    done = " · ".join(f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in story.waiting_for)
+    told = f'<span class="done">✓ {done}</span>' if done else ""
+    return f'<div class="run-actions">{"".join(buttons)}{menu}{told}</div>'
+
+
+def what_is_lost(story: RunStory) -> str:
+    """What ending the processes at once would cost."""
+    states = [made.step for made in story.saved if made.path.name.endswith(STATE_ENDING)]
+    if story.state == "stopping" and not story.step:
+        return "Ends the run at once. Nothing is trained yet, so nothing is lost."
+    if states:
+        return f"Ends the run at once, without saving: what it learned after step {states[-1]} is lost."
+    return "Ends the run at once, without saving: all that it learned is lost."
+
+
+def actions(buttons: Iterable[tuple[str, str, str]]) -> str:
+    made = (
+        f'<button type="button" data-action="{a}" title="{escape(why)}">{words}</button>' for a, words, why in buttons
+    )
+    return f'<div class="run-actions">{"".join(made)}</div>'
+
+
+def hold(why: str) -> str:
+    """Why a run that waits cannot start."""
+    return message("warning", why) if why else ""
+
+
+def newest_state(story: RunStory) -> Path | None:
+    """The newest whole state that is still there: a run goes on from it."""
+    states = (made.path for made in reversed(story.saved) if made.path.name.endswith(STATE_ENDING))
+    return next((path for path in states if (path / "progress.json").is_file()), None)
+
+
+def copied(path: str) -> str:
+    """A path with a button that copies it."""
+    path = escape(path)
+    return f'<code>{path}</code> <button type="button" class="link" data-copy="{path}">Copy</button>'
 
 
 def failure(story: RunStory) -> str:
@@ -95,7 +185,7 @@ def failure(story: RunStory) -> str:
 
 def result(story: RunStory) -> str:
     """The file that a finished run was for, to copy, and where it goes."""
-    made = [made.path for made in story.saved if not made.path.name.endswith(STATE)]
+    made = [made.path for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
     if story.state != "finished" or not made:
         return ""
     plain = [path for path in made if not path.stem.endswith(AVERAGE)] or made
@@ -109,16 +199,20 @@ def result(story: RunStory) -> str:
 
 def tiles(story: RunStory, now: float | None = None) -> str:
     took = (story.ended or now or time.time()) - story.started if story.started else None
-    pace, left = story.seconds_per_step, story.seconds_left
+    left, took_words = story.seconds_left, "Took" if story.over else "So far"
     shown = [
-        ("Loss", f"{story.average:.4f}" if story.average is not None else number(story.loss), "mean of the epoch"),
-        ("Speed", speed(pace), "without warm-up and compiling"),
-        ("Time left", duration(left), "at this speed") if left is not None else ("Took", duration(took), "in all"),
-        ("VRAM", f"{story.vram / 2**30:.1f} GiB" if story.vram else "–", "at the peak"),
+        ("Loss", number(story.average if story.average is not None else story.loss), "mean of the epoch"),
+        ("Speed", speed(story.seconds_per_step), "without warm-up and compiling"),
+        ("Time left", duration(left), "at this speed") if left is not None else (took_words, duration(took), "in all"),
+        ("Images", per_second(story.images_per_second), "pictures learned from each second"),
+        ("VRAM", memory(story.vram), f"at the peak; {memory(story.vram_now)} when last asked"),
+        ("RAM", memory(story.ram), "of the training process"),
         ("Learning rate", *rates(story.learning_rates)),
     ]
     cells = "".join(
-        f'<div class="tile" title="{hint}"><b>{value}</b><span>{word}</span></div>' for word, value, hint in shown
+        f'<div class="tile" title="{escape(hint)}"><b>{value}</b><span>{word}</span></div>'
+        for word, value, hint in shown
+        if value != "–" or word in ("Loss", "Speed")
     )
     return f'<div class="tiles">{cells}</div>'
 
@@ -132,6 +226,14 @@ def rates(learning_rates: dict[str, float]) -> tuple[str, str]:
 
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
+
+
+def memory(bytes: int) -> str:
+    return f"{bytes / 2**30:.1f} GiB" if bytes else "–"
+
+
+def per_second(images: float | None) -> str:
+    return "–" if images is None else f"{images:.3g}/s"
 
 
 def speed(seconds: float | None) -> str:
@@ -152,60 +254,6 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
 
 
-def chart(story: RunStory) -> str:
-    """The loss: each step faint, the running mean strong, validation as dots."""
-    raw, kept = story.losses.points, story.validation.points
-    if len(raw) < 2:
-        return '<div class="chart chart-empty">The loss curve begins with the second step</div>'
-    mean = story.losses.smooth()
-    right = max(story.max_steps, raw[-1][0])
-    low, high = loss_range(raw, [*mean, *kept])
-    ticks = nice_ticks(low, high)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
-
-    def at(point: tuple[float, float]) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * point[0] / right
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - (min(max(point[1], low), high) - low) / (high - low))
-        return round(x, 1), round(y, 1)
-
-    def path(points: Points) -> str:
-        return "M" + "L".join(f"{x} {y}" for x, y in map(at, points))
-
-    grid = "".join(f'<path class="grid" d="M{LEFT} {at((0, t))[1]}H{WIDTH - RIGHT}"/>' for t in ticks)
-    beside = "".join(f'<text class="y" x="{LEFT - 6}" y="{at((0, t))[1] + 3.5}">{t:g}</text>' for t in ticks)
-    below = "".join(
-        f'<text class="x" x="{at((t, 0))[0]}" y="{HEIGHT - 7}">{t:g}</text>' for t in nice_ticks(0, right, 6)
-    )
-    dots = "".join(f'<circle class="val" cx="{x}" cy="{y}" r="2.5"/>' for x, y in map(at, kept))
-    legend = '<span class="key raw">each step</span><span class="key mean">running mean</span>'
-    legend += '<span class="key val">validation</span>' if kept else ""
-    data = ";".join(f"{at(m)[0]},{at(m)[1]},{round(x)},{y:.4g},{m[1]:.4g}" for (x, y), m in zip(raw, mean, strict=True))
-    return (
-        f'<figure class="chart" data-points="{data}"><figcaption><b>Loss</b>{legend}<output></output></figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Loss by step">{grid}{beside}{below}'
-        f'<path class="raw" d="{path(raw)}"/><path class="mean" d="{path(mean)}"/>{dots}'
-        f'<path class="cursor" d=""/></svg></figure>'
-    )
-
-
-def loss_range(raw: Points, strong: Points) -> tuple[float, float]:
-    """Low and high of the chart: all of the mean, and of the raw loss all but its highest and lowest hundredth."""
-    ranked = sorted(y for _, y in raw)
-    cut = len(ranked) // 100
-    low = min(ranked[cut], *(y for _, y in strong))
-    high = max(ranked[-1 - cut], *(y for _, y in strong))
-    return (low, high) if high > low else (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
-
-
-def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers within low..high, at most about `most`."""
-    rough = (high - low) / most
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough)
-    first = math.ceil(low / step)
-    return [round((first + i) * step, 10) for i in range(int(high / step + 1e-9) - first + 1)] or [low, high]
-
-
 def compile_facts(story: RunStory) -> str:
     facts = story.compile
     if not facts and not story.compile_lines:
@@ -224,26 +272,31 @@ def compile_facts(story: RunStory) -> str:
     return section("torch.compile", [" · ".join(words)] if words else [], story.compile_lines[-3:])
 
 
-def files(story: RunStory) -> str:
+def files(story: RunStory, run: int) -> str:
     if not story.saved:
         return ""
-    rows = [
-        f'<li><code title="{escape(str(f.path))}">{escape(f.path.name)}</code>'
-        f"<span>step {f.step}{f' · {size(f.bytes)}' if f.bytes else ''}</span></li>"
-        for f in reversed(story.saved[-6:])
-    ]
+    rows = [file_row(run, number, made) for number, made in reversed(list(enumerate(story.saved))[-MOST_FILES:])]
+    first, more = rows[:FIRST_FILES], rows[FIRST_FILES:]
+    rest = (
+        f"<details><summary>{len(more)} more</summary><ul class='files'>{''.join(more)}</ul></details>" if more else ""
+    )
     return (
-        f'<div class="section"><h4>Saved files</h4><ul class="files">{"".join(rows)}</ul>'
-        f'<p class="where">in {escape(str(story.saved[-1].path.parent))}</p>{resume_hint(story)}</div>'
+        f'<div class="section"><h4>Saved files</h4><ul class="files">{"".join(first)}</ul>{rest}'
+        f'<p class="where">in {copied(str(story.saved[-1].path.parent))}</p></div>'
     )
 
 
-def resume_hint(story: RunStory) -> str:
-    """How to go on from a run that ended early."""
-    states = [str(made.path) for made in story.saved if made.path.name.endswith(STATE)]
-    if not states or story.state not in ("stopped", "failed", "lost"):
-        return ""
-    return f"<p>To go on from there, set <b>resume</b> to <code>{escape(states[-1])}</code></p>"
+def file_row(run: int, number: int, made: Made) -> str:
+    """A file's name, step, size, and the ways to have it; a state is a folder and only its path is of use."""
+    path, name = escape(str(made.path)), escape(made.path.name)
+    is_state = made.path.name.endswith(STATE_ENDING)
+    link = f'<a href="studio/run/{run}/file/{number}" download="{name}">Download</a>'
+    told = f"step {made.step}{f' · {size(made.bytes)}' if made.bytes else ''}"
+    return (
+        f'<li><code title="{path}">{name}</code><span>{told}</span>'
+        f'<span class="ways"><button type="button" class="link" data-copy="{path}">Copy path</button>'
+        f"{'' if is_state else link}</span></li>"
+    )
 
 
 def warnings(story: RunStory) -> str:

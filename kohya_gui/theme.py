@@ -5,14 +5,21 @@ from typing import Any
 
 import gradio as gr
 
-STYLE = Path(__file__).with_name("style.css")
-SCRIPT = Path(__file__).with_name("page.js")
+STYLES = ("style.css", "chart.css", "prompts.css")
+SCRIPTS = (
+    *("page.js", "drafts.js", "studio.js", "chart.js", "curves.js", "console.js", "samples.js", "live.js", "runs.js"),
+    "prompts.js",
+)
 
 
 def look() -> dict[str, Any]:
     """What launch() takes for it: Gradio 6 has style and script there, no longer in Blocks()."""
-    script = f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>"
-    return {"theme": theme(), "css": STYLE.read_text(encoding="utf-8"), "head": script}
+    scripts = "".join(f"<script>{_beside(name)}</script>" for name in SCRIPTS)
+    return {"theme": theme(), "css": "\n".join(map(_beside, STYLES)), "head": scripts}
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def theme() -> gr.themes.Base:

@@ -7,14 +7,16 @@ from typing import Any
 
 from gradio.components import FormComponent
 
+from kohya_gui.again import plan
 from kohya_gui.configuration import Opened, Prepared, open_file, prepare, save_file
 from kohya_gui.controls import Advice, Form
+from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import Tab
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.spec import OptionGroup
-from sd_scripts.runs.book import RunBook, WatchedRun
+from sd_scripts.runs.queue import RunQueue
 
-DataTool = Callable[[str, RunBook], Callable[[Form, FormComponent], None]]
+DataTool = Callable[[str, RunQueue, Places], Callable[[Form, FormComponent], None]]
 """Lays out a panel in the tab of this name; what it returns connects it with the tab's form and choice of family."""
 
 
@@ -32,7 +34,8 @@ class Panel:
     rest: tuple[type[OptionGroup], ...] = ()
     advice: Advice | None = None
     tool: DataTool | None = None
-    """Stands below it."""
+    """Stands below it, or at its end."""
+    tool_inside: bool = False
     open: bool = False
     late: bool = False
     """Stands below Advanced Training."""
@@ -48,33 +51,37 @@ class Training:
     """Pictures lie in folders named like 10_cat, unless a metadata file names them."""
 
     def save_configuration(
-        self, path: Path, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any]
+        self,
+        path: Path,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        places: Places = EVERYWHERE,
     ) -> Path:
         """Write what differs from the defaults as TOML; unknown keys go along. Returns the file written."""
-        return save_file(path, values, script_for(family, self.tab.method), unknown)
+        return save_file(path, values, script_for(family, self.tab.method), unknown, places)
 
-    def open_configuration(self, path: Path, shown: str = "sdxl") -> Opened:
+    def open_configuration(self, path: Path, shown: str = "sdxl", places: Places = EVERYWHERE) -> Opened:
         """What a TOML file, or a JSON file of kohya_ss, says; a file that tells no family is of the one shown.
 
         Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
         """
-        return open_file(path, self.tab, shown)
+        return open_file(path, self.tab, shown, places)
 
     def train_model(
         self,
-        book: RunBook,
+        queue: RunQueue,
         values: Mapping[str, Any],
         family: str,
         unknown: Mapping[str, Any],
         print_only: bool = False,
-    ) -> tuple[Prepared, WatchedRun | None]:
-        """Check, write the TOML into a new run folder and start; with `print_only`, only write it, beside the results.
+        places: Places = EVERYWHERE,
+    ) -> tuple[Prepared, int | None]:
+        """Check, write the TOML into a new run folder and queue it; with `print_only`, write it beside the results.
 
-        Raises ValueError with one sentence, or several lines of them.
+        Returns the number of the run, too. Raises ValueError with one sentence, or several lines of them.
         """
-        if not print_only:
-            book.check_free()  # before a folder for the run is made
-        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only)
+        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, places)
         if print_only:
             return prepared, None
-        return prepared, book.start(prepared.command.argv, prepared.command.environment, prepared.folder)
+        return prepared, queue.add(plan(prepared, self.tab, family))

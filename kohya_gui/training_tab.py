@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import takewhile
 from pathlib import Path
@@ -11,18 +12,23 @@ import gradio as gr
 from gradio.components import FormComponent
 
 from kohya_gui import recognise
+from kohya_gui.again import opened_run
 from kohya_gui.class_advanced_training import AdvancedTraining
 from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save
 from kohya_gui.controls import QUIET, Form, unquoted
 from kohya_gui.draft import SECRET, Draft
 from kohya_gui.launch_command import shell_line
 from kohya_gui.messages import message
+from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
-from kohya_gui.training import Panel, Training
+from kohya_gui.tensorboard_gui import tensorboard_tool
+from kohya_gui.training import DataTool, Panel, Training
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
-from sd_scripts.runs.book import RunBook, WatchedRun
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import share_a_card
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
@@ -52,19 +58,20 @@ Updates = dict[Any, Any]
 
 
 class TrainingTab:
-    def __init__(self, training: Training, book: RunBook, launch: str) -> None:
-        self.training, self._book = training, book
+    def __init__(self, training: Training, queue: RunQueue, launch: str, places: Places = EVERYWHERE) -> None:
+        self.training, self._queue, self._places = training, queue, places
         self.name, method = training.tab.name, training.tab.method
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
-        self.form = Form(self.name, groups, method, WITHOUT, TOLD)
+        self.form = Form(self.name, groups, method, WITHOUT, TOLD, places)
         self._tools: list[Callable[[Form, FormComponent], None]] = []
+        self._tellers: dict[str, tuple[Callable[..., str], list[Any]]] = {}
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
             with gr.Column(elem_classes="settings"):
                 self._settings(families)
             with gr.Column(elem_classes="running"):
-                self.run = RunPanel(book, self.name)
+                self.run = RunPanel(self.name)
         self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=SECRET, render=False)
         self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=SECRET, render=False)
         # the file that these settings came from or went to: Save writes over it, over no other without a second click
@@ -131,7 +138,7 @@ class TrainingTab:
             if not panel.late:
                 self._panel(panel)
         late = [name for panel in self.training.panels if panel.late for name in panel.names]
-        AdvancedTraining(self.form, spoken_for, late)
+        AdvancedTraining(self.form, spoken_for, late, {LoggingOptions.title: partial(self._tool, tensorboard_tool)})
         for panel in self.training.panels:
             if panel.late:
                 self._panel(panel)
@@ -139,37 +146,56 @@ class TrainingTab:
     def _panel(self, panel: Panel) -> None:
         named = {name for each in self.training.panels for name in (*each.names, *each.more)}
         rest = [name for name in self.form.left_of(*panel.rest) if name not in named]
-        self.form.panel(panel.title, panel.names, [*panel.more, *rest], advice=panel.advice, open=panel.open)
-        if panel.tool:
-            self._tools.append(panel.tool(self.name, self._book))
+        lay_out = partial(self._tool, panel.tool) if panel.tool else None
+        inside, below = (lay_out, None) if panel.tool_inside else (None, lay_out)
+        more = [*panel.more, *rest]
+        self.form.panel(panel.title, panel.names, more, advice=panel.advice, tool=inside, open=panel.open)
+        if below:
+            below()
+
+    def _tool(self, tool: DataTool) -> None:
+        self._tools.append(tool(self.name, self._queue, self._places))
 
     def _tell_facts(self) -> None:
         """Under a path: what is found there."""
         controls, facts = self.form.controls, self.form.facts
 
         def tell_model(path: str, family: str) -> str:
-            found = recognise.model(unquoted(path or ""), family)
+            found = self._seen("pretrained_model_name_or_path", path, lambda place: recognise.model(place, family))
             other = found.family if found.family in self._families else None
             return fact(found, offer(self.family.elem_id or "", other) if other and other != family else "")
 
         def tell_data(path: str, extension: str, metadata: str) -> str:
             concepts = self.training.concepts and not metadata
             look = recognise.data_folder if concepts else recognise.picture_folder
-            return fact(look(unquoted(path or ""), extension or ".caption"))
+            return fact(self._seen("train_data_dir", path, lambda place: look(place, extension or ".caption")))
 
         self._tell("pretrained_model_name_or_path", tell_model, self.family)
         self._tell("train_data_dir", tell_data, controls["caption_extension"], controls["in_json"])
-        self._tell("in_json", lambda path: fact(recognise.metadata(unquoted(path or ""))))
+        self._tell("in_json", lambda path: fact(self._seen("in_json", path, recognise.metadata)))
         for name in facts.keys() & recognise.PARTS.keys():
             self._tell(name, self._tell_part(name))
 
     def _tell(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
         gr.on([c.change for c in about], tell, about, self.form.facts[name], **QUIET)
+        self._tellers[name] = tell, about
 
-    @staticmethod
-    def _tell_part(name: str) -> Callable[[str], str]:
-        return lambda path: fact(recognise.part(unquoted(path or ""), name))
+    def _tell_after(self, event: Any) -> None:
+        """Tell all facts once more when all that an event writes is there (see Form.show_after)."""
+        tellers, facts = self._tellers, self.form.facts
+        needed = {component for _, about in tellers.values() for component in about}
+
+        def tell_all(data: Updates) -> Updates:
+            return {facts[name]: tell(*map(data.__getitem__, about)) for name, (tell, about) in tellers.items()}
+
+        event.then(tell_all, needed, [facts[name] for name in tellers], **QUIET)
+
+    def _tell_part(self, name: str) -> Callable[[str], str]:
+        return lambda path: fact(self._seen(name, path, lambda place: recognise.part(place, name)))
+
+    def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
+        return recognise.allowed(self._places, name, unquoted(path or ""), look)
 
     # What the buttons do
 
@@ -183,17 +209,21 @@ class TrainingTab:
             self.opened, self.replacing,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
-        self.open.click(self._open, {self.file, self.recent, self.family}, self._everything, **QUIET)
-        self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
-        for taken in self.form.taken:
-            self.draft.keep_after(taken)
-        self.preset.select(self._open_preset, page, self._everything, **QUIET)
+        opened = self.open.click(self._open, {self.file, self.recent, self.family}, self._everything, **QUIET)
+        family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
+        preset = self.preset.select(self._open_preset, page, self._everything, **QUIET)
+        past = self.run.load.click(self._load_past, self.run.past, self._everything, **QUIET)
+        for event in (opened, preset, past):
+            self.form.show_after(event)
+            self._tell_after(event)
+        for event in (family, opened, preset, past, *self.form.taken):
+            self.draft.keep_after(event)
         self.save.click(self._save, page, self._everything, **QUIET)
         self.save_new.click(self._save_as, page, self._everything, **QUIET)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
-        self.run.show_after(self.run.start.click(self._start, page, self._everything, **slow))
+        self.run.start.click(self._start, page, self._everything, **slow)
         self.run.print.click(self._print, page, self._everything, **slow)
 
     def on_load(self, page: gr.Blocks, config: Path | None) -> None:
@@ -232,7 +262,7 @@ class TrainingTab:
     def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
             path = place_of(text)
-            opened = self.training.open_configuration(path, family)
+            opened = self.training.open_configuration(path, family, self._places)
         except ValueError as error:
             return {self.run.message: refused(error)}
         updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
@@ -308,9 +338,10 @@ class TrainingTab:
         values, family = self.form.read(data), data[self.family]
         try:
             place = place_to_save(text)
+            self._places.check("configuration file", place)
             if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
                 return self._ask_to_replace(place)
-            path = self.training.save_configuration(place, values, family, data[self.unknown])
+            path = self.training.save_configuration(place, values, family, data[self.unknown], self._places)
         except ValueError as error:
             return {self.run.message: refused(error)}
         return {
@@ -326,13 +357,40 @@ class TrainingTab:
 
     def _start(self, data: Updates) -> Updates:
         try:
-            prepared, _ = self._train(data, print_only=False)
+            prepared, run = self._train(data, print_only=False)
+            assert run is not None
+            waits = self._why_waiting(run)
         except ValueError as error:
             return {self.run.message: refused(error)}
+        remarks = told(prepared.remarks, f"{waits}; to know:" if waits else "Started; to know:")
         return {
-            self.run.message: told(prepared.remarks, "Started; to know:") if prepared.remarks else "",
+            self.run.message: remarks if prepared.remarks else message("ok", waits) if waits else "",
             self.run.command: gr.update(visible=False),
         }
+
+    def _why_waiting(self, run: int) -> str:
+        """Why a run does not start at once; empty where it does."""
+        row = self._queue.store.row(run)
+        if row is None or row.state != "queued":
+            return ""
+        if self._queue.paused:
+            return f"{row.name} waits: the queue is paused"
+        before = [*self._queue.running(), *(other for other in self._queue.store.queued() if other.id < run)]
+        if not any(share_a_card(row.gpus, other.gpus) for other in before):
+            return ""
+        return f"{row.name} waits in the queue and starts by itself"
+
+    def _load_past(self, run: str) -> Updates:
+        """A past run's settings into the form. Its own file is no file to save to."""
+        row = self._queue.store.row(int(run)) if run.strip().isdecimal() else None
+        if row is None:
+            return {self.run.message: message("error", "This run is not on the list any more")}
+        try:
+            _, opened = opened_run(row)
+        except ValueError as error:
+            return {self.run.message: refused(error)}
+        updates = self._filled(opened.values, opened.family, "", opened.remarks, f"The settings of {row.name} are here")
+        return updates | {self.unknown: opened.unknown, self.opened: ""}
 
     def _print(self, data: Updates) -> Updates:
         try:
@@ -346,9 +404,9 @@ class TrainingTab:
             self.run.command: gr.update(value=line, visible=True),
         }
 
-    def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, WatchedRun | None]:
+    def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, int | None]:
         values, family = self.form.read(data), data[self.family]
-        return self.training.train_model(self._book, values, family, data[self.unknown], print_only)
+        return self.training.train_model(self._queue, values, family, data[self.unknown], print_only, self._places)
 
 
 def preset_file(tab: str, name: str) -> Path:

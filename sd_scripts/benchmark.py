@@ -296,9 +296,7 @@ def _lora(family: Family, parts: Parts, settings: Settings, device: torch.device
 
 def _full(family: Family, parts: Parts, settings: Settings, device: torch.device) -> tuple[Learning, int]:
     cpu = device.type == "cpu"
-    context = Context(
-        settings=settings, accelerator=Accelerator(cpu=cpu), log=None, run_dir=Path(), seed=0, began=time.time()
-    )
+    context = Context(settings=settings, accelerator=Accelerator(cpu=cpu), log=None, run_dir=Path(), seed=0)
     method = Full()
     method.change_base(family, parts, context)
     family.place(parts, settings, device)

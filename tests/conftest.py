@@ -1,5 +1,7 @@
 """What several test modules need: a miniature model of each family for the whole run."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,23 @@ import pytest
 
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
+
+# every server that the tests talk to is on this machine, where a proxy of the environment does not lead
+for name in ("no_proxy", "NO_PROXY"):
+    os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), "localhost", "127.0.0.1", "::1"])
+
+
+@pytest.fixture
+def no_graphs() -> Iterator[None]:
+    """The compiler knows no graphs and counts none, before and after."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch.compiler.set_stance("default")
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ class Prepared:
 def context(model: Path, folder: Path, **values: Any) -> Context:
     values = {"network_dim": 4, "network_alpha": 2.0, "learning_rate": 1e-3, **values}
     settings = sdxl_settings(model, seed=1, **values)
-    return make_context(settings, lambda: folder, lambda path: RunFolder(path).log(), began=0.0)
+    return make_context(settings, lambda: folder, lambda path: RunFolder(path).log())
 
 
 def base(model: Path) -> Parts:

@@ -49,6 +49,17 @@ def test_a_model_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) ->
     assert sentence.startswith("pretrained_model_name_or_path: there is no file or folder")
 
 
+def test_a_mistake_found_before_anything_is_loaded_is_told_in_the_run_folder_of_the_gui(
+    told: Any, miniature: Any, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    (output / "run").mkdir(parents=True)  # the GUI makes it before it starts the run
+    made = train(miniature, output, pretrained_model_name_or_path=tmp_path / "none.safetensors")
+    sentence = told(made)
+    assert [event["kind"] for event in made.events] == ["failed"]
+    assert made.events[0]["error"] == sentence
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".ckpt"])
 def test_a_text_file_as_model(suffix: str, told: Any, miniature: Any, tmp_path: Path) -> None:
     wrong = tmp_path / f"model{suffix}"

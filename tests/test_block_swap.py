@@ -1,6 +1,6 @@
 """Swapped blocks compute what resident ones do, eager, compiled and checkpointed, and learn what those learn."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -25,12 +25,7 @@ def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, d
     assert all(torch.equal(ours[1][name], wanted[1][name]) for name in wanted[1])
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 def test_flux_swaps_up_to_thirty_five_blocks() -> None:

@@ -31,12 +31,7 @@ NOTHING_MORE = CompileMoreOptions()
 WIDTHS = (32, 64, 128)
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 def unet(**changes: Any) -> UNet2DConditionModel:

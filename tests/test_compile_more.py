@@ -19,11 +19,7 @@ LEARNING = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
 UNCACHED = {"cache_latents": None}
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from kohya_gui.dataset_tools_metadata import Gathering, LatentsJob, gather, late
 from sd_scripts.data.dataset import plan_data
 from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.options.catalog import SDXL_FULL
-from sd_scripts.runs.book import FRESH, RunBook
+from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
 from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.watched import FRESH
 
 
 @pytest.fixture
@@ -217,14 +218,14 @@ def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) 
 
 
 @pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunBook:
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunQueue:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "state"))
-    return RunBook(RunStore(tmp_path / "runs.jsonl"))
+    return RunQueue(RunStore(tmp_path / "runs.sqlite"))
 
 
-def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, book: RunBook) -> None:
-    job, asked = LatentsJob(book), Gathering(image_folder=str(source))
+def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, queue: RunQueue) -> None:
+    job, asked = LatentsJob(queue), Gathering(image_folder=str(source))
     gather(asked)
     values = settings_of(pretrained_model_name_or_path=miniature.checkpoint).values()
     job.start(asked, values, "sdxl")
@@ -260,11 +261,11 @@ def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: s
     assert shown in latents_view(RunStory(**state), Path("meta_lat.json"))
 
 
-def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, book: RunBook) -> None:
+def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queue: RunQueue) -> None:
     names = ["train_data_dir", "reg_data_dir", "output_dir", "logging_dir", "in_json", "cache_latents_to_disk"]
     with gr.Blocks():
         form, family = Form("finetune", SDXL_FULL.groups, "full"), gr.Radio(["sdxl"])
-        tools = FolderHelper("dreambooth"), MetadataSteps("finetune", book)
+        tools = FolderHelper("dreambooth"), MetadataSteps("finetune", queue)
         form.panel("Data set", names)
         tools[0].connect(form)
         tools[1].connect(form, family)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -160,6 +161,23 @@ def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: P
     assert statuses == [0, 0], told
     assert whole.losses == losses[2:]
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.tensors().items())
+
+
+def test_two_processes_find_the_newest_state_together(miniature: Any, tmp_path: Path) -> None:
+    kept = {"save_state": True, "max_train_steps": 4, "save_every_n_steps": 2, "resume": "latest"}
+    statuses, told = fork(configure(tmp_path, miniature, **kept))
+    assert statuses == [0, 0], told
+    output = tmp_path / "out"
+    whole = Run(0, output, RunFolder(output / "run"))
+    losses, tensors = whole.losses, whole.tensors()
+    for path in (output / "short-state", output / "run"):
+        shutil.rmtree(path)
+    statuses, told = fork(configure(tmp_path, miniature, **kept))
+    assert statuses == [0, 0], told
+    assert whole.losses == losses[2:]
+    assert equal(whole.tensors(), tensors)
+    (started,) = whole.told("started")
+    assert started["resumed_from"] == str(output / "short-step00000002-state")
 
 
 def test_blocks_that_take_turns_and_are_compiled_learn_the_same_in_both_processes(

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -129,8 +130,13 @@ def flags_of_a_module(name: str, flags: list[str], capsys: pytest.CaptureFixture
             demo.main(["--help"])
         told = capsys.readouterr().out
     else:
-        told = subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True).stdout
+        told = help_of_a_module(name)
     assert all(re.search(rf"{flag}\b", told) for flag in flags)
+
+
+@cache
+def help_of_a_module(name: str) -> str:
+    return subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True).stdout
 
 
 def test_settings_in_running_text_are_options_with_a_value_they_take() -> None:
@@ -169,7 +175,7 @@ def test_what_the_troubleshooting_quotes_is_what_the_program_says(page: str) -> 
     text = (ROOT / page).read_text(encoding="utf-8").partition("## Troubleshooting")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(quoted) > 3
-    files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *(ROOT / "sd_scripts").rglob("*.py")]
+    files = [*ROOT.glob("*.py"), *ROOT.glob("*.sh"), *ROOT.glob("sd_scripts/**/*.py"), *ROOT.glob("kohya_gui/*.py")]
     said = "\n".join(file.read_text(encoding="utf-8") for file in files)
     said = re.sub(r'"\s*\n\s*f?"', "", said)  # a sentence over several lines
     others = {"hit config.recompile_limit"}  # PyTorch's

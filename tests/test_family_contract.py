@@ -15,11 +15,7 @@ STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "ne
 """A state after each of eight steps; epochs have three, and LoRA's dropout draws in each."""
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,7 @@ SWAPPED = {"blocks_to_swap": 2}
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from flux_pipeline import pipeline_of
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.flux.model import FluxTransformer
-from sd_scripts.families.flux.sampling import SAMPLE_DEFAULTS, sample
+from sd_scripts.families.flux.sampling import sample
 from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
 from sd_scripts.families.miniature import clip_tokenizer
 from sd_scripts.families.sampling import lent
-from sd_scripts.library.prompts import SamplePrompt
+from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, SamplePrompt
 
 T5_LENGTH = 16
 PROMPT = {"prompt": "a red circle", "width": 64, "height": 80, "seed": 1, "steps": 4, "scale": 1.0}
@@ -99,7 +99,7 @@ def test_sides_are_rounded_down_to_16(parts: Parts) -> None:
 
 
 def test_what_a_prompt_does_not_say() -> None:
-    said = SAMPLE_DEFAULTS
+    said = SAMPLE_DEFAULTS["flux"]
     assert (said.width, said.height, said.steps, said.guidance, said.scale) == (512, 512, 20, 3.5, 1.0)
 
 

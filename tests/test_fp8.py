@@ -1,6 +1,5 @@
 """Weights in fp8: how much is lost, that gradients pass, and what of them is kept."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,12 +39,7 @@ def through(layer: nn.Linear, dtype: torch.dtype = torch.bfloat16) -> tuple[Tens
     return y.detach(), x.grad
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 def test_a_row_is_rounded_to_three_bits_whatever_its_size() -> None:

@@ -13,7 +13,10 @@ from training_help import equal, train_whole
 
 from sd_scripts.runs.folder import RunFolder
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills processes that fork"),
+    pytest.mark.usefixtures("no_graphs"),
+]
 
 STATES = {"max_train_steps": 6, "save_every_n_steps": 1, "save_state": True, "save_precision": "float"}
 OF_FAMILY: dict[str, dict[str, Any]] = {
@@ -22,13 +25,6 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 PATIENCE = 120.0
-
-
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch.compiler.set_stance("default")
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,7 @@ PLAIN_ADAFACTOR = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 @pytest.fixture(scope="module")

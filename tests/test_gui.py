@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -23,7 +26,7 @@ from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.panels import good_timesteps
-from kohya_gui.run_view import chart, duration, nice_ticks, run_view, speed
+from kohya_gui.run_view import duration, newest_state, sections, speed
 from kohya_gui.training import Training
 from kohya_gui.training_tab import PRESETS, TrainingTab, fact, offer, preset_title, preset_words
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
@@ -32,9 +35,9 @@ from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.toml_files import read_toml
-from sd_scripts.runs.book import RunBook
-from sd_scripts.runs.store import RunStore
-from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunRow, RunStore
+from sd_scripts.runs.story import Asked, Made, RunStory, State
 
 COMPILE = [o.name for o in each_option(CompileOptions)]
 
@@ -42,7 +45,7 @@ COMPILE = [o.name for o in each_option(CompileOptions)]
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory) -> TrainingTab:
     with gr.Blocks():
-        return TrainingTab(LORA, RunBook(RunStore(tmp_path_factory.mktemp("state") / "runs.jsonl")), "launch")
+        return TrainingTab(LORA, RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")), "launch")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,9 @@ def form(tab) -> Form:
 @pytest.fixture(scope="module", params=[LORA, DREAMBOOTH, FINETUNE], ids=lambda training: training.tab.name)
 def each_tab(request, tmp_path_factory) -> TrainingTab:
     with gr.Blocks():
-        return TrainingTab(request.param, RunBook(RunStore(tmp_path_factory.mktemp("state") / "runs.jsonl")), "launch")
+        return TrainingTab(
+            request.param, RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")), "launch"
+        )
 
 
 def page_after(form: Form, values: dict, family: str = "sdxl") -> dict:
@@ -639,30 +644,116 @@ def test_whatever_is_typed_as_a_path_is_told_and_never_fails(tmp_path, text):
 # What the page shows of a run
 
 
-def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
+def row(state: State = "running", **facts: Any) -> RunRow:
+    """A run in the list."""
+    known = {"id": 7, "folder": Path("/runs/a & b"), "name": "a & b", "tab": "lora", "family": "sdxl", "gpus": "all"}
+    unknown = {field.name: None for field in fields(RunRow)}
+    return RunRow(**{**unknown, "results": (), "error": "", **known, **facts, "state": state})
+
+
+def run_view(story: RunStory, of: RunRow | None = None) -> str:
+    """All sections in one, as the page puts them together."""
+    return "".join(sections(story, of or row(story.state)).values())
+
+
+def trained(state: State = "running", steps: int = 30) -> RunStory:
     story = RunStory()
-    story.tell({"kind": "started", "max_steps": 50, "epochs": 2, "time": 1.0})
-    for step in range(1, 31):
-        story.tell({"kind": "step", "step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.5, "lr": {"unet": 1e-4}})
+    story.tell({"kind": "started", "max_steps": 50, "epochs": 2, "images_per_step": 2, "time": 1.0})
+    for step in range(1, steps + 1):
+        told = {"step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.5, "lr": {"unet": 1e-4}}
+        story.tell({"kind": "step", **told, "vram": 3 * 2**30, "ram": 2**30})
+    story.state = state
+    return story
+
+
+def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
+    story = trained()
     story.tell({"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>"})
     story.tell({"kind": "warning", "text": "is odd", "option": "seed"})
     story.tell({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
     story.tell({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
-    html = run_view(story, Path("/runs/a & b"))
-    for words in ("step 30 of 50", "0.50 s/it", "14 graphs · 1 recompile", "seed: is odd", "2.0 MB", "free some space"):
+    html = run_view(story)
+    for words in ("step 30 of 50", "0.50 s/it", "4/s", "3.0 GiB", "1.0 GiB", "14 graphs · 1 recompile", "seed: is odd"):
+        assert words in html
+    for words in ("2.0 MB", "free some space", "studio/run/7/file/0", "a &amp; b"):
         assert words in html
     assert "<script" not in html
     assert "<b>x" not in html
-    assert "a &amp; b" in html
+    assert "<i>.safe" not in html
+
+
+def test_a_section_is_the_same_html_while_nothing_of_it_changes():
+    story = trained()
+    before = sections(story, row())
+    story.tell({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
+    after = sections(story, row())
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"head", "progress", "tiles"}
+
+
+def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers():
+    story = trained()
+    assert run_view(story).count("disabled") == 0
+    story.asked_for({"kind": "save", "id": "a"})
+    html = run_view(story)
+    assert "Asked…" in html
+    assert html.count("disabled") == 1
+    story.tell({"kind": "heard", "command": "save", "ids": ["a"], "step": 30})
+    html = run_view(story)
+    assert "Asked…" not in html
+    assert "Saved at step 30" in html
+    assert [asked.heard for asked in story.asked if isinstance(asked, Asked)] == [30]
+
+
+def test_ending_at_once_says_what_is_lost():
+    story = trained()
+    assert "all that it learned is lost" in run_view(story)
+    story.tell({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
+    assert "what it learned after step 20 is lost" in run_view(story)
+
+
+@pytest.mark.parametrize(
+    ("state", "offered"),
+    [
+        ("queued", {"first", "remove"}),
+        ("starting", {"save", "sample", "stop", "end"}),
+        ("stopped", {"continue", "load", "forget"}),
+        ("finished", {"continue", "load", "forget"}),
+    ],
+)
+def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State, offered: set[str]):
+    story = RunStory(state=state)
+    (tmp_path / "a-state").mkdir()
+    story.saved.append(Made(tmp_path / "a-state", 10))
+    (tmp_path / "a-state" / "progress.json").touch()
+    assert set(re.findall(r'data-action="(\w+)"', run_view(story, row(state, place=1)))) == offered
+
+
+def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
+    story = RunStory(state="stopped")
+    for name in ("a-000001-state", "a-000002-state", "a-000003-state"):
+        (tmp_path / name).mkdir()
+        story.saved.append(Made(tmp_path / name, 1))
+    assert newest_state(story) is None
+    (tmp_path / "a-000001-state" / "progress.json").touch()
+    (tmp_path / "a-000002-state" / "progress.json").touch()
+    assert newest_state(story) == tmp_path / "a-000002-state"
+
+
+def test_a_run_that_waits_says_its_place_and_what_it_waits_for():
+    html = run_view(RunStory(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
+    assert "number 2 in the queue" in html
+    assert "waits for HF_TOKEN" in html
+    assert "tile" not in html
 
 
 def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
     story = RunStory()
     for name in ("a & b-000001.safetensors", "a & b.safetensors", "a & b-state"):
         story.tell({"kind": "saved", "path": f"/loras/{name}", "step": 1})
-    assert "data-copy" not in run_view(story, Path("/runs/a"))
+    assert 'class="result"' not in run_view(story)
     story.tell({"kind": "finished", "step": 1, "time": 2.0})
-    html = run_view(story, Path("/runs/a"))
+    html = sections(story, row("finished"))["result"]
     assert 'data-copy="/loras/a &amp; b.safetensors"' in html
     assert "models/loras" in html
 
@@ -673,25 +764,49 @@ def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
     for name in ("cat.safetensors", "cat-ema.safetensors", "cat-state"):
         story.tell({"kind": "saved", "path": f"/models/{name}", "step": 1})
     story.tell({"kind": "finished", "step": 1, "time": 2.0})
-    html = run_view(story, Path("/runs/a"))
+    html = sections(story, row("finished"))["result"]
     assert 'data-copy="/models/cat.safetensors"' in html
     assert "cat-ema.safetensors</b>" in html
     assert "models/checkpoints" in html
     assert "models/loras" not in html
 
 
-def test_a_flat_curve_and_one_step_can_be_drawn():
-    story = RunStory()
-    assert "begins with" in chart(story)
-    for step in (1, 2):
-        story.tell({"kind": "step", "step": step, "loss": 0.0})
-    assert "<svg" in chart(story)
-
-
 def test_numbers_are_written_for_people():
     assert [speed(s) for s in (None, 0.0791, 1.234, 42)] == ["–", "79 ms/it", "1.23 s/it", "42 s/it"]
     assert [duration(s) for s in (None, 5, 65, 3725)] == ["–", "5 s", "1:05", "1:02:05"]
-    assert nice_ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+
+
+def past_run(tab: TrainingTab, folder: Path, settings: str, family: str = "sdxl", state: State = "finished") -> str:
+    """The number of a run with these settings, in the list of a tab."""
+    folder.mkdir()
+    (folder / "config.toml").write_text(settings)
+    return str(tab._queue.store.add(folder, tab="lora", family=family, state=state, gpus="cpu").id)
+
+
+def test_a_past_run_fills_in_the_form_and_its_own_file_is_not_the_one_to_save(tab, form, tmp_path):
+    run = past_run(tab, tmp_path / "cat", 'seed = 3\nguidance_scale = 3.5\nmine = "kept"\n', "flux")
+    updates = tab._load_past(run)
+    assert (updates[form.controls["seed"]]["value"], updates[tab.family]) == ("3", "flux")
+    assert (updates[tab.opened], updates[tab.file]["value"], updates[tab.unknown]) == ("", "", {"mine": "kept"})
+    assert "The settings of cat are here" in updates[tab.run.message]
+
+
+def test_a_past_run_without_its_folder_or_off_the_list_is_told(tab, tmp_path):
+    run = past_run(tab, tmp_path / "cat", "seed = 3\n")
+    (tmp_path / "cat" / "config.toml").unlink()
+    assert "its settings are gone" in tab._load_past(run)[tab.run.message]
+    assert "not on the list" in tab._load_past("4711")[tab.run.message]
+    assert "not on the list" in tab._load_past("")[tab.run.message]
+
+
+def test_a_run_that_has_to_wait_says_why(tmp_path):
+    with gr.Blocks():
+        tab = TrainingTab(LORA, RunQueue(RunStore(tmp_path / "runs.sqlite")), "launch")
+    first, second = (int(past_run(tab, tmp_path / name, "", state="queued")) for name in ("first", "second"))
+    assert tab._why_waiting(first) == ""
+    assert tab._why_waiting(second) == "second waits in the queue and starts by itself"
+    tab._queue.paused = True
+    assert tab._why_waiting(first) == "first waits: the queue is paused"
 
 
 def test_a_message_is_text():
@@ -728,9 +843,14 @@ def test_loopback_a_password_or_a_clear_word_is_enough(flags):
 
 
 def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(tmp_path):
-    page = build(RunStore(tmp_path / "runs.jsonl"))
+    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")))
     public = [d for d in page.config["dependencies"] if d.get("api_visibility") == "public"]
     assert public == []
+
+
+def test_an_open_page_does_not_tick(tmp_path):
+    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")))
+    assert [block for block in page.blocks.values() if isinstance(block, gr.Timer) and block.active] == []
 
 
 @pytest.mark.parametrize(
@@ -748,18 +868,27 @@ def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(tmp_path)
 def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, asked, shown):
     if name:
         (tmp_path / name).write_text(text)
-    page = build(RunStore(tmp_path / "runs.jsonl"), tmp_path / name if name else None, asked)
+    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, asked)
     (tabs,) = (block for block in page.blocks.values() if isinstance(block, gr.Tabs))
     assert tabs.selected == shown
 
 
 def test_the_gui_process_loads_no_torch():
     code = (
-        "import sys, gui, kohya_gui.app as app, kohya_gui.print_command; "
-        "app.build(app.RunStore()); sys.exit('torch' in sys.modules)"
+        "import sys, gui, kohya_gui.app as app, kohya_gui.live_routes, kohya_gui.print_command; "
+        "from sd_scripts.runs.store import RunStore; "
+        "app.build(app.RunQueue(RunStore())); sys.exit('torch' in sys.modules)"
     )
     env = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False"}
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=env).returncode == 0
+
+
+def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(tmp_path):
+    """Gradio looks through the whole page for each control that shows progress, and for each listener of an event."""
+    events = build(RunQueue(RunStore(tmp_path / "runs.sqlite"))).get_config_file()["dependencies"]
+    assert all(event["show_progress_on"] is not None for event in events if event["backend_fn"])
+    assert sum(len(event["targets"]) for event in events) < 200
+    assert max(len(event["show_progress_on"] or []) for event in events) <= 1
 
 
 def test_the_form_of_a_draft_is_named_by_option(tab):

@@ -21,7 +21,10 @@ from sd_scripts.networks.layers import Dropouts, LoraLinear
 from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
 from sd_scripts.options.settings import Settings
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies beside the computation")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies beside the computation"),
+    pytest.mark.usefixtures("no_graphs"),
+]
 
 CUDA = torch.device("cuda")
 SHAPE = FluxShape(
@@ -32,13 +35,6 @@ multiplies_fp8 = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU that multiplies fp8"
 )
 Gradients = tuple[Tensor, dict[str, Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def placed(*, learns: bool, **options: Any) -> FluxTransformer:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from training_help import pictures, run
 
 from kohya_gui.tabs import TABS
@@ -24,11 +23,7 @@ SMALL: dict[str, Any] = {
 """What a miniature on a CPU asks for in place of what the preset says."""
 
 
-@pytest.fixture(autouse=True)
-def _forget_graphs() -> Any:
-    torch._dynamo.reset()
-    yield
-    torch.compiler.set_stance("default")
+pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: f"{preset.parent.name}/{preset.stem}")

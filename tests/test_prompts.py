@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sd_scripts.library.prompts import SamplePrompt, line_keys, read_prompts
+from sd_scripts.options.prompt_lines import SamplePrompt, dropped_words, line_keys, prompts_in, read_prompts
 
 CASES = json.loads((Path(__file__).parent / "reference" / "fixtures_prompt_lines.json").read_text())
 
@@ -77,3 +77,29 @@ def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sample_prompts: '.*' cannot be read: No such file"):
         read_prompts(tmp_path / "x.txt", SamplePrompt())
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        ("a cat --w 768 --h 1024 --d 7 --s 20 --l .5 --g 2 --n bad, worse --ss euler_a", []),
+        ("a cat -- with a hat", ["-- is not known"]),
+        ("a cat --q 3 --W 64", ["--q is not known"]),
+        ("a cat --w wide", ["--w needs a whole number"]),
+        ("a cat --n", ["--n needs a text"]),
+        ("a cat --s 7 in a box", ["'in a box' behind --s 7 is not read: the prompt stands before the first option"]),
+        ("a cat --l 7,5", ["',5' behind --l 7 is not read: the prompt stands before the first option"]),
+        ("d 12 monkeys", ["the prompt begins like the option --d, so seed is 12 too"]),
+    ],
+)
+def test_what_a_line_says_without_effect_is_told(line: str, dropped: list[str]) -> None:
+    assert list(dropped_words(line)) == dropped
+
+
+def test_what_a_table_says_without_effect_is_told() -> None:
+    text = '[prompt]\nwidth = 64\nhight = 64\n[[prompt.subset]]\nprompt = "x"\nsteps = 3\n'
+    ((prompt, entry),) = prompts_in(text, Path("x.toml"), SamplePrompt())
+    assert prompt == SamplePrompt(prompt="x", width=64)
+    assert entry.dropped == ("hight is not known", "steps is not known")
+    ((_, line),) = prompts_in('["y --q 3"]', Path("x.json"), SamplePrompt())
+    assert line.dropped == ("--q is not known",)

@@ -1,13 +1,16 @@
 """Files and states of a run, and that a resumed run goes on bit for bit, with every optimizer and schedule."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from training_help import Run, equal, pictures, train
+from training_help import Run, equal, pictures, train, train_whole
+
+from sd_scripts.training.leftovers import mend, newest_state
 
 STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "network_args": ["rank_dropout=0.3"]}
 """A state after each of eight steps; epochs have three, and LoRA's dropout draws in each."""
@@ -173,3 +176,104 @@ def test_initial_step_begins_where_it_says(undisturbed: Run, miniature: Any, tmp
     again = train(miniature, tmp_path / "again", initial_epoch=2, **data)
     assert again.steps == [4, 5, 6, 7, 8]
     assert [event["epoch"] for event in again.told("step")] == [2, 2, 2, 3, 3]
+
+
+LATEST: dict[str, Any] = {"resume": "latest", "max_train_steps": 6, "save_every_n_steps": 2, "save_state": True}
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_same_command_again_goes_on_from_the_newest_state(method: str, miniature: Any, tmp_path: Path) -> None:
+    begin = train if method == "lora" else train_whole
+    root = pictures(tmp_path / "pictures", count=3)
+    whole = begin(miniature, tmp_path / "whole", train_data_dir=root, **LATEST)
+    assert "resumed_from" not in whole.told("started")[0]
+    output = tmp_path / "out"
+    shutil.copytree(whole.output / "short-step00000002-state", output / "short-step00000002-state")
+    shutil.copytree(whole.output / "short-step00000004-state", output / "short-step00000004-state")
+    rest = begin(miniature, output, train_data_dir=root, **LATEST)
+    assert rest.told("started")[0]["resumed_from"] == str(output / "short-step00000004-state")
+    assert rest.losses == whole.losses[4:]
+    assert equal(rest.tensors(), whole.tensors())
+    once_more = begin(miniature, output, train_data_dir=root, run_dir=output / "again", **LATEST)
+    assert once_more.status == 0
+    assert equal(once_more.tensors(), whole.tensors())  # nothing is left to do, and nothing is spoilt
+
+
+def test_only_whole_states_of_this_name_are_found(undisturbed: Run, tmp_path: Path) -> None:
+    def put(name: str, step: int) -> Path:
+        return shutil.copytree(state_of(undisturbed, step), tmp_path / name)
+
+    put("short-step00000002-state", 2)
+    put("short-000001-state", 3)
+    put("shorter-step00000007-state", 7)
+    put(".short-step00000007-state.1.part", 7)
+    (put("short-step00000004-state", 4) / "state.pt").unlink()
+    (put("short-step00000005-state", 5) / "progress.json").write_text('{"step": 5, "epo')
+    cut = put("short-step00000006-state", 6) / "state.pt"
+    cut.write_bytes(cut.read_bytes()[:1000])
+    found = newest_state(tmp_path, "short")
+    assert found
+    assert (found.folder.name, found.progress.step) == ("short-000001-state", 3)
+    assert newest_state(tmp_path, "long") is None
+    assert newest_state(tmp_path / "nowhere", None) is None
+
+
+def test_of_two_states_of_a_step_the_later_is_found(undisturbed: Run, tmp_path: Path) -> None:
+    for name, time in (("short-step00000003-state", 5.0), ("short-000001-state", 7.0), ("short-state", 6.0)):
+        facts = shutil.copytree(state_of(undisturbed, 3), tmp_path / name) / "progress.json"
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "time": time}))
+    found = newest_state(tmp_path, "short")
+    assert found
+    assert found.folder.name == "short-000001-state"
+
+
+def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(tmp_path: Path) -> None:
+    dead = 2**22 + 1  # Linux has no such process
+    for folder in (f".short-state.{dead}.old", f".short-step00000002-state.{dead}.part", "short-step00000004-state"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / f".short-step00000004-state.{dead}.old").mkdir()
+    (tmp_path / f".short-step00000004-state.{dead}.gone").mkdir()
+    mine, parent, others = f".short.safetensors.{os.getpid()}.part", f".short.png.{os.getppid()}.part", ".notes.1.part"
+    for file in (mine, parent, others, f".write-test-{dead}", "short.safetensors"):
+        (tmp_path / file).touch()
+    mend(tmp_path, "short")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        others, parent, "short-state", "short-step00000004-state", "short.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_run_that_begins_says_that_there_is_no_state_yet(
+    miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = train(miniature, tmp_path / "out", resume="latest", max_train_steps=1)
+    assert made.steps == [1]
+    assert "resume: the run begins anew" in capsys.readouterr().err
+
+
+def test_a_run_that_was_lowered_below_its_state_is_told(
+    undisturbed: Run, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(state_of(undisturbed, 4), tmp_path / "out" / "short-step00000004-state")
+    made = train(miniature, tmp_path / "out", resume="latest", max_train_steps=3)
+    assert "the state is of step 4 and the run ends at step 3" in refused(miniature, made, capsys)
+
+
+FROM_PICTURES: dict[str, Any] = {
+    **LATEST, "resume": None, "cache_latents": None, "cache_text_encoder_outputs": None, "shuffle_caption": True,
+}  # fmt: skip
+"""What the loader reads in each step, by chance."""
+
+
+@pytest.mark.parametrize("compiled", [{}, {"compile": True, "compile_backend": "aot_eager"}], ids=["eager", "compiled"])
+def test_a_state_goes_on_with_another_number_of_workers(
+    compiled: dict[str, Any], each_miniature: Any, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    root = pictures(tmp_path / "pictures", count=3)
+    whole = train(each_miniature, tmp_path / "whole", train_data_dir=root, **FROM_PICTURES, **compiled)
+    torch._dynamo.reset()
+    values = {**FROM_PICTURES, "max_data_loader_n_workers": 2, "resume": state_of(whole, 4)}
+    rest = train(each_miniature, tmp_path / "rest", train_data_dir=root, **values, **compiled)
+    assert rest.status == 0
+    assert rest.losses == whole.losses[4:]
+    assert equal(rest.tensors(), whole.tensors())

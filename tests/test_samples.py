@@ -29,6 +29,8 @@ def test_samples_carry_step_number_and_seed_in_their_names(miniature: Any, tmp_p
     ]  # fmt: skip
     assert [event["step"] for event in made.told("sample")] == [0, 0, 2, 2]
     assert made.told("sample")[0]["prompt"] == "a red circle"
+    sizes = [(event["number"], event["width"], event["height"]) for event in made.told("sample")]
+    assert sizes == [(0, 64, 64), (1, 64, 128)] * 2
     assert Image.open(made.told("sample")[1]["path"]).size == (64, 128)
 
 

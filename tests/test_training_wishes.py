@@ -1,5 +1,6 @@
 """Stop, save and sample, asked of a running run."""
 
+import json
 import os
 import signal
 import subprocess
@@ -25,11 +26,11 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ask(step: int, *wishes: Any) -> None:
         tell = Reporter.step
 
-        def told(reporter: Reporter, facts: Any, loss: Any) -> None:
+        def told(reporter: Reporter, facts: Any, *tensors: Any) -> None:
             if facts.step == step:
                 for wish in wishes:
                     RunFolder(reporter._context.run_dir).command(wish)
-            tell(reporter, facts, loss)
+            tell(reporter, facts, *tensors)
 
         monkeypatch.setattr(Reporter, "step", told)
 
@@ -59,6 +60,8 @@ def test_a_wish_to_save_writes_file_and_state_and_the_run_goes_on(ask: Any, mini
     made = train(miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
     assert made.files == ["short-step00000002-state", "short-step00000002.safetensors", "short.safetensors"]
+    assert [(event["command"], event["step"]) for event in made.told("heard")] == [("save", 2)]
+    assert "saving" in [event["name"] for event in made.told("phase")]
 
 
 def test_a_wish_for_samples_makes_them(ask: Any, miniature: Any, tmp_path: Path) -> None:
@@ -83,9 +86,47 @@ def test_a_stop_at_the_last_step_is_the_end(ask: Any, miniature: Any, tmp_path: 
 
 
 def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(miniature: Any, tmp_path: Path) -> None:
-    RunFolder(tmp_path / "out" / "run").command("stop")
-    (tmp_path / "out" / "run" / "commands.jsonl").write_text('{"time": 1.0, "kind": "stop"}\n')
+    folder = RunFolder(tmp_path / "out" / "run")
+    folder.command("stop")
+    log = folder.log()
+    log("finished", step=3)
+    log.close()
     assert train(miniature, tmp_path / "out").steps == [1, 2, 3]
+
+
+def test_a_wish_said_while_the_process_begins_is_heard(miniature: Any, tmp_path: Path) -> None:
+    """Nothing is cached, so the first chance is the end of the first step."""
+    folder = RunFolder(tmp_path / "out" / "run")
+    folder.path.mkdir(parents=True)
+    lines = [{"time": 1.0, "kind": "stop", "id": "a1"}, {"time": 2.0, "kind": "stop", "id": "b2"}]
+    (folder.path / "commands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = train(miniature, tmp_path / "out", cache_latents=None, cache_text_encoder_outputs=None)
+    assert made.steps == [1]
+    (heard,) = made.told("heard")
+    assert (heard["command"], heard["ids"], heard["step"]) == ("stop", ["a1", "b2"], 1)
+
+
+def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path) -> None:
+    made = train(each_miniature, tmp_path / "out", train_batch_size=2, gradient_accumulation_steps=2)
+    (started,) = made.told("started")
+    assert started["family"] == each_miniature.family
+    assert started["images_per_step"] == 2  # an epoch has one batch
+    assert [event["name"] for event in made.told("phase") if "done" not in event] == [
+        "loading", "caching latents", "caching text", "training", "saving",
+    ]  # fmt: skip
+    assert made.told("step")[0]["ram"] > 2**20
+    compiled = train(each_miniature, tmp_path / "compiled", compile=True, compile_backend="aot_eager")
+    assert "training" not in [event["name"] for event in compiled.told("phase")]  # which the first step says itself
+    assert "compiling" in [event["name"] for event in compiled.told("phase")]
+
+
+def test_what_no_command_looks_like_is_not_heard(miniature: Any, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "out" / "run")
+    folder.path.mkdir(parents=True)
+    (folder.path / "commands.jsonl").write_text('[]\n"stop"\n{"time": 1.0}\n{"time": 1.0, "kind": "dance"}\nhalf')
+    made = train(miniature, tmp_path / "out")
+    assert made.steps == [1, 2, 3]
+    assert made.told("heard") == []
 
 
 def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
@@ -119,6 +160,7 @@ def test_a_wish_to_stop_is_heard_while_caches_are_filled(
     assert made.status == 130
     assert made.events[-1]["kind"] == "stopped"
     assert made.told("phase")[-1]["name"] == cached
+    assert [(event["command"], event["step"]) for event in made.told("heard")] == [("stop", 0)]
     assert made.files == []
 
 

@@ -1,5 +1,7 @@
 """Pictures through a diffusers autoencoder and back: what the families share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -7,6 +9,11 @@ from torch import Tensor
 
 PIXELS_AT_ONCE = 4 * 1024 * 1024
 """The encoder's activations are large: a batch above four pictures of 1024x1024 goes through in slices."""
+
+TILE = 64
+"""Latents along a side of a tile at most, where a picture is decoded in tiles: 512 pixels."""
+LARGEST_AT_ONCE = 6
+"""So many of the decoder's largest activations exist at the same time, workspaces of convolutions included."""
 
 
 @torch.no_grad()
@@ -28,8 +35,46 @@ def decoded(vae: Any, latents: Tensor) -> Tensor:
     Half precision is tried first; where it overflows the picture is decoded in float32 instead of turning black.
     """
     dtype = vae.dtype
-    pixels = vae.decode(latents.to(dtype)).sample.float()
+    pixels = _decoded(vae, latents.to(dtype)).float()
     if not torch.isfinite(pixels).all():
-        pixels = vae.float().decode(latents.float()).sample
-        vae.to(dtype)
+        try:
+            pixels = _decoded(vae.float(), latents.float())
+        finally:
+            vae.to(dtype)
     return (pixels / 2 + 0.5).clamp(0, 1)
+
+
+def _decoded(vae: Any, latents: Tensor) -> Tensor:
+    """In tiles where the whole picture does not fit into the GPU's memory beside what trains there."""
+    if _has_room(vae, latents):
+        with suppress(torch.OutOfMemoryError):
+            return vae.decode(latents).sample
+        torch.cuda.empty_cache()
+    with in_tiles(vae, min(TILE, max(latents.shape[-2:]) // 2)):
+        return vae.decode(latents).sample
+
+
+def _has_room(vae: Any, latents: Tensor) -> bool:
+    if not latents.is_cuda:
+        return True
+    widths = vae.config.block_out_channels
+    pixels = latents[:, :1].numel() * 4 ** (len(widths) - 1)
+    needed = LARGEST_AT_ONCE * pixels * widths[min(1, len(widths) - 1)] * latents.element_size()
+    free, _ = torch.cuda.mem_get_info(latents.device)
+    unused = torch.cuda.memory_reserved(latents.device) - torch.cuda.memory_allocated(latents.device)
+    return needed < free + unused
+
+
+@contextmanager
+def in_tiles(vae: Any, side: int) -> Iterator[None]:
+    """Meanwhile the VAE decodes tiles of so many latents a side, which overlap, and blends them."""
+    names = ("use_tiling", "tile_latent_min_size", "tile_sample_min_size")
+    before = {name: getattr(vae, name) for name in names}
+    pixels = side * 2 ** (len(vae.config.block_out_channels) - 1)
+    try:
+        vae.enable_tiling()
+        vae.tile_latent_min_size, vae.tile_sample_min_size = side, pixels
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(vae, name, value)

@@ -82,6 +82,8 @@ class Family:
     """All beside the encoders that changes what they give: a cache made under others is made anew."""
     text_cache_fits: Callable[[Parts, Arrays], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
+    encoders_learn: bool = False
+    """Whether full training can train its text encoders."""
     adapted_encoders: Callable[[Settings], tuple[bool, ...]]
     """Which text encoders a LoRA adapts where text encoders learn."""
     check: Callable[[Settings], list[str]]

@@ -7,16 +7,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.library.prompts import SamplePrompt
-
-LEAST_SIDE = 64
-
-
-def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:
-    """Height and width in pixels, rounded down to what the family can make."""
-    height, width = (max(LEAST_SIDE, side - side % multiple) for side in (prompt.height, prompt.width))
-    return height, width
-
 
 @contextmanager
 def resting(modules: Sequence[nn.Module]) -> Iterator[None]:

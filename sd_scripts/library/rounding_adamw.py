@@ -125,7 +125,8 @@ class RoundingAdamW(Optimizer):
     """
 
     gradient_factor: Tensor | None = None
-    """0-dim float32 on the device: what gradients are multiplied by, such as for clipping, without another pass."""
+    """0-dim float32 on the device: what gradients are multiplied by, such as for clipping, without another pass. Of 0
+    they count as 0, also where they are no numbers."""
 
     def __init__(
         self,
@@ -251,7 +252,9 @@ class RoundingAdamW(Optimizer):
 def _update(job: Job, rates: Rates) -> None:
     """One weight by plain PyTorch."""
     beta1, beta2 = rates.betas
-    grad = job.grad.float() if rates.factor is None else job.grad.float() * rates.factor
+    grad = job.grad.float()
+    if rates.factor is not None:
+        grad = (grad * rates.factor).where(rates.factor > 0, 0.0)
     weight, exp_avg, exp_avg_sq = job.weight.float(), job.exp_avg.float(), job.exp_avg_sq.float()
     weight.mul_(1 - rates.lr * rates.weight_decay)
     exp_avg.lerp_(grad, 1 - beta1)

@@ -133,7 +133,8 @@ def _update(  # type: ignore[no-untyped-def]
         inside = at < left
         grad = tl.load(grads + at, mask=inside).to(tl.float32)
         if factor_at is not None:
-            grad *= tl.load(factor_at)
+            factor = tl.load(factor_at)
+            grad = tl.where(factor > 0.0, grad * factor, 0.0)
         weight = tl.load(weights + at, mask=inside).to(tl.float32)
         first = tl.load(firsts + at, mask=inside).to(tl.float32)
         second = tl.load(seconds + at, mask=inside).to(tl.float32)

@@ -22,6 +22,9 @@ PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 
 OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 
+PART, OLD, GONE = "part", "old", "gone"
+"""Endings of hidden names: what is being written, what something new is about to replace, what is being removed."""
+
 
 def save_model(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
@@ -78,7 +81,7 @@ def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; at the end of the block it takes its place, or is removed if that failed."""
-    part = _beside(path, "part")
+    part = beside(path, PART)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
@@ -95,7 +98,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_folder(path: Path, mark: str) -> Iterator[Path]:
     """As whole_file, of a folder. One that was there before goes when the new one is whole; if it has not the file
     `mark`, it is of another kind, and stays."""
-    part, old = _beside(path, "part"), _beside(path, "old")
+    part, old = beside(path, PART), beside(path, OLD)
     try:
         if path.exists() and not (path / mark).is_file():
             raise OSError("there is a file or folder of this name that is no model; choose another output_name")
@@ -124,7 +127,8 @@ def _sync(file: Path) -> None:
         os.fsync(opened.fileno())
 
 
-def _beside(path: Path, what: str) -> Path:
+def beside(path: Path, what: str) -> Path:
+    """The hidden name of this process's PART, OLD or GONE of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{what}")
 
 

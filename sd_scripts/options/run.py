@@ -26,3 +26,8 @@ class CudaOptions(OptionGroup, title="CUDA"):
         "Let cuDNN time its convolutions for each size and keep the fastest; helps with few bucket sizes.",
         label="Benchmark cuDNN",
     )
+    deterministic: bool = option(
+        False,
+        "Choose kernels that give the same bits each time: runs repeat and resume exactly on a GPU too; slower.",
+        label="Deterministic kernels",
+    )

@@ -7,6 +7,8 @@ from sd_scripts.options.spec import OptionGroup, option
 
 ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose"
 NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
+LATEST = "latest"
+"""resume: the newest state of this output_name in output_dir."""
 NO_DDP = "gradients are averaged in few messages, without DDP's buffers; leave it off"
 
 
@@ -73,6 +75,13 @@ class TrainingOptions(OptionGroup, title="Training"):
         families=("flux",),
         methods=("lora",),
     )
+    max_broken_steps: int = option(
+        3,
+        "End the run when so many steps in a row have a loss or gradient that is no number (NaN or infinite). Until "
+        "then nothing is learned from them. Where such a step would spoil the weights, the first one ends the run.",
+        label="Broken steps in a row",
+        within=(1, 10_000),
+    )
     sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
     xformers: bool = option(False, "Use xformers' attention.", families=("sdxl",), not_yet=ALWAYS_SDPA)
     mem_eff_attn: bool = option(False, "Use attention in chunks.", families=("sdxl",), not_yet=ALWAYS_SDPA)
@@ -105,7 +114,9 @@ class ResumeOptions(OptionGroup, title="State and resume"):
     )
     resume: str | None = option(
         None,
-        "Folder of a state to go on from. Step, epoch, order of pictures and learning rate continue where it ended.",
+        "Folder of a state to go on from. Step, epoch, order of pictures and learning rate continue where it ended. "
+        "latest finds the newest state of output_name in output_dir, and begins anew where there is none yet: so the "
+        "same command can be given again after whatever ended it.",
         label="Resume from state",
         path=True,
     )

@@ -3,16 +3,25 @@
 import json
 import os
 import re
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sd_scripts.runs.events import Command, EventLog, EventTail
 
 CONSOLE_TAIL_BYTES = 16384
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+CONSOLE_MOST_BYTES = 20 * 2**20
 NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+
+
+class ConsoleLines(NamedTuple):
+    lines: list[tuple[int, str]]
+    """Each with its number, from 1."""
+    total: int
+    """How many there are, or how many were found."""
 
 
 @dataclass(frozen=True)
@@ -32,32 +41,71 @@ class RunFolder:
         """Which process trains, as {pid, born}; written by the one who started it."""
         return self.path / "process.json"
 
+    @property
+    def launch(self) -> Path:
+        """How to start it, as {argv, environment, secrets}; of the secrets, the names."""
+        return self.path / "launch.json"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
     def log(self) -> EventLog:
-        return EventLog(self.path / "events.jsonl")
+        return EventLog(self.events_file)
 
     def events(self) -> EventTail:
-        return EventTail(self.path / "events.jsonl")
+        return EventTail(self.events_file)
 
     def commands(self) -> EventTail:
         """What the GUI asked of the run: objects with a `kind` of stop, save or sample."""
         return EventTail(self.path / "commands.jsonl")
 
-    def command(self, kind: Command) -> None:
-        """Ask the run for something at the end of its current step: `stop`, `save` or `sample`."""
+    def command(self, kind: Command) -> str:
+        """Ask the run for something at the end of its current step: `stop`, `save` or `sample`.
+
+        Returns the id by which the run will say that it heard it.
+        """
+        id = secrets.token_hex(4)
         log = EventLog(self.path / "commands.jsonl")
-        log(kind)
-        log.close()
+        try:
+            log(kind, id=id)
+        finally:
+            log.close()
+        return id
 
     def console_tail(self, lines: int = 40) -> str:
         """The last lines of what the run printed, as a terminal would show them."""
-        if not self.console.exists():
-            return ""
-        with self.console.open("rb") as file:
-            file.seek(max(0, self.console.stat().st_size - CONSOLE_TAIL_BYTES))
-            text = ESCAPES.sub("", file.read().decode("utf-8", errors="replace")).replace("\r\n", "\n")
-        # a progress bar rewrites its line after every \r: the last writing counts
-        shown = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-        return "\n".join(shown[-lines:]).strip("\n")
+        newest = self._console_end(CONSOLE_TAIL_BYTES).split(b"\n")[-lines - 1 :]
+        return "\n".join([_shown(line) for line in newest][-lines:]).strip("\n")
+
+    def console_lines(self, find: str = "", last: int = 400) -> ConsoleLines:
+        """The last lines with their numbers, or of those that contain `find` the last; upper and lower case are one.
+
+        Of a very long console the newest part is read, and the lines are counted from there.
+        """
+        printed = self._console_end(CONSOLE_MOST_BYTES).removesuffix(b"\n")
+        total = printed.count(b"\n") + 1 if printed else 0
+        if not find:
+            newest = printed.rsplit(b"\n", last)[-min(last, total) :] if total else []
+            first = total - len(newest) + 1
+            return ConsoleLines([(number, _shown(line)) for number, line in enumerate(newest, first)], total)
+        wanted = find.casefold()
+        shown = ((number, _shown(line)) for number, line in enumerate(printed.split(b"\n"), 1))
+        found = [(number, line) for number, line in shown if wanted in line.casefold()]
+        return ConsoleLines(found[-last:], len(found))
+
+    def _console_end(self, most: int) -> bytes:
+        try:
+            with self.console.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                return file.read(most)
+        except OSError:  # none yet, or none any more
+            return b""
+
+
+def _shown(line: bytes) -> str:
+    """What a terminal shows of a line: a progress bar rewrites it after every \\r, and the last writing counts."""
+    return ESCAPES.sub("", line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace"))
 
 
 def new_run_folder(runs: Path, name: str, now: float | None = None) -> RunFolder:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,8 @@ WINDOWS_GROUP = 0x00000200 | 0x08000000 if sys.platform == "win32" else 0
 """CREATE_NEW_PROCESS_GROUP and CREATE_NO_WINDOW."""
 TERM_GRACE = 10.0
 """Seconds between asking the processes to end and killing them."""
+MARK = "SD_SCRIPTS_RUN"
+"""Environment variable that names the run folder to all processes of a run: by it they are known as ours."""
 
 
 @dataclass
@@ -36,13 +38,25 @@ class RunningRun:
 
     @property
     def alive(self) -> bool:
+        """Whether any process of the run is left: the one that was started, or those that it started."""
+        return self.leads or self.orphaned
+
+    @property
+    def leads(self) -> bool:
+        """Whether the process that was started is alive."""
         if self._child is not None:
             return self._child.poll() is None
         return process_born(self.pid) == self.born
 
     @property
+    def orphaned(self) -> bool:
+        """Whether the process that was started is gone and others of its group are left."""
+        # a number is not given out again while its group lives: if another process has it, nobody of ours is left
+        return not self.leads and process_born(self.pid) is None and bool(group_members(self.pid, self.folder))
+
+    @property
     def exit_code(self) -> int | None:
-        """How the process ended; None while it runs, and for a run that an earlier GUI started."""
+        """How the process that was started ended; None while it runs, and when another GUI started it."""
         return self._child.poll() if self._child is not None else None
 
     def wait(self, seconds: float) -> bool:
@@ -55,24 +69,33 @@ class RunningRun:
         return True
 
     def stop(self, grace: float = GRACE) -> None:
-        """Ask the run to end its step, save and leave; end it when it has shown no sign of life for `grace` seconds."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        self.folder.command("stop")
-        threading.Thread(target=self._end_after, args=(grace,), daemon=True).start()
+        """Ask the run to end its step, save and leave; end it when it has shown no sign of life for `grace` seconds.
+
+        Raises OSError when the wish cannot be written.
+        """
+        if not self._stopping.is_set():
+            self.folder.command("stop")
+        self.see_to_end(grace)
+
+    def see_to_end(self, grace: float = GRACE) -> None:
+        """It was asked to stop: end it when it has shown no sign of life for `grace` seconds."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            threading.Thread(target=self._end_after, args=(grace,), daemon=True).start()
 
     def _end_after(self, grace: float) -> None:
         asked = time.time()
         while self.alive:
             if time.time() - max(asked, self._last_sign()) > grace:
-                self.terminate()
+                self.terminate(min(grace, TERM_GRACE))
                 return
             time.sleep(0.2)
 
     def _last_sign(self) -> float:
-        events = self.folder.path / "events.jsonl"
-        return events.stat().st_mtime if events.exists() else 0.0
+        try:
+            return self.folder.events_file.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def terminate(self, grace: float = TERM_GRACE) -> None:
         """End the run and all its processes now; nothing more is saved."""
@@ -95,34 +118,103 @@ class RunningRun:
 def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> RunningRun:
     """Run `argv` in a process group of its own, with `env` added to ours and all it prints in the folder's console.log.
 
-    Raises ValueError when the program cannot be started.
+    Raises ValueError when the program cannot be started, or the folder cannot be written.
     """
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.console.open("ab") as console:
+    more = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", MARK: str(folder.path.absolute())}
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        console = folder.console.open("ab")
+    except OSError as error:
+        raise ValueError(f"run folder: '{error.filename}' cannot be written ({error.strerror})") from error
+    with console:
         try:
             child = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **env},
+                env={**os.environ, **more, **env},
                 start_new_session=True,  # a group of its own on POSIX
                 creationflags=WINDOWS_GROUP,
             )
         except OSError as error:
             raise ValueError(f"{argv[0]}: cannot be started ({error.strerror})") from error
-    born = process_born(child.pid) or ""
-    write_whole(folder.process, json.dumps({"pid": child.pid, "born": born}) + "\n")
-    return RunningRun(folder, child.pid, born, child)
+    run = RunningRun(folder, child.pid, process_born(child.pid) or "", child)
+    try:
+        write_whole(folder.process, json.dumps({"pid": run.pid, "born": run.born}) + "\n")
+    except OSError as error:  # a run that no later GUI could find must not go on
+        run.terminate(grace=1.0)
+        raise ValueError(f"run folder: '{folder.process}' cannot be written ({error.strerror})") from error
+    return run
 
 
-def find(folder: RunFolder) -> RunningRun | None:
-    """The process of a run that somebody started earlier, if it is still alive."""
+def find(folder: RunFolder, word: str = "") -> RunningRun | None:
+    """The processes of a run that somebody started earlier, if any is still alive; `word` tells of it what `word` told.
+
+    The folder knows the process, too, unless somebody deleted it, or the GUI was killed before it wrote it down.
+    """
     record = read_json(folder.process)
-    if not isinstance(record, dict) or not record.get("born"):
+    if isinstance(record, dict) and record.get("born") and isinstance(record.get("pid"), int):
+        pid, born = record["pid"], str(record["born"])
+    elif word:
+        pid, born = int(word.partition(" ")[0]), word.partition(" ")[2]
+    elif marked := _marked(folder):
+        pid, born = marked, process_born(marked) or ""
+    else:
         return None
-    run = RunningRun(folder, int(record["pid"]), str(record["born"]))
+    run = RunningRun(folder, pid, born)
     return run if run.alive else None
+
+
+def word(pid: int | None = None) -> str:
+    """A process, by default this one, as no other process of this machine is ever called."""
+    pid = os.getpid() if pid is None else pid
+    return f"{pid} {process_born(pid)}"
+
+
+def is_alive(word: str) -> bool:
+    """Whether the process that is called so is still there."""
+    pid, _, born = word.partition(" ")
+    return pid.isdecimal() and process_born(int(pid)) == born
+
+
+def group_members(leader: int, folder: RunFolder) -> list[int]:
+    """The processes of the group that `leader` led, as far as they belong to the run of this folder.
+
+    The number of a group may be in use again; so a process counts only if it carries the mark of the run. Where a
+    system does not show the environment of a process, no orphans are found.
+    """
+    if sys.platform != "linux":
+        return []
+    try:
+        os.killpg(leader, 0)
+    except OSError:  # the usual case: nobody is left
+        return []
+    return [pid for pid, group in _groups_linux() if group == leader and _carries_mark(pid, folder)]
+
+
+def _marked(folder: RunFolder) -> int | None:
+    """The leader of the processes that carry the mark of a run; it may be gone itself."""
+    groups = _groups_linux() if sys.platform == "linux" else iter(())
+    return next((group for pid, group in groups if _carries_mark(pid, folder)), None)
+
+
+def _groups_linux() -> Iterator[tuple[int, int]]:
+    """All processes that have not ended, each with the leader of its group."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it ends just now
+                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+                if state != "Z":
+                    yield int(entry.name), int(group)
+
+
+def _carries_mark(pid: int, folder: RunFolder) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # another user's, or it ends just now
+        return False
+    return f"{MARK}={folder.path.absolute()}".encode() in environment
 
 
 def process_born(pid: int) -> str | None:

@@ -1,13 +1,52 @@
-"""Which runs there have been: a list of their folders, so that a GUI that starts again finds them."""
+"""Which runs there have been and which are to come: a table that every GUI of this user reads and writes."""
 
 import json
 import os
+import platform
+import sqlite3
 import sys
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.store_file import COLUMNS, StoreFile, insert, set_values
+from sd_scripts.runs.story import LIVING, State
 
-KEPT = 200
+NETWORK_FILE_SYSTEMS = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs", "fuse.sshfs")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """What the list of runs knows of one; the rest is in its folder."""
+
+    id: int
+    folder: Path
+    name: str
+    tab: str
+    family: str
+    gpus: str
+    """The cards it needs, as `gpu_set` words them."""
+    state: State
+    place: int | None
+    """1 for the next of the queue, 2 for the one behind it; None outside the queue."""
+    created: float
+    started: float | None
+    ended: float | None
+    step: int
+    max_steps: int
+    results: tuple[str, ...]
+    """The models it saved."""
+    error: str
+    """One sentence: why it failed, or what it waits for."""
+    owner: str = ""
+    """Which GUI queued or started it, as `process.word` tells processes apart."""
+    process: str = ""
+    """Its own process, told apart likewise; its folder says so too, unless somebody deleted that."""
 
 
 def state_folder() -> Path:
@@ -17,21 +56,232 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "sd-scripts-studio"
 
 
+def store_path() -> Path:
+    """The list of runs. Machines that share a home have one each: a run and its cards are of one machine."""
+    folder = state_folder()
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        mounts = ""
+    shared = file_system(folder.resolve(), mounts) in NETWORK_FILE_SYSTEMS
+    return folder / (f"runs-{platform.node()}.sqlite" if shared else "runs.sqlite")
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The kind of file system that a path lies on, by the lines of /proc/mounts; empty if they do not tell."""
+    fields = [line.split() for line in mounts.splitlines()]
+    kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in fields}
+    return next((kinds[above] for above in (path, *path.parents) if above in kinds), "")
+
+
+def share_a_card(one: str, other: str) -> bool:
+    """Whether two runs with these sets of cards would get in each other's way."""
+    if "cpu" in (one, other) or "all" in (one, other):
+        return one == other or "cpu" not in (one, other)
+    return not set(one.split(",")).isdisjoint(other.split(","))
+
+
 class RunStore:
-    """One line a run, appended when it starts."""
+    """Rows by id. Raises ValueError, one sentence, when the file cannot be read or written."""
 
     def __init__(self, path: Path | None = None):
-        self._path = path or state_folder() / "runs.jsonl"
+        self._file = StoreFile(path or store_path())
 
-    def add(self, folder: RunFolder) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(str(folder.path.absolute())) + "\n")
+    @property
+    def path(self) -> Path:
+        return self._file.path
 
-    def folders(self) -> list[RunFolder]:
-        """Newest first; a folder that was deleted is left out."""
-        if not self._path.exists():
-            return []
-        lines = self._path.read_text(encoding="utf-8").splitlines()[-KEPT:]
-        paths = dict.fromkeys(Path(json.loads(line)) for line in reversed(lines))
-        return [RunFolder(path) for path in paths if path.is_dir()]
+    @property
+    def notice(self) -> str:
+        """What happened to the file, if something did: one sentence for people."""
+        return self._file.notice
+
+    def close(self) -> None:
+        """Let go of the file; every other method still works."""
+        self._file.close()
+
+    def add(
+        self,
+        folder: RunFolder | Path,
+        *,
+        name: str = "",
+        tab: str = "",
+        family: str = "",
+        gpus: str = "all",
+        state: State = "queued",
+        owner: str = "",
+    ) -> RunRow:
+        """A new row; a queued one stands at the end of the queue. Raises ValueError for a folder that has a row."""
+        path = (folder.path if isinstance(folder, RunFolder) else folder).absolute()
+        facts = {
+            "folder": str(path),
+            "name": name or path.name,
+            "tab": tab,
+            "family": family,
+            "gpus": gpus,
+            "state": state,
+            "owner": owner,
+            "created": time.time(),
+        }
+
+        def append(db: sqlite3.Connection) -> RunRow:
+            if db.execute("SELECT 1 FROM runs WHERE folder = ?", (str(path),)).fetchone():
+                raise ValueError(f"{path} is the folder of another run already")
+            made = insert(db, facts | {"place": _queue_length(db) + 1 if state == "queued" else None})
+            return _rows(db, "WHERE id = ?", made)[0]
+
+        return self._file.write(append)
+
+    def row(self, id: int) -> RunRow | None:
+        found = self._file.read(lambda db: _rows(db, "WHERE id = ?", id))
+        return found[0] if found else None
+
+    def rows(self, limit: int = 200) -> list[RunRow]:
+        """Newest first."""
+        return self._file.read(lambda db: _rows(db, "ORDER BY id DESC LIMIT ?", limit))
+
+    def queued(self) -> list[RunRow]:
+        """In the order in which they are to start."""
+        return self._file.read(_queued)
+
+    def living(self) -> list[RunRow]:
+        """Those that are said to be on, oldest first."""
+        return self._file.read(_living)
+
+    def update(self, id: int, **facts: Any) -> None:
+        """Write down what is known of a run by now; a row that was forgotten stays so."""
+        self._file.write(lambda db: _update(db, "id = ?", (id,), facts))
+
+    def claim(self, id: int, owner: str = "", passing: Collection[int] = ()) -> bool:
+        """Whether the caller, and nobody else, shall start this run now; it is then `starting`.
+
+        False while the queue is paused, or a living run or an earlier one of the queue needs one of its cards; of the
+        earlier ones, those in `passing` are left standing.
+        """
+
+        def take(db: sqlite3.Connection) -> bool:
+            queue = _queued(db)
+            wanted = next((row for row in queue if row.id == id), None)
+            if wanted is None or _setting(db, "paused"):
+                return False
+            earlier = [row for row in queue[: queue.index(wanted)] if row.id not in passing]
+            if any(share_a_card(wanted.gpus, row.gpus) for row in [*_living(db), *earlier]):
+                return False
+            facts = {"state": "starting", "started": time.time(), "owner": owner, "error": ""}
+            _update(db, "id = ?", (id,), facts)
+            return True
+
+        return self._file.write(take)
+
+    def end(self, id: int, state: State, ended: float | None = None, **facts: Any) -> bool:
+        """Write down how a run ended. Whether this call did: of two GUIs that see it end, one tells it."""
+        living = ", ".join(f"'{state}'" for state in LIVING)
+        facts |= {"ended": ended or time.time(), "state": state}
+        return self._file.write(lambda db: _update(db, f"id = ? AND state IN ({living})", (id,), facts))
+
+    def move(self, id: int, to: int) -> None:
+        """Put a queued run at place `to`, counted from 1; beyond the end is the end."""
+
+        def reorder(db: sqlite3.Connection) -> None:
+            order = [row.id for row in _queued(db) if row.id != id]
+            order.insert(max(to - 1, 0), id)
+            db.executemany(
+                "UPDATE runs SET place = ? WHERE id = ? AND state = 'queued'",
+                [(place, each) for place, each in enumerate(order, 1)],
+            )
+
+        self._file.write(reorder)
+
+    def restore(self, row: RunRow) -> None:
+        """Put a row back that a damaged list has lost."""
+        facts = vars(row) | {"folder": str(row.folder), "results": json.dumps(row.results)}
+        self._file.write(
+            lambda db: _rows(db, "WHERE id = ? OR folder = ?", row.id, str(row.folder)) or insert(db, facts)
+        )
+
+    def forget(self, id: int, *, state: State | None = None) -> bool:
+        """Take a row away; its folder stays. With `state`, only if it is in that state. Whether it was there."""
+
+        def delete(db: sqlite3.Connection) -> bool:
+            gone = db.execute("DELETE FROM runs WHERE id = ? AND (? IS NULL OR state = ?)", (id, state, state))
+            _close_ranks(db)
+            return gone.rowcount == 1
+
+        return self._file.write(delete)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of a row or a setting, whoever makes it."""
+        return int(self._file.read(lambda db: _setting(db, "version")))
+
+    @property
+    def paused(self) -> bool:
+        """No queued run starts."""
+        return bool(self._file.read(lambda db: _setting(db, "paused")))
+
+    @property
+    def pause_reason(self) -> str:
+        """Why the queue paused itself; empty when a person paused it."""
+        return str(self._file.read(lambda db: _setting(db, "pause_reason")))
+
+    def pause(self, paused: bool, reason: str = "") -> None:
+        self._set(paused=int(paused), pause_reason=reason if paused else "")
+
+    @property
+    def after_failure(self) -> bool:
+        """The queue goes on after a run that failed."""
+        return bool(self._file.read(lambda db: _setting(db, "after_failure")))
+
+    @after_failure.setter
+    def after_failure(self, go_on: bool) -> None:
+        self._set(after_failure=int(go_on))
+
+    def _set(self, **values: int | str) -> None:
+        self._file.write(lambda db: set_values(db, **values))
+
+
+def _rows(db: sqlite3.Connection, which: str, *values: Any) -> list[RunRow]:
+    return [
+        _row(dict(zip(COLUMNS, each, strict=True)))
+        for each in db.execute(f"SELECT {', '.join(COLUMNS)} FROM runs {which}", values)
+    ]
+
+
+def _row(facts: dict[str, Any]) -> RunRow:
+    return RunRow(**facts | {"folder": Path(facts["folder"]), "results": tuple(json.loads(facts["results"]))})
+
+
+def _queued(db: sqlite3.Connection) -> list[RunRow]:
+    return _rows(db, "WHERE state = 'queued' ORDER BY place, id")
+
+
+def _living(db: sqlite3.Connection) -> list[RunRow]:
+    return _rows(db, f"WHERE state IN ({', '.join('?' * len(LIVING))}) ORDER BY id", *LIVING)
+
+
+def _queue_length(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM runs WHERE state = 'queued'").fetchone()[0])
+
+
+def _setting(db: sqlite3.Connection, name: str) -> Any:
+    return db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()[0]
+
+
+def _update(db: sqlite3.Connection, which: str, values: tuple[Any, ...], facts: dict[str, Any]) -> bool:
+    assert facts.keys() <= set(COLUMNS), facts.keys()
+    if "results" in facts:
+        facts = facts | {"results": json.dumps([str(path) for path in facts["results"]])}
+    if facts.get("state", "queued") != "queued":
+        facts = facts | {"place": None}
+    places = ", ".join(f"{name} = ?" for name in facts)
+    done = db.execute(f"UPDATE runs SET {places} WHERE {which}", (*facts.values(), *values))
+    if "state" in facts:
+        _close_ranks(db)
+    return done.rowcount == 1
+
+
+def _close_ranks(db: sqlite3.Connection) -> None:
+    """The places of the queue count 1, 2, 3 again."""
+    for place, row in enumerate(_queued(db), 1):
+        if row.place != place:
+            db.execute("UPDATE runs SET place = ? WHERE id = ?", (place, row.id))

@@ -1,5 +1,6 @@
 """What the events of a run add up to: where it is, how fast, how long still, and what it made."""
 
+import contextlib
 import math
 import statistics
 from collections import deque
@@ -7,46 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-State = Literal["starting", "running", "stopping", "stopped", "finished", "failed", "lost"]
+from sd_scripts.runs.series import Series
+
+State = Literal["queued", "starting", "running", "stopping", "stopped", "finished", "failed", "lost"]
+LIVING: tuple[State, ...] = ("starting", "running", "stopping")
 ENDED: tuple[State, ...] = ("stopped", "finished", "failed", "lost")
 
 WARM_UP_STEPS = 3
 """Steps at the beginning that the speed leaves out: they allocate, compile and tune."""
 SLOW = 4.0
 """A step this many times slower than the median compiled something new; the speed leaves it out too."""
-
-
-class Curve:
-    """A curve of at most `most` points: when it is full, neighbours are averaged, so a point stands for more steps."""
-
-    def __init__(self, most: int = 600):
-        self.points: list[tuple[float, float]] = []
-        self._most, self._stride = most, 1
-        self._waiting: list[tuple[float, float]] = []
-
-    def add(self, x: float, y: float) -> None:
-        self._waiting.append((x, y))
-        if len(self._waiting) < self._stride:
-            return
-        self.points.append(_mean(self._waiting))
-        self._waiting = []
-        if len(self.points) >= self._most:
-            self.points = [_mean(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
-            self._stride *= 2
-
-    def smooth(self) -> list[tuple[float, float]]:
-        """The running mean, over about a tenth of the curve."""
-        keep = 1 - 2 / (min(max(len(self.points) / 10, 6), 60) + 1)
-        total = weight = 0.0
-        drawn = []
-        for x, y in self.points:
-            total, weight = keep * total + y, keep * weight + 1
-            drawn.append((x, total / weight))
-        return drawn
-
-
-def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
-    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
 
 @dataclass(frozen=True)
@@ -58,6 +29,22 @@ class Made:
     note: str = ""
     """The prompt of a sample."""
     bytes: int = 0
+    number: int | None = None
+    """Of a sample: which of the prompts it is of, from 0."""
+    seed: int | None = None
+    width: int = 0
+    height: int = 0
+
+
+@dataclass
+class Asked:
+    """What a person asked of the run by a command."""
+
+    kind: str
+    id: str = ""
+    time: float = 0.0
+    heard: int | None = None
+    """The step at which the trainer took it up; None while it has not."""
 
 
 @dataclass
@@ -76,11 +63,17 @@ class RunStory:
     loss: float | None = None
     average: float | None = None
     learning_rates: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, Series] = field(default_factory=dict)
+    """The learning rates of the groups, step by step."""
     vram: int = 0
+    """The most that was used, in bytes."""
+    vram_now: int = 0
+    ram: int = 0
+    """What the process uses, in bytes."""
     started: float | None = None
     ended: float | None = None
-    losses: Curve = field(default_factory=Curve)
-    validation: Curve = field(default_factory=Curve)
+    losses: Series = field(default_factory=Series)
+    validation: Series = field(default_factory=Series)
     samples: list[Made] = field(default_factory=list)
     saved: list[Made] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -88,12 +81,15 @@ class RunStory:
     compile_lines: list[str] = field(default_factory=list)
     failure: dict[str, str] = field(default_factory=dict)
     """error: one sentence; remedy; details: the full text."""
+    asked: list[Asked] = field(default_factory=list)
+    """What people asked of it, oldest first."""
     facts: dict[str, Any] = field(default_factory=dict)
     """All that `started` said."""
     told: int = 0
     """How many events there were: a view that has seen as many is fresh."""
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _steps_here: int = 0
+    _heard: dict[str, int] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -102,15 +98,26 @@ class RunStory:
     @property
     def seconds_per_step(self) -> float | None:
         """The mean of the recent steps, without warm-up and without those that compiled."""
-        if not self._seconds:
+        recent = list(self._seconds)  # at once: more may come meanwhile
+        if not recent:
             return None
-        usual = statistics.median(self._seconds)
-        return statistics.fmean(s for s in self._seconds if s <= SLOW * usual)
+        usual = statistics.median(recent)
+        return statistics.fmean(s for s in recent if s <= SLOW * usual)
 
     @property
     def seconds_left(self) -> float | None:
         pace = self.seconds_per_step
         return None if pace is None or self.over or not self.max_steps else pace * (self.max_steps - self.step)
+
+    @property
+    def images_per_second(self) -> float | None:
+        pace, images = self.seconds_per_step, self.facts.get("images_per_step")
+        return images / pace if pace and isinstance(images, int | float) else None
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """What was asked and has not been taken up yet."""
+        return [] if self.over else list(dict.fromkeys(asked.kind for asked in self.asked if asked.heard is None))
 
     @property
     def fraction(self) -> float:
@@ -119,26 +126,57 @@ class RunStory:
 
     def tell(self, event: dict[str, Any]) -> None:
         self.told += 1
-        if self.state == "starting":  # it speaks, so it runs; `started` comes once the data is known
+        kind = event.get("kind")
+        if self.state in ("queued", "starting"):  # it speaks, so it runs; `started` comes once the data is known
             self.state = "running"
         if self.started is None:
             self.started = event.get("time")
-        teller = getattr(self, f"_on_{event.get('kind')}", None)
+        teller = getattr(self, f"_on_{kind}", None)
         if teller:
-            teller(event)
+            # an event that lacks something, or says it in another way, harms none of the others
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                teller(event)
+
+    def ended_as(self, state: State, why: str = "", details: str = "") -> None:
+        """What is known of the end of a run that told nothing of it itself."""
+        if not self.over:
+            self.state = state
+            if why:
+                self.failure = {"error": why} | ({"details": details} if details else {})
+            self.told += 1
 
     def lost(self, why: str, details: str = "") -> None:
         """The process is gone and said nothing of it."""
-        if not self.over:
-            self.state, self.failure = "lost", {"error": why, "details": details}
-            self.told += 1
+        self.ended_as("lost", why, details)
+
+    def warn(self, text: str) -> None:
+        """Something went wrong with the telling itself."""
+        self.warnings.append(text)
+        self.told += 1
+
+    def asked_for(self, command: dict[str, Any]) -> None:
+        """A person asked for something: one line of the commands."""
+        asked = Asked(str(command.get("kind")), str(command.get("id") or ""), command.get("time") or 0.0)
+        asked.heard = self._heard.get(asked.id)
+        self.asked.append(asked)
+        self.told += 1
+        if asked.kind == "stop":
+            self.asked_to_stop()
 
     def asked_to_stop(self) -> None:
         if not self.over and self.state != "stopping":
             self.state = "stopping"
             self.told += 1
 
+    def _on_heard(self, event: dict[str, Any]) -> None:
+        for id in event["ids"]:
+            self._heard[id] = event.get("step", self.step)
+        for asked in self.asked:
+            asked.heard = self._heard.get(asked.id, asked.heard)
+
     def _on_started(self, event: dict[str, Any]) -> None:
+        if self.over:  # the same folder again: it goes on
+            self.state, self.ended, self.failure = "running", None, {}
         self.facts, self.step = event, event.get("step") or 0
         self.max_steps, self.epochs = event.get("max_steps") or 0, event.get("epochs") or 0
 
@@ -149,10 +187,15 @@ class RunStory:
         self.phase = "training"
         self.step, self.epoch = event["step"], event.get("epoch", self.epoch)
         self.loss, self.average = event.get("loss"), event.get("average")
-        self.learning_rates = event.get("lr") or self.learning_rates
-        self.vram = max(self.vram, event.get("vram") or 0)
+        self.vram_now = event.get("vram") or self.vram_now
+        self.vram = max(self.vram, self.vram_now)
+        self.ram = event.get("ram") or self.ram
         if self.loss is not None and math.isfinite(self.loss):
             self.losses.add(self.step, self.loss)
+        if rates := event.get("lr"):
+            self.learning_rates = rates
+            for group, rate in rates.items():
+                self.rates.setdefault(group, Series()).add(self.step, rate)
         self._steps_here += 1
         if self._steps_here > WARM_UP_STEPS and event.get("seconds"):
             self._seconds.append(event["seconds"])
@@ -165,7 +208,17 @@ class RunStory:
             self.validation.add(event["step"], event["loss"])
 
     def _on_sample(self, event: dict[str, Any]) -> None:
-        self.samples.append(Made(Path(event["path"]), event.get("step", self.step), event.get("prompt", "")))
+        self.samples.append(
+            Made(
+                Path(event["path"]),
+                event.get("step", self.step),
+                event.get("prompt", ""),
+                number=event.get("number"),
+                seed=event.get("seed"),
+                width=event.get("width") or 0,
+                height=event.get("height") or 0,
+            )
+        )
 
     def _on_saved(self, event: dict[str, Any]) -> None:
         self.saved.append(Made(Path(event["path"]), event.get("step", self.step), bytes=event.get("bytes") or 0))

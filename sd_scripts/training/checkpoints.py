@@ -1,17 +1,20 @@
 """Files and states of a run: names, when they are due, and which old ones go."""
 
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sd_scripts.library.safetensors_io import PRECISIONS
+from sd_scripts.library.safetensors_io import GONE, PRECISIONS, beside
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
+from sd_scripts.runs.queue import STATE_ENDING
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.faults import SAVED_BEFORE
 from sd_scripts.training.progress import Course
 from sd_scripts.training.states import Trained, write_state
 
-SAVED_BEFORE = "what was saved before is still there"
 Metadata = Callable[[int, int], dict[str, str]]
 """(epochs, steps) -> metadata of a file saved now."""
 
@@ -33,43 +36,78 @@ class Saver:
     def due_at_epoch(self, epoch: int) -> bool:
         return bool(self._every_epochs and epoch % self._every_epochs == 0)
 
-    def at_step(self, *, with_state: bool = False) -> None:
+    def at_step(self, *, with_state: bool = False, must: bool = False) -> None:
         """The file of this step, and its state where the options or `with_state` ask for it.
 
-        When it was due, the files and states that leave the window of save_last_n_steps go.
+        When it was due, the files and states that left the window of save_last_n_steps go. Where they cannot be
+        written, the run goes on and the next save tries again, unless this one `must` be.
         """
-        path = self._step_file(self._trained.progress.step)
-        self._write(path, self._trained.progress.epoch - 1)
-        if with_state or self._resume.save_state:
-            self._write_state(path)
-        if self.due_at_step():
-            self._close_window()
-
-    def _close_window(self) -> None:
-        step, every = self._trained.progress.step, self._saving.save_every_n_steps or 1
-        if keep := self._saving.save_last_n_steps:
-            self._remove_model(self._step_file(_beyond(step, keep, every)))
-        if keep := self._resume.save_last_n_steps_state or self._saving.save_last_n_steps:
-            self._remove(self._state_folder(self._step_file(_beyond(step, keep, every))))
+        progress = self._trained.progress
+        with_state = with_state or self._resume.save_state
+        saved = self._save(self._step_file(progress.step), progress.epoch - 1, with_state=with_state, must=must)
+        if saved and self.due_at_step():
+            self._close_window_of_steps(progress.step)
 
     def at_epoch(self, epoch: int) -> None:
         """The same at the end of an epoch, with save_last_n_epochs."""
-        path = self._epoch_file(epoch)
-        self._write(path, epoch)
-        if self._resume.save_state:
-            self._write_state(path)
-        every = self._every_epochs or 1
-        if keep := self._saving.save_last_n_epochs:
-            self._remove_model(self._epoch_file(epoch - every * keep))
-        if keep := self._resume.save_last_n_epochs_state or self._saving.save_last_n_epochs:
-            self._remove(self._state_folder(self._epoch_file(epoch - every * keep)))
+        if self._save(self._epoch_file(epoch), epoch, with_state=self._resume.save_state):
+            self._close_window_of_epochs(epoch)
+
+    def tidy(self) -> None:
+        """What the run that this one goes on from would have removed, had it lived."""
+        progress, course = self._trained.progress, self._course
+        if every := self._saving.save_every_n_steps:  # the last step is saved under another name
+            self._close_window_of_steps(min(progress.step, course.max_steps - 1) // every * every)
+        if every := self._every_epochs:
+            self._close_window_of_epochs(min(progress.epoch - 1, course.epochs - 1) // every * every)
 
     def save_last(self) -> Path:
         path = self._file("", "last")
-        self._write(path, self._trained.progress.epoch)
-        if self._resume.save_state or self._resume.save_state_on_train_end:
-            self._write_state(path)
+        with_state = self._resume.save_state or self._resume.save_state_on_train_end
+        self._save(path, self._trained.progress.epoch, with_state=with_state, must=True)
         return path
+
+    def _save(self, path: Path, epochs: int, *, with_state: bool, must: bool = False) -> bool:
+        """Whether all of it was written. The state is tried in any case: it is what cannot be made again."""
+        self._context.phase("saving")
+        gone = self._context.is_main and not self._context.output_dir.is_dir()
+        self._context.keep_telling()
+        if gone:
+            self._context.warn(f"output_dir: '{self._context.output_dir}' was gone and is made again")
+        failed = [*self._write(path, epochs), *(self._write_state(path) if with_state else ())]
+        if failed and must:
+            raise Failed(failed[0], SAVED_BEFORE)
+        for why in failed:
+            self._context.warn(f"{why}. The run goes on; {SAVED_BEFORE}, and the next save tries again")
+        return not failed
+
+    def _close_window_of_steps(self, step: int) -> None:
+        every, models = self._saving.save_every_n_steps or 1, self._saving.save_last_n_steps
+        states = self._resume.save_last_n_steps_state or models
+        last_model, last_state = (keep and _beyond(step, keep, every) for keep in (models, states))
+        self._close_window(self._step_file, every, last_model, last_state)
+
+    def _close_window_of_epochs(self, epoch: int) -> None:
+        every, models = self._every_epochs or 1, self._saving.save_last_n_epochs
+        states = self._resume.save_last_n_epochs_state or models
+        last_model, last_state = (keep and epoch - every * keep for keep in (models, states))
+        self._close_window(self._epoch_file, every, last_model, last_state)
+
+    def _close_window(
+        self, file: Callable[[int], Path], every: int, last_model: int | None, last_state: int | None
+    ) -> None:
+        """Remove what this run has saved up to these steps or epochs; None: nothing. More than the last one, since a
+        process that was killed may have left some."""
+        if not self._context.is_main:
+            return
+        begin = re.escape(self._stem(file(0)).rstrip("0"))
+        names = (path.name for path in self._context.output_dir.iterdir())
+        numbers = {int(found[1]) for name in names if (found := re.match(rf"{begin}(\d+)", name))}
+        for number in sorted(number for number in numbers if number % every == 0):
+            if last_model is not None and number <= last_model:
+                self._remove_model(file(number))
+            if last_state is not None and number <= last_state:
+                self._remove(self._state_folder(file(number)))
 
     def _file(self, suffix: str, default: str) -> Path:
         name = self._saving.output_name or default
@@ -89,37 +127,40 @@ class Saver:
         return self._file(f"-step{step:08d}", "at")
 
     def _state_folder(self, file: Path) -> Path:
-        return file.with_name(f"{self._stem(file)}-state")
+        return file.with_name(f"{self._stem(file)}{STATE_ENDING}")
 
-    def _write(self, path: Path, epochs: int) -> None:
-        """The file, and beside it the one of the moving average."""
+    def _write(self, path: Path, epochs: int) -> list[str]:
+        """The file, and beside it the one of the moving average; returns why one could not be written."""
+        failed = []
         if self._context.is_main or self._trained.learning.shards:
             with self._trained.averaged():
-                self._write_model(path, epochs)
+                failed += self._write_model(path, epochs)
             if ema := self._trained.ema:
                 with ema.in_place():
-                    self._write_model(self._ema_file(path), epochs)
+                    failed += self._write_model(self._ema_file(path), epochs)
         self._context.accelerator.wait_for_everyone()
+        return failed
 
-    def _write_model(self, path: Path, epochs: int) -> None:
+    def _write_model(self, path: Path, epochs: int) -> list[str]:
         metadata = self._metadata(epochs, self._trained.progress.step)
         try:
             self._trained.learning.save(path, self._dtype, metadata)
         except OSError as error:
-            raise Failed(f"output_dir: {error}", SAVED_BEFORE) from error
+            return [f"output_dir: {error}"]
         self._context.tell("saved", path=str(path), step=self._trained.progress.step, bytes=_size(path))
+        return []
 
-    def _write_state(self, file: Path) -> None:
-        folder = self._state_folder(file)
+    def _write_state(self, file: Path) -> list[str]:
+        folder, failed = self._state_folder(file), []
         state = self._trained.state() if self._context.is_main or self._trained.learning.shards else {}
         if self._context.is_main:
             try:
                 write_state(folder, state, self._trained, self._course, self._context.seed)
+                self._context.tell("saved", path=str(folder), step=self._trained.progress.step, bytes=_size(folder))
             except OSError as error:
-                why = f"output_dir: the state '{folder}' could not be written: {error.strerror}"
-                raise Failed(why, SAVED_BEFORE) from error
-            self._context.tell("saved", path=str(folder), step=self._trained.progress.step, bytes=_size(folder))
+                failed = [f"output_dir: the state '{folder}' could not be written: {error.strerror}"]
         self._context.accelerator.wait_for_everyone()
+        return failed
 
     def _remove_model(self, path: Path) -> None:
         self._remove(path)
@@ -128,8 +169,10 @@ class Saver:
     def _remove(self, path: Path) -> None:
         if not self._context.is_main:
             return
-        if path.is_dir():
-            shutil.rmtree(path)
+        if path.is_dir():  # out of sight first: half a folder under its name could be taken for a whole one
+            gone = beside(path, GONE)
+            os.replace(path, gone)
+            shutil.rmtree(gone, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 

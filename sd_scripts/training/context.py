@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.events import EventLog
+from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.trackers import tracker_folder, tracker_names
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,9 @@ class Context:
     """Only the main process tells."""
     run_dir: Path
     seed: int
-    began: float
-    """When the process began, in seconds since 1970: what commands.jsonl held before was said to another run."""
+    listens_from: float = 0.0
+    """In seconds since 1970: what commands.jsonl held by then was said to an earlier run in this folder."""
+    _started: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -81,9 +83,20 @@ class Context:
         return Path(self.settings[SavingOptions].output_dir or ".")
 
     def tell(self, kind: Any, **facts: Any) -> None:
-        """An event, from the main process."""
+        """An event, from the main process. On a full disk it is lost; the run is worth more."""
+        if kind == "started":
+            self._started = facts
         if self.log:
-            self.log(kind, **facts)
+            with contextlib.suppress(OSError):
+                self.log(kind, **facts)
+
+    def keep_telling(self) -> None:
+        """Where somebody deleted the folder of the run, its events begin anew: they would go nowhere."""
+        if self.log and not (self.run_dir / "events.jsonl").exists():
+            self.log.close()
+            with contextlib.suppress(OSError):
+                self.log = RunFolder(self.run_dir).log()
+                self.tell("started", **self._started)
 
     def close(self) -> None:
         """The end of trackers, of the process group and of the events."""
@@ -109,6 +122,13 @@ class Context:
         """A generator on the device for (seed, rank, key): the same draws each time, resumed or not."""
         return torch.Generator(self.device).manual_seed(self.number(self.rank, *key))
 
+    def seed_layers(self, *key: object) -> None:
+        """Begin anew, by the key, what dropout draws from; torch.manual_seed would take half a millisecond."""
+        number = self.number(*key)
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(number)
+
     def mean(self, value: Tensor) -> Tensor:
         """Over the processes, the same in all of them, without waiting for the device."""
         if self.world > 1:
@@ -120,15 +140,17 @@ class Context:
         """The lists of all processes, one after the other."""
         return gather_object(mine) if self.world > 1 else mine
 
+    def agreed(self, value: Any) -> Any:
+        """The main process's value, in every process."""
+        return _agreed(self.accelerator, value)
+
     def number(self, *key: object) -> int:
         """63 bits that depend on the seed and the key alone."""
         digest = hashlib.sha256("/".join(map(str, (self.seed, *key))).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 
 
-def make_context(
-    settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog], began: float
-) -> Context:
+def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog]) -> Context:
     """Start the processes that accelerate launched and choose a seed, the same in all."""
     training, cuda = settings[TrainingOptions], settings[CudaOptions]
     timeout = settings[DistributedOptions].ddp_timeout
@@ -141,12 +163,22 @@ def make_context(
         kwargs_handlers=handlers,
     )
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cuda.cuda_allow_tf32
-    torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark
+    torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark and not cuda.deterministic
+    # a kernel without a deterministic twin warns by its name; refusing would end the run
+    torch.use_deterministic_algorithms(cuda.deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     seed = training.seed if training.seed is not None else _agreed(accelerator, secrets.randbelow(2**32))
     set_seed(seed)
     folder = Path(_agreed(accelerator, str(run_dir()) if accelerator.is_main_process else ""))
+    before = _last_told(folder)
     log = make_log(folder) if accelerator.is_main_process else None
-    return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed, began=began)
+    return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed, listens_from=before)
+
+
+def _last_told(folder: Path) -> float:
+    """When an earlier run in this folder said its last; 0 in a fresh one, where a wish may be older than us."""
+    times = (event.get("time", 0.0) for event in RunFolder(folder).events() if isinstance(event, dict))
+    return max(times, default=0.0)
 
 
 def _agreed(accelerator: Accelerator, value: Any) -> Any:

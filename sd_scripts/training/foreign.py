@@ -183,6 +183,7 @@ class ForeignLearning:
 
     needs_autocast = True
     steady = False
+    guarded = False
     is_network = True
     shards = None
 

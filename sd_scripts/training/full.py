@@ -65,7 +65,7 @@ class Full:
         """Where a rate is 0, that encoder stays as it is."""
         options = context.settings[FullOptions]
         rates = _encoder_rates(context.settings)
-        return tuple(family.name == "sdxl" and options.train_text_encoder and rate > 0 for rate in rates)
+        return tuple(family.encoders_learn and options.train_text_encoder and rate > 0 for rate in rates)
 
     def change_base(self, family: Family, parts: Parts, context: Context) -> None:
         parts.denoiser.requires_grad_(True)
@@ -176,6 +176,11 @@ class FullLearning:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
         self._refreshes = False
         """Whether the optimizer reads the copies' gradients and writes the copies itself."""
+
+    @property
+    def guarded(self) -> bool:
+        """Where all gradients are at hand before the first update: their length then tells whether one is no number."""
+        return isinstance(self._optimizer, RoundingAdamW) and self._max_norm > 0 and self.shards is None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [
@@ -460,8 +465,8 @@ def _length(gradients: list[Tensor], device: torch.device) -> Tensor:
 
 
 def _shortening(norm: Tensor, limit: float) -> Tensor:
-    """What gradients of this length are multiplied by so that it is at most `limit`."""
-    return (limit / (norm + 1e-6)).clamp_max(1.0)
+    """What gradients of this length are multiplied by so that it is at most `limit`; 0 where it is no number."""
+    return (limit / (norm + 1e-6)).clamp_max(1.0).where(norm.isfinite(), 0.0)
 
 
 def _take_rows(weights: Iterable[Weight]) -> None:

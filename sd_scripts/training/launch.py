@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,13 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.run import RunOptions
+from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
-from sd_scripts.training import trackers
+from sd_scripts.training import orphans, trackers
 
 if TYPE_CHECKING:
     from sd_scripts.families.family import Family
@@ -41,21 +40,23 @@ there was anything to save."""
 
 def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: list[str] | None = None) -> int:
     """Train, and return the exit status. `load` imports family and method: torch is slow, and --help need not wait."""
-    began = time.time()
+    orphans.end_with_launcher()
     settings = from_command_line(script, argv)
     try:
         _set_up_console(settings[LoggingOptions])
     except OSError as error:
-        return _refuse([f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
+        return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
     if problems := [*_prepare_output(settings[SavingOptions]), *trackers.problems(settings[LoggingOptions])]:
-        return _refuse(problems)
+        return _refuse(settings, problems)
     if token := settings[HuggingFaceOptions].huggingface_token:
         os.environ["HF_TOKEN"] = token  # where the hub's library looks for it; read when that is imported
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
+    if settings[CudaOptions].deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     family, method = load()
     if problems := [*family.check(settings), *method().check(family, settings), *_rehearse(settings)]:
-        return _refuse(problems)
-    return _run(settings, family, method(), began)
+        return _refuse(settings, problems)
+    return _run(settings, family, method())
 
 
 def _rehearse(settings: Settings) -> list[str]:
@@ -79,17 +80,19 @@ def _rehearse(settings: Settings) -> list[str]:
     return problems
 
 
-def _run(settings: Settings, family: Family, method: Method, began: float) -> int:
+def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training import compiling
     from sd_scripts.training.context import make_context
     from sd_scripts.training.trainer import Trainer
 
     try:
-        context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log(), began)
+        context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log())
         if context.is_main:
             _keep_settings(context)
     except OSError as error:
-        return _refuse([f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"])
+        return _refuse(
+            settings, [f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"]
+        )
     training = False
     try:
         compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
@@ -128,22 +131,18 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
 
 def _in_a_sentence(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
     """What happened, and what to change; None where the user can change nothing."""
-    import torch
-
+    from sd_scripts.training import faults
     from sd_scripts.training.context import Failed
 
     if isinstance(error, Failed):
         return str(error), error.remedy
-    if isinstance(error, torch.OutOfMemoryError):
-        return (
-            "the memory of the GPU is full",
-            "lower train_batch_size or resolution, turn on gradient_checkpointing, cache_latents",
-        )
+    if known := faults.in_a_sentence(error, settings):
+        return known
     if isinstance(error, ValueError) and (not training or _names_an_option(str(error), settings)):
         return str(error), ""
     if isinstance(error, OSError):
         why = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror or str(error)
-        return why, "what was saved before is still there" if training else ""
+        return why, faults.SAVED_BEFORE if training else ""
     return None
 
 
@@ -151,8 +150,15 @@ def _names_an_option(sentence: str, settings: Settings) -> bool:
     return all(name in settings.options for name in sentence.partition(":")[0].split(", "))
 
 
-def _refuse(problems: list[str]) -> int:
+def _refuse(settings: Settings, problems: list[str]) -> int:
+    """Say what is wrong in the console, and in the folder that the GUI made for the run."""
     print(*problems, sep="\n", file=sys.stderr)
+    folder = settings[RunOptions].run_dir
+    if folder and Path(folder).is_dir() and os.environ.get("RANK", "0") == "0":
+        with contextlib.suppress(OSError):
+            log = RunFolder(Path(folder)).log()
+            log("failed", error=problems[0], remedy="", details="\n".join(problems[1:]))
+            log.close()
     return MISTAKE
 
 

@@ -30,6 +30,11 @@ class Learning(Protocol):
     """What follows the name of its file; empty for a folder."""
 
     @property
+    def guarded(self) -> bool:
+        """Whether a gradient that is no number counts as none, so that weights and moments stay numbers."""
+        ...
+
+    @property
     def shards(self) -> Shards | None:
         """How its weights are spread over the processes; None: each holds all. state_dict is of this process's rows."""
         ...
@@ -55,7 +60,7 @@ class Learning(Protocol):
         ...
 
     def clip(self, max_norm: float) -> Tensor:
-        """Shorten the gradient to `max_norm`; returns its length before, on the device."""
+        """Shorten the gradient to `max_norm`, where that is not 0; returns its length before, on the device."""
         ...
 
     def updated(self) -> None:
@@ -86,6 +91,7 @@ class LoraLearning:
 
     needs_autocast = False
     steady = True
+    guarded = True
     is_network = True
     shards = None
 
@@ -120,8 +126,11 @@ class LoraLearning:
         self.network.gradients.div_(processes)
 
     def clip(self, max_norm: float) -> Tensor:
-        norm = torch.linalg.vector_norm(self.network.gradients)
-        self.network.gradients.mul_((max_norm / (norm + 1e-6)).clamp_max(1.0))
+        gradients = self.network.gradients
+        norm = torch.linalg.vector_norm(gradients)
+        factor = (max_norm / (norm + 1e-6)).clamp_max(1.0) if max_norm else torch.ones_like(norm)
+        # all or nothing: where one is no number, the others are not to be trusted either
+        gradients.nan_to_num_(0.0, 0.0, 0.0).mul_(factor.where(norm.isfinite(), 0.0))
         return norm
 
     def updated(self) -> None:

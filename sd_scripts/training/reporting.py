@@ -1,20 +1,25 @@
 """What the run tells of its steps: events, a progress bar, trackers. Losses are read late, never waited for."""
 
+import contextlib
 import math
 import time
 from collections import deque
 from dataclasses import dataclass
 
+import psutil
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.faults import why_no_number
 
 AVERAGE_OVER = 100
 """Steps that the average loss looks back."""
 LAG = 2
 """Steps after which a loss is read even if that means waiting: with more, the CPU would run ahead without bound."""
+MEMORY_EVERY = 1.0
+"""Seconds between two looks at how much main memory the process has: it asks the system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +35,12 @@ class StepFacts:
 class Reporter:
     """Collects losses as tensors and tells each step as soon as its loss has arrived."""
 
-    def __init__(self, context: Context, max_steps: int, start: int):
-        self._context = context
+    def __init__(self, context: Context, max_steps: int, start: int, most_broken: int = 1):
+        """`most_broken`: steps in a row without a number that end the run; 1 where they would spoil the weights."""
+        self._context, self._most_broken = context, most_broken
+        self.broken = 0
+        """How many of the last steps had no number, all in a row."""
+        self._process, self._looked = psutil.Process(), -math.inf
         self._waiting: deque[tuple[StepFacts, Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
@@ -47,8 +56,11 @@ class Reporter:
         seconds, self._clock = now - self._clock, now
         return seconds
 
-    def step(self, facts: StepFacts, loss: Tensor) -> None:
-        """`loss`: of all micro-batches of all processes, on the device."""
+    def step(self, facts: StepFacts, loss: Tensor, norm: Tensor | None = None) -> None:
+        """`loss`: of all micro-batches of all processes; `norm`: of the gradient, where it must be a number too. Both
+        on the device."""
+        if norm is not None:
+            loss = torch.stack((loss.float(), norm.float()))  # one copy
         ready = None
         if loss.is_cuda:
             loss = loss.to("cpu", non_blocking=True)
@@ -74,28 +86,49 @@ class Reporter:
         facts, tensor, ready = self._waiting.popleft()
         if ready:
             ready.synchronize()
-        loss = float(tensor)
-        if not math.isfinite(loss):
-            raise Failed(
-                f"the loss is not a number at step {facts.step}",
-                "lower learning_rate, or set mixed_precision = bf16; files saved before are whole",
-            )
-        self._recent.append(loss)
-        average = sum(self._recent) / len(self._recent)
-        self._bar.set_postfix(loss=f"{average:.4f}", refresh=False)
-        self._bar.update()
+        loss, *norm = tensor.view(-1).tolist()
+        whole = math.isfinite(loss)
+        if whole and all(map(math.isfinite, norm)):
+            self.broken = 0
+        else:
+            self._no_number(facts.step, "the gradient is not a number" if whole else "the loss is not a number")
+        if whole:
+            self._recent.append(loss)
+        average = sum(self._recent) / len(self._recent) if self._recent else None
+        with contextlib.suppress(OSError):  # a full disk under the console's file
+            if average is not None:
+                self._bar.set_postfix(loss=f"{average:.4f}", refresh=False)
+            self._bar.update()
         self._context.tell(
             "step",
             step=facts.step,
             epoch=facts.epoch,
-            loss=loss,
+            loss=loss if whole else None,
             average=average,
             lr=facts.rates,
             seconds=facts.seconds,
-            vram=self._memory(),
+            **self._memory(),
         )
+        losses = {"loss/current": loss, "loss/average": average} if whole else {}
         rates = {f"lr/{name}": rate for name, rate in facts.rates.items()}
-        self._context.accelerator.log({"loss/current": loss, "loss/average": average, **rates}, step=facts.step)
+        self._context.accelerator.log({**losses, **rates}, step=facts.step)
 
-    def _memory(self) -> int:
-        return torch.cuda.max_memory_allocated() if self._context.device.type == "cuda" else 0
+    def _no_number(self, step: int, what: str) -> None:
+        """Raises Failed where it is one too many."""
+        self.broken += 1
+        if self.broken >= self._most_broken:
+            row = f", the {self.broken}. time in a row" if self.broken > 1 else ""
+            raise Failed(f"{what} at step {step}{row}", why_no_number(self._context.settings))
+        self._context.warn(f"{what} at step {step}, from which nothing is learned")
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes on the card at the peak and of this process, now and then: asking takes longer than telling."""
+        now = time.perf_counter()
+        if now - self._looked < MEMORY_EVERY or not self._context.log:
+            return {}
+        self._looked = now
+        cuda = self._context.device.type == "cuda"
+        return {
+            "vram": torch.cuda.max_memory_allocated() if cuda else 0,
+            "ram": self._process.memory_info().rss,
+        }

@@ -8,6 +8,7 @@ import torch
 
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.prompts import SamplePrompt, read_prompts
+from sd_scripts.library.safetensors_io import whole_file
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
@@ -53,18 +54,20 @@ class Sampler:
         progress = self._context.phase("sampling")
         name = self._context.settings[SavingOptions].output_name
         folder = self._context.output_dir / "sample"
-        folder.mkdir(parents=True, exist_ok=True)
         together, total = self._trained.learning.shards is not None, len(self.prompts)
         world = 1 if together else self._context.world
         for first in range(0, total, world):
             number = first if together else first + self._context.rank
             mine = [self._make(number, folder, name, when)] if number < total else []
-            for facts in mine if together else self._context.gathered(mine):
-                self._context.tell("sample", step=step, **facts)
+            for made in mine if together else self._context.gathered(mine):
+                if isinstance(made, str):
+                    self._context.warn(made)
+                else:
+                    self._context.tell("sample", step=step, **made)
             progress(min(first + world, total), total)
 
-    def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
-        """One picture; returns what is told of it."""
+    def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any] | str:
+        """One picture; returns what is told of it, or why it could not be written, which ends no run."""
         prompt = self.prompts[number]
         with torch.random.fork_rng(), self._trained.averaged():
             picture = self._family.sample(self._parts, prompt, self._context.settings)
@@ -72,5 +75,10 @@ class Sampler:
         stamp = time.strftime("%Y%m%d%H%M%S")
         path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
         if self._context.is_main or not self._trained.learning.shards:
-            picture.save(path)
-        return {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed}
+            try:
+                with whole_file(path) as part:
+                    picture.save(part, format="PNG")
+            except OSError as error:
+                return f"output_dir: the sample {error}"
+        facts = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
+        return {**facts, "width": picture.width, "height": picture.height}

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sd_scripts.library import optimizers
+from sd_scripts.library.safetensors_io import OLD, PART, beside
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.learning import Learning
 from sd_scripts.training.progress import Course, Progress
@@ -90,11 +91,13 @@ class Saved:
     seed: int
     batches_per_epoch: int
     makers: dict[str, str]
+    time: float
+    """When it was written, in seconds since 1970."""
 
 
 def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: Course, seed: int) -> None:
     """`state` as `trained` gives it. The folder appears whole or not at all; OSError where it cannot be written."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = beside(folder, PART)
     facts = {
         **asdict(trained.progress),
         "seed": seed,
@@ -130,10 +133,11 @@ def read_saved(resume: str) -> Saved:
         facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         return Saved(
             folder=folder,
-            progress=Progress(step=facts["step"], epoch=facts["epoch"], batch=facts["batch"]),
-            seed=facts["seed"],
-            batches_per_epoch=facts["batches_per_epoch"],
+            progress=Progress(step=int(facts["step"]), epoch=int(facts["epoch"]), batch=int(facts["batch"])),
+            seed=int(facts["seed"]),
+            batches_per_epoch=int(facts["batches_per_epoch"]),
             makers=facts["makers"],
+            time=float(facts.get("time", 0.0)),
         )
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
@@ -142,9 +146,12 @@ def read_saved(resume: str) -> Saved:
         ) from None
 
 
-def going_on(saved: Saved, course: Course, warn: Callable[[str], None]) -> Progress:
-    """Where the run goes on. Raises ValueError when nothing is left to do."""
+def going_on(saved: Saved, course: Course, warn: Callable[[str], None], *, again: bool = False) -> Progress:
+    """Where the run goes on. Raises ValueError when nothing is left to do; `again`: the same run was asked for once
+    more, and the state of its end is as good as any, since the last file may not be there yet."""
     progress = saved.progress
+    if again and progress.step == course.max_steps:
+        return progress
     if progress.step >= course.max_steps:
         raise ValueError(
             f"resume: the state is of step {progress.step} and the run ends at step {course.max_steps}; "
@@ -188,7 +195,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _put_in_place(part: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    old = beside(folder, OLD)
     if folder.exists():
         os.replace(folder, old)
     os.replace(part, folder)

@@ -63,7 +63,8 @@ class TrainStep:
             self.learning.average_gradients(self.processes)
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
-        norm = self.learning.clip(self.max_grad_norm) if self.max_grad_norm > 0 else None
+        clips = self.max_grad_norm > 0 or self.learning.guarded
+        norm = self.learning.clip(self.max_grad_norm) if clips else None
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,13 +19,15 @@ from sd_scripts.library.lr_schedulers import advance, learning_rates, make_sched
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.saving import EmaOptions
-from sd_scripts.options.training import ResumeOptions, TrainingOptions
+from sd_scripts.options.saving import EmaOptions, SavingOptions
+from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.compiling import Compilation, uses_cuda_graphs, wait_until_warm
-from sd_scripts.training.context import Context
+from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.facts import file_metadata, training_facts
+from sd_scripts.training.faults import why_no_number
+from sd_scripts.training.leftovers import mend, newest_state
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
 from sd_scripts.training.progress import Progress, plan_course, starting_point
@@ -37,6 +40,8 @@ from sd_scripts.training.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Trainer:
     """Everything is made ready in the constructor; ValueError there is a mistake in the settings."""
@@ -47,14 +52,15 @@ class Trainer:
         self.options = settings[TrainingOptions]
 
         # what can be known before the model is loaded, which takes time
-        resume = settings[ResumeOptions].resume
-        saved = read_saved(resume) if resume else None
+        self._mend_output()
+        self.saved = saved = self._find_state(settings[ResumeOptions].resume)
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family.sample_defaults)
         plan = read_data(context, family)
         self.course = plan_course(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
+        self.first = start.step
 
         self.material = self._load(plan)
         self._attach()
@@ -71,10 +77,30 @@ class Trainer:
         self.validator = Validator(context, family, self.material, self.trained, self.loss)
         self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
         self.wishes = Wishes(context)
+        if saved:
+            self.saver.tidy()
+
+    def _mend_output(self) -> None:
+        if self.context.is_main:
+            mend(self.context.output_dir, self.context.settings[SavingOptions].output_name)
+        self.context.accelerator.wait_for_everyone()
+
+    def _find_state(self, resume: str | None) -> Saved | None:
+        """The state to go on from; of `latest` the newest of this run's name, the same in all processes."""
+        if resume != LATEST:
+            return read_saved(resume) if resume else None
+        folder, name = self.context.output_dir, self.context.settings[SavingOptions].output_name
+        newest = newest_state(folder, name) if self.context.is_main else None
+        found: Saved | None = self.context.agreed(newest)
+        if self.context.is_main:
+            where = f"goes on from '{found.folder}'" if found else f"begins anew, as '{folder}' has no state of it yet"
+            logger.info("resume: the run %s", where)
+        return found
 
     def _start(self, saved: Saved | None) -> Progress:
         if saved:
-            return going_on(saved, self.course, self.context.warn)
+            again = self.context.settings[ResumeOptions].resume == LATEST
+            return going_on(saved, self.course, self.context.warn, again=again)
         return starting_point(self.context.settings[ResumeOptions], self.course)
 
     def _load(self, plan: DataPlan) -> Material:
@@ -140,20 +166,26 @@ class Trainer:
     def train(self) -> Path | None:
         """Returns the final file; None if the run was stopped."""
         progress, course = self.trained.progress, self.course
+        resumed = {"resumed_from": str(self.saved.folder)} if self.saved else {}
         self.context.tell(
             "started",
             method=self.method.name,
+            family=self.family.name,
             max_steps=course.max_steps,
             epochs=course.epochs,
             step=progress.step,
             pictures=len(self.material.plan.items),
             batches_per_epoch=course.batches_per_epoch,
+            images_per_step=self._images_per_step(),
             shapes=[f"{s.width}x{s.height}x{s.pictures}" for s in self.material.shapes()],
             device=str(self.context.device),
             seed=self.context.seed,
+            **resumed,
         )
+        self._phase_of_steps()
         self.began = time.monotonic()
-        self.reporter = Reporter(self.context, course.max_steps, progress.step)
+        most_broken = self.options.max_broken_steps if self.learning.guarded else 1
+        self.reporter = Reporter(self.context, course.max_steps, progress.step, most_broken)
         self.wishes.open()
         try:
             self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
@@ -205,7 +237,7 @@ class Trainer:
         progress = self.trained.progress
         losses = [self._micro(batch, number) for number, batch in enumerate(batches)]
         loss = self.context.mean(torch.stack(losses).mean())
-        self.step.update()
+        norm = self.step.update()
         progress.step += 1
         self.learning.limit_norms()
         if self.trained.ema:
@@ -213,7 +245,9 @@ class Trainer:
         rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
         advance(self.trained.scheduler, loss)
         facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
-        self.reporter.step(facts, loss)
+        # a GradScaler finds its scale by gradients that overflow, and leaves their steps out itself
+        watched = self.learning.guarded and not self.trained.scaler
+        self.reporter.step(facts, loss, norm if watched else None)
         self.compilation.watch(progress.step)
         if self.compilation.limited:  # what runs eagerly is told from the graphs by their guards alone
             self.step.known = None
@@ -231,18 +265,20 @@ class Trainer:
     def _tried(self, batch: Batch, number: int) -> Tensor:
         key = (self.trained.progress.step, number)
         inputs = self.material.inputs(batch, *key)
-        torch.manual_seed(self.context.number("dropout", self.context.rank, *key))
+        self.context.seed_layers("dropout", self.context.rank, *key)
         return self.step.micro(inputs)
 
     def _after_step(self) -> bool:
         """Saving, samples, validation and wishes that are due; whether to stop."""
         step = self.trained.progress.step
         wish = self.wishes.heard()
+        for command, ids in wish.items():
+            self.context.tell("heard", command=command, ids=ids, step=step)
         last = step >= self.course.max_steps
         stops = "stop" in wish and not last
         asked = stops or "save" in wish
         saves = asked or (self.saver.due_at_step() and not last)
-        self._aside(lambda: self.saver.at_step(with_state=asked), due=saves)
+        self._aside(lambda: self._save(lambda: self.saver.at_step(with_state=asked, must=stops), asked), due=saves)
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
         self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
         if not stops:
@@ -254,9 +290,23 @@ class Trainer:
     def _after_epoch(self, epoch: int) -> None:
         step, last = self.trained.progress.step, self.trained.progress.step >= self.course.max_steps
         self.context.tell("epoch", epoch=epoch)
-        self._aside(lambda: self.saver.at_epoch(epoch), due=self.saver.due_at_epoch(epoch) and not last)
+        saves = self.saver.due_at_epoch(epoch) and not last
+        self._aside(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves)
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_epoch(epoch))
         self._aside(lambda: self.sampler.at_epoch(epoch, step), due=self.sampler.due_at_epoch(epoch))
+
+    def _save(self, save: Callable[[], T], wished: bool = False) -> T | None:
+        """Only where somebody waits for it while steps have no numbers: what comes before a failure is no good place to
+        go on from. Weights that are no numbers are never saved."""
+        if not self.reporter.broken:
+            return save()
+        step = self.trained.progress.step
+        if not wished:
+            self.context.warn(f"nothing is saved at step {step}, whose loss or gradient is not a number")
+            return None
+        if not all(bool(tensor.isfinite().all()) for tensor in self.learning.state_dict().values()):
+            raise Failed(f"the weights are not numbers at step {step}", why_no_number(self.context.settings))
+        return save()
 
     def _aside(self, do: Callable[[], object], *, due: bool) -> None:
         """Do what is due, outside of the step's time and only after all losses so far proved to be numbers."""
@@ -265,12 +315,22 @@ class Trainer:
         self.reporter.flush()
         do()
         self.learning.train()
-        self.context.phase("training")
+        self._phase_of_steps()
         self.reporter.resume()
 
+    def _phase_of_steps(self) -> None:
+        """The first step compiles, where steps are compiled."""
+        compiles = self.compilation.active and self.trained.progress.step == self.first
+        self.context.phase("compiling" if compiles else "training")
+
+    def _images_per_step(self) -> float:
+        """Of all processes, in the mean: batches may be short, and the last step of an epoch have fewer."""
+        pictures = sum(shape.pictures * count for shape, count in self.material.shapes().items())
+        return round(pictures / self.course.steps_per_epoch, 3)
+
     def _finish(self) -> Path:
-        self.context.phase("saving")
-        path = self.saver.save_last()
+        path = self._save(self.saver.save_last, wished=True)
+        assert path
         seconds = round(time.monotonic() - self.began, 1)
         self.context.tell("finished", step=self.trained.progress.step, path=str(path), seconds=seconds)
         return path

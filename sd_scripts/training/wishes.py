@@ -1,7 +1,10 @@
 """What people ask of a running run: stop, save, sample; from the page, or from the terminal by Ctrl-C."""
 
+import contextlib
+import os
 import signal
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -10,16 +13,30 @@ import torch
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 
+COMMANDS = ("stop", "save", "sample")
+Asked = dict[str, list[str]]
+"""Command -> ids of those who asked for it, by which the page knows its own; Ctrl-C has none."""
+
 
 def stop_asked(context: Context) -> bool:
     """Whether a run that has not begun to train shall end. Several processes begin first, and then end together."""
     if context.world > 1:
         return False
-    return any(c["kind"] == "stop" and _is_ours(c, context) for c in RunFolder(context.run_dir).commands())
+    asked = _asked(RunFolder(context.run_dir).commands(), context)
+    if "stop" in asked:
+        context.tell("heard", command="stop", ids=asked["stop"], step=0)
+    return "stop" in asked
 
 
-def _is_ours(command: dict[str, Any], context: Context) -> bool:
-    return bool(command.get("time", 0) >= context.began)
+def _asked(commands: Iterable[Any], context: Context) -> Asked:
+    """Those said to this run."""
+    asked: Asked = {}
+    for command in commands:
+        if not isinstance(command, dict) or command.get("kind") not in COMMANDS:
+            continue
+        if command.get("time", 0) > context.listens_from:
+            asked.setdefault(command["kind"], []).extend([str(command["id"])] if command.get("id") else [])
+    return asked
 
 
 class Wishes:
@@ -32,6 +49,7 @@ class Wishes:
         # over gloo, so that the processes' main memory is asked and not their GPUs, which would have to be waited for
         self._group = torch.distributed.new_group(backend="gloo") if context.world > 1 else None
         self._handlers: dict[signal.Signals, Any] = {}
+        self._process, self._parent = os.getpid(), os.getppid()
 
     def open(self) -> None:
         """From here on Ctrl-C ends the step instead of the process."""
@@ -44,21 +62,30 @@ class Wishes:
         for name, handler in self._handlers.items():
             signal.signal(name, handler)
 
-    def heard(self) -> set[str]:
-        wishes: set[str] = set()
+    def heard(self) -> Asked:
+        """What was asked since the last time."""
+        asked: Asked = {}
         if self._context.is_main:
-            wishes = {str(c["kind"]) for c in self._commands if _is_ours(c, self._context)}
+            asked = _asked(self._commands, self._context)
             if self._asked_to_stop:
-                wishes.add("stop")
+                asked.setdefault("stop", [])
         if self._context.world > 1:
-            holder = [wishes]
+            holder = [asked]
             torch.distributed.broadcast_object_list(holder, group=self._group)
-            wishes = holder[0]
-        return wishes
+            asked = holder[0]
+        return asked
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._asked_to_stop:  # asked twice: at once
+        if os.getpid() != self._process:  # a worker that reads pictures, which leaves with us
+            return
+        if self._asked_to_stop and not self._lost_its_parent():  # asked twice: at once
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._asked_to_stop = True
-        print("\nStopping after this step; the state will be saved. Press Ctrl-C again to end at once.", flush=True)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print("\nStopping after this step; the state will be saved. Press Ctrl-C again to end at once.", flush=True)
+
+    def _lost_its_parent(self) -> bool:
+        """Whether the signal may be the system's word that the launcher died, as it does of the same Ctrl-C; once."""
+        parent, self._parent = self._parent, os.getppid()
+        return parent != self._parent

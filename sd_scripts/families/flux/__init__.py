@@ -5,10 +5,11 @@ from sd_scripts.families.flux.load import check, load, load_vae, remarks
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
-from sd_scripts.families.flux.sampling import SAMPLE_DEFAULTS, sample
+from sd_scripts.families.flux.sampling import sample
 from sd_scripts.families.flux.saving import save, saved_form
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
 from sd_scripts.families.flux.vae import encode_images
+from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS
 
 FLUX = Family(
     name="flux",
@@ -40,7 +41,7 @@ FLUX = Family(
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,
     lora_modules=("networks.lora", "networks.lora_flux"),
-    sample_defaults=SAMPLE_DEFAULTS,
+    sample_defaults=SAMPLE_DEFAULTS["flux"],
     sample=sample,
     prediction_type=lambda settings: None,
     metadata=metadata,

@@ -14,15 +14,13 @@ from sd_scripts.families.flux.objective import told_guidance
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.families.flux.text import encode_text, tokenize
 from sd_scripts.families.flux.vae import decode_latents
-from sd_scripts.families.sampling import as_image, lent, resting, size_of
+from sd_scripts.families.sampling import as_image, lent, resting
 from sd_scripts.library.flow import sampling_sigmas, shift_of
-from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.flux import FluxModelOptions
+from sd_scripts.options.prompt_lines import SIDE_MULTIPLES, SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
-SAMPLE_DEFAULTS = SamplePrompt(width=512, height=512, steps=20, scale=1.0, guidance=3.5)
-
-LATENT, MULTIPLE = 8, 16
+LATENT, MULTIPLE = 8, SIDE_MULTIPLES["flux"]
 """Pixels along a side of one latent and of one token."""
 
 

@@ -9,8 +9,8 @@ from sd_scripts.families.sdxl.saving import save, saved_form
 from sd_scripts.families.sdxl.text import encode_text, text_facts, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import encode_images
-from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS
 
 SDXL = Family(
     name="sdxl",
@@ -23,6 +23,7 @@ SDXL = Family(
     latent_suffix="sdxl",
     text_cache_suffix="te_outputs",
     text_facts=text_facts,
+    encoders_learn=True,
     adapted_encoders=lambda settings: (True, True),
     check=check,
     load=load,
@@ -42,7 +43,7 @@ SDXL = Family(
     lora=UNET,
     lora_text_encoders=TEXT_ENCODERS,
     lora_modules=("networks.lora",),
-    sample_defaults=SamplePrompt(),
+    sample_defaults=SAMPLE_DEFAULTS["sdxl"],
     sample=sample,
     prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
     metadata=lambda settings, parts: {},

@@ -9,18 +9,18 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.families.family import Parts
-from sd_scripts.families.sampling import as_image, lent, resting, size_of
+from sd_scripts.families.sampling import as_image, lent, resting
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
-from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.prompt_lines import SIDE_MULTIPLES, SamplePrompt, size_of
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.settings import Settings
 
-MULTIPLE = 8
+MULTIPLE = SIDE_MULTIPLES["sdxl"]
 """Of a picture's sides: one latent is 8x8 pixels."""
 
 

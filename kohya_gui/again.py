@@ -1,0 +1,96 @@
+"""Past runs as a beginning: their settings, in what they differ, and how one goes on from its newest state."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kohya_gui.configuration import Opened, Prepared, open_file, prepare, tab_for
+from kohya_gui.controls import shown
+from kohya_gui.launch_command import SECRETS, sees_no_gpu
+from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.tabs import TABS, Tab
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import Planned, gpu_set
+from sd_scripts.runs.store import RunRow
+
+NAMED_OTHERWISE = ("output_dir", "logging_dir", "resume")
+"""Options that differ between any two runs, or say nothing of how one trains."""
+
+
+def plan(prepared: Prepared, tab: Tab, family: str) -> Planned:
+    """A prepared run as the queue takes it."""
+    environment, settings = prepared.command.environment, prepared.command.toml
+    return Planned(
+        folder=prepared.folder,
+        argv=prepared.command.argv,
+        environment={name: value for name, value in environment.items() if name not in SECRETS},
+        secrets={name: value for name, value in environment.items() if name in SECRETS},
+        name=settings.get("output_name") or prepared.folder.path.name,
+        tab=tab.name,
+        family=family,
+        gpus=gpu_set(settings.get("gpu_ids", ""), sees_no_gpu()),
+    )
+
+
+def tab_of(row: RunRow) -> Tab:
+    """The tab that a run was started in; of one that is older than the list, the one that its settings are for."""
+    if row.tab in TABS:
+        return TABS[row.tab]
+    try:
+        return tab_for(RunFolder(row.folder).config)
+    except ValueError:
+        return TABS["lora"]
+
+
+def opened_run(row: RunRow) -> tuple[Tab, Opened]:
+    """The settings that a run was started with, and the tab that they are for. ValueError when they are gone."""
+    config, tab = RunFolder(row.folder).config, tab_of(row)
+    if not config.is_file():
+        raise ValueError(f"{row.name}: its settings are gone, there is no {config}")
+    return tab, open_file(config, tab, row.family or None)
+
+
+def continued(row: RunRow, state: Path | None, places: Places = EVERYWHERE) -> Planned:
+    """A new run with the settings of a former one, that begins where `state` was saved.
+
+    Raises ValueError, one sentence, when there is nothing to go on from.
+    """
+    if state is None:
+        raise ValueError(f"{row.name}: no whole state is left to go on from; set save_state before the next run")
+    tab, opened = opened_run(row)
+    values = {**opened.values, "resume": str(state)}
+    prepared = prepare(values, script_for(opened.family, tab.method), opened.unknown, False, places)
+    return plan(prepared, tab, opened.family)
+
+
+def differences(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """The settings in which runs differ, each with its value in every run, as the form would show it."""
+    every = [_settings(row) for row in rows]
+    options = {name: option for settings in every if settings for name, option in settings.options.items()}
+    differing = []
+    for name, option in options.items():
+        if name in NAMED_OTHERWISE or option.secret:
+            continue
+        values = [
+            _told(shown(option, settings.values()[name])) if settings and name in settings.options else "–"
+            for settings in every
+        ]
+        if len(set(values)) > 1:
+            differing.append({"option": name, "label": option.label, "values": values})
+    return differing
+
+
+def _settings(row: RunRow) -> Settings | None:
+    try:
+        tab, opened = opened_run(row)
+        return Settings(script_for(opened.family, tab.method).groups, opened.values)
+    except ValueError:  # its folder is gone: the others can still be compared
+        return None
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value) or "not set"

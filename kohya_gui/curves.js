@@ -1,0 +1,73 @@
+// Loss curves of one run or several, fetched whole once, then by their new ends, and finer where somebody zooms in.
+window.StudioCurves = (() => {
+  const MOST_BINS = 1400; // of one curve, before coarser ones are fetched
+  const { ask } = Studio;
+
+  class Curve {
+    constructor(id, name) {
+      [this.id, this.name] = [id, name];
+      Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, told: -1, range: "" });
+    }
+
+    /** Fetch what is new; `told` is how many points the server has. Returns whether anything came. */
+    async ask(told, zoom = null) {
+      const range = zoom ? `first=${zoom[0]}&last=${zoom[1]}` : "";
+      if (told === this.told && range === this.range) return false;
+      const onward = !zoom && range === this.range && this.bins.length > 0 && this.bins.length < MOST_BINS;
+      const wanted = onward ? `level=${this.level}&after=${this.start + this.bins.length - 1}` : range;
+      const mine = (this.asked = {});
+      const sent = await ask(`run/${this.id}/curves?${wanted}`);
+      if (mine !== this.asked) return false; // asked otherwise meanwhile: that answer counts
+      const from = sent.start - this.start;
+      const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
+      this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;
+      if (!fits) [this.level, this.start] = [sent.level, sent.start];
+      [this.validation, this.rates, this.maxSteps] = [sent.validation, sent.rates, sent.max_steps];
+      [this.told, this.range] = [told, range];
+      return true;
+    }
+  }
+
+  /** Curves of one or several runs in one chart; a zoom fetches them finer. */
+  class Curves {
+    constructor(element, title) {
+      [this.element, this.title, this.curves, this.zoom] = [element, title, [], null];
+    }
+
+    /** `runs` are {id, name, curves}: what is drawn from now on. */
+    async show(runs) {
+      if (runs.map((run) => run.id).join() !== this.curves.map((curve) => curve.id).join()) {
+        this.forget();
+        this.curves = runs.map((run) => new Curve(run.id, run.name));
+      }
+      const shown = this.curves;
+      const came = await Promise.all(shown.map((curve, i) => curve.ask(runs[i].curves, this.zoom)));
+      if (came.some(Boolean) && shown === this.curves) this.draw();
+    }
+
+    draw() {
+      const points = Math.max(0, ...this.curves.map((curve) => curve.bins.length));
+      this.element.hidden = points === 0;
+      if (!points || typeof StudioChart === "undefined") return;
+      this.chart ??= new StudioChart(this.element, { title: this.title, onZoom: (a, b) => this.zoomed(a, b) });
+      const maxSteps = Math.max(1, ...this.curves.map((curve) => curve.maxSteps || 0));
+      this.chart.set(
+        this.curves.map(({ name, level, bins, validation, rates }) => ({ name, level, bins, validation, rates })),
+        { maxSteps },
+      );
+    }
+
+    zoomed(first, last) {
+      this.zoom = first == null || last == null ? null : [first, last];
+      this.show(this.curves.map(({ id, name, told }) => ({ id, name, curves: told }))).catch(() => {});
+    }
+
+    forget() {
+      this.chart?.destroy();
+      Object.assign(this, { chart: null, curves: [], zoom: null });
+      this.element.hidden = true;
+    }
+  }
+
+  return Curves;
+})();

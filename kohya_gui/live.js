@@ -1,0 +1,306 @@
+// The run in the page: one live view, moved into the column of the tab that is shown and drawn from /studio/...
+// What the server sends is asked for once a second, and what did not change is left alone.
+(() => {
+  const { ask, send, el, write, put, complaint } = Studio;
+  const NO_RUN = [
+    "No run yet",
+    "Choose a model and a folder of pictures, then press Start. The loss, samples and files of the run appear here.",
+  ];
+  const LIVING = ["starting", "running", "stopping"];
+  const SEEN_EVERY = 1000; // milliseconds between two questions
+  const HIDDEN_EVERY = 5000;
+  const SOON = 100; // while Gradio builds the page
+  const TAKEN = 300; // until the GUI has read what was asked of a run
+  const STARTS = ".running button[id$='-start']";
+  const FEW = 20; // runs that a training tab asks for
+  const MANY = 200; // that the tab Runs asks for at first
+
+  // The view of one run
+
+  const SECTIONS = ["head", "progress", "controls", "failure", "result", "tiles"];
+  const LATER = ["files", "warnings", "compile", "where"];
+
+  class LiveView {
+    constructor() {
+      const section = (name) => (this.sections[name] = el("div", { "data-section": name }));
+      this.sections = {};
+      this.waiting = el("div", { class: "waiting", hidden: true });
+      this.said = el("div", { class: "said" });
+      this.chart = el("div", { class: "curves", hidden: true });
+      this.curves = new StudioCurves(this.chart, "Loss");
+      this.samples = new StudioSamples();
+      this.console = new StudioConsole();
+      this.status = el("p", { class: "unseen", role: "status", "aria-live": "polite" });
+      this.none = el("div", { class: "run-none" });
+      this.run = el(
+        "div",
+        { class: "run", hidden: true },
+        ...SECTIONS.map(section),
+        this.said,
+        this.chart,
+        this.samples.element,
+        ...LATER.map(section),
+        this.console.element,
+      );
+      this.run.append(this.sections.where);
+      this.element = el("div", { class: "live" }, this.waiting, this.none, this.run, this.status);
+      this.element.addEventListener("click", (event) => this.clicked(event));
+      this.nothing(...NO_RUN);
+    }
+
+    nothing(title, text) {
+      this.run.hidden = true;
+      this.none.hidden = false;
+      this.none.replaceChildren(el("p", { class: "run-title" }, title), el("p", {}, text));
+    }
+
+    /** Show another run; null is none. */
+    show(id) {
+      if (id === this.id) return;
+      Object.assign(this, { id, known: "", facts: null });
+      this.run.hidden = this.none.hidden = true; // until its own are here
+      this.curves.forget();
+      this.samples.show([]);
+      this.said.replaceChildren();
+      for (const section of Object.values(this.sections)) put(section, "");
+    }
+
+    async ask() {
+      const id = this.id;
+      if (id == null) return;
+      let told;
+      try {
+        told = await ask(
+          `run/${id}?known=${encodeURIComponent(this.known)}&samples=${this.known ? this.samples.samples.length : -1}`,
+        );
+      } catch (error) {
+        if (error.status !== 404) throw error;
+        if (id === this.id) this.nothing("This run is gone", error.message);
+        return;
+      }
+      if (id !== this.id) return; // another was chosen meanwhile
+      if (told) this.draw(told);
+      if (this.facts)
+        await Promise.all([
+          this.curves.show([{ id, name: this.facts.name, curves: this.facts.curves }]),
+          this.console.ask(id),
+        ]);
+    }
+
+    draw(told) {
+      if (this.facts?.state !== told.state) write(this.status, `${told.name}: ${told.word}`);
+      this.facts = told;
+      this.known = told.told;
+      this.none.hidden = true;
+      this.run.hidden = false;
+      this.run.className = `run run-${told.state}`;
+      this.run.dataset.run = told.id;
+      for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
+      if (told.samples) this.samples.show(told.samples);
+    }
+
+    async clicked(event) {
+      const button = event.target.closest("[data-action]");
+      if (!button || this.id == null) return;
+      const action = button.dataset.action;
+      if (action === "load") return Studio.load(this.facts);
+      button.disabled = true;
+      if (["save", "sample", "stop"].includes(action)) button.textContent = "Asked…";
+      await this.act(this.id, action);
+    }
+
+    async act(id, action) {
+      try {
+        const told = await send(`run/${id}/${action}`);
+        this.said.replaceChildren();
+        if (told.id) choose(told.id);
+        if (["remove", "forget"].includes(action)) choose(null);
+      } catch (error) {
+        this.said.replaceChildren(complaint(error));
+      }
+      this.sections.controls.sent = null; // its buttons are drawn anew, whatever the answer is
+      this.known = "";
+      setTimeout(beat, TAKEN);
+    }
+  }
+
+  // Where the view stands, and which run it shows
+
+  const board = { runs: [], known: "", limit: 0, paused: false, after_failure: true };
+  const listeners = []; // told of every change of the board
+  let view,
+    chosen = null,
+    slot = null,
+    many = MANY;
+
+  const shownSlot = () => [...document.querySelectorAll("[data-live]")].find((each) => each.offsetParent !== null);
+
+  /** The run that a training tab shows: the one that trains, else the one that ended last, else the next. */
+  const followed = () => {
+    const latest = (runs, when) => runs.reduce((a, b) => (!a || when(b) > when(a) ? b : a), null);
+    const living = latest(
+      board.runs.filter((run) => LIVING.includes(run.state)),
+      (run) => run.started,
+    );
+    const over = latest(
+      board.runs.filter((run) => run.ended),
+      (run) => run.ended,
+    );
+    return (living ?? over ?? latest(board.runs, (run) => -run.place))?.id ?? null;
+  };
+
+  const shown = () => (slot === "runs" && chosen != null ? chosen : followed());
+
+  const place = () => {
+    const found = shownSlot();
+    if (!found) return false;
+    view ??= new LiveView();
+    if (view.element.parentElement !== found) found.replaceChildren(view.element);
+    slot = found.dataset.live;
+    return true;
+  };
+
+  const choose = (id) => {
+    chosen = id;
+    sessionStorage.setItem("chosen-run", id ?? "");
+    beat();
+  };
+
+  const showOlder = () => {
+    many += MANY;
+    beat();
+  };
+
+  const askBoard = async () => {
+    const limit = slot === "runs" ? many : FEW;
+    const told = await ask(`board?limit=${limit}&known=${limit === board.limit ? board.known : ""}`);
+    if (!told) return;
+    const begun = board.launch && board.launch !== told.launch;
+    Object.assign(board, told, { known: told.version, limit });
+    if (begun) document.body.dataset.restarted = "true";
+    drawWaiting();
+    for (const listener of listeners) listener(board);
+  };
+
+  const drawWaiting = () => {
+    const waiting = board.runs.filter((run) => run.state === "queued").sort((a, b) => a.place - b.place);
+    const strip = view.waiting;
+    strip.hidden = slot === "runs" || (!waiting.length && !board.paused);
+    const key = JSON.stringify([waiting.map((run) => [run.id, run.name]), board.paused]);
+    if (strip.key === key) return;
+    strip.key = key;
+    const words = waiting.length ? `${waiting.length} waiting` : "No run waits";
+    strip.replaceChildren(
+      el("b", {}, words),
+      ...waiting
+        .slice(0, 4)
+        .map((run) =>
+          el(
+            "button",
+            { type: "button", class: "link", title: "Show it in the tab Runs", onclick: () => goTo("runs", run.id) },
+            run.name,
+          ),
+        ),
+      board.paused ? el("span", { class: "warn" }, "the queue is paused") : "",
+      el("button", { type: "button", class: "link all", onclick: () => goTo("runs") }, "All runs"),
+    );
+  };
+
+  /** Start says what it does: with a run on the same cards, the next one waits. */
+  const nameStart = () => {
+    for (const button of document.querySelectorAll(STARTS)) {
+      const gpus =
+        document.querySelector(`#${button.id.replace(/-start$/, "-gpu_ids")} input`)?.value.replace(/\s/g, "") || "all";
+      const busy =
+        board.paused || board.runs.some((run) => [...LIVING, "queued"].includes(run.state) && shares(run.gpus, gpus));
+      const text = [...button.childNodes].find((node) => node.nodeType === Node.TEXT_NODE && node.nodeValue.trim());
+      const words = busy ? "Add to queue" : "Start training";
+      if (text && text.nodeValue.trim() !== words) text.nodeValue = words;
+      const why = board.paused
+        ? "The queue is paused"
+        : "A run is on: this one starts by itself when its cards are free";
+      const title = busy ? why : "";
+      if (button.title !== title) button.title = title;
+    }
+  };
+  const shares = (some, others) =>
+    some === "cpu" ||
+    some === "all" ||
+    others === "all" ||
+    some.split(",").some((card) => others.split(",").includes(card));
+
+  const goTo = (tab, run) => {
+    if (run != null) choose(run);
+    document.getElementById(`${tab}-button`)?.click();
+  };
+
+  // The beat
+
+  let timer = null,
+    beating = false,
+    again = false,
+    failures = 0;
+
+  const beat = async () => {
+    if (beating) return void (again = true);
+    clearTimeout(timer);
+    [beating, again] = [true, false];
+    try {
+      if (place()) {
+        await askBoard();
+        nameStart();
+        view.show(shown());
+        await view.ask();
+        if (view.id == null) view.nothing(...NO_RUN);
+      }
+      answered(null);
+    } catch (error) {
+      answered(error);
+    }
+    beating = false;
+    timer = setTimeout(beat, again ? 0 : !view ? SOON : document.hidden ? HIDDEN_EVERY : SEEN_EVERY);
+  };
+
+  /** Tell when the GUI is not there: training does not need it. */
+  const answered = (error) => {
+    failures = error ? failures + 1 : 0;
+    let banner = document.getElementById("studio-banner");
+    if (!banner) {
+      banner = el(
+        "div",
+        { id: "studio-banner", role: "status", "aria-live": "polite", hidden: true },
+        el("span"),
+        el("button", { type: "button", onclick: () => location.reload() }, "Load the page again"),
+      );
+      document.body.append(banner);
+    }
+    const refused = error?.status && error.status !== 404; // a run that is gone is told in its place
+    const gone = refused || (failures > 1 && !error.status);
+    const restarted = !gone && document.body.dataset.restarted;
+    if (error && !(error instanceof TypeError) && !error.status && error.name !== "TimeoutError") console.error(error);
+    banner.hidden = !gone && !restarted;
+    banner.dataset.state = gone ? "gone" : "restarted";
+    const words = refused ? error.message : "The GUI does not answer; the training goes on";
+    write(banner.firstChild, gone ? words : "The GUI was started again. What stands in the form is kept");
+    banner.lastChild.hidden = Boolean(gone && !refused);
+  };
+
+  const closeMenus = (event) => {
+    for (const menu of document.querySelectorAll(".live .menu[open]"))
+      if (event.key === "Escape" || (!event.key && !menu.contains(event.target))) menu.open = false;
+  };
+  document.addEventListener("click", closeMenus);
+  document.addEventListener("keydown", closeMenus);
+  document.addEventListener("visibilitychange", () => document.hidden || beat());
+  document.addEventListener("click", (event) => {
+    if (event.target.closest?.("[role=tab]")) setTimeout(beat); // the column of another tab
+    if (event.target.closest?.(STARTS)) setTimeout(beat, 700);
+  });
+  const begin = () => {
+    chosen = Number(sessionStorage.getItem("chosen-run")) || null;
+    beat(); // again and again until there is a place for the view
+  };
+  document.readyState === "loading" ? addEventListener("DOMContentLoaded", begin) : setTimeout(begin);
+
+  Object.assign(Studio, { board, listeners, choose, shown, showOlder, goTo, beat, LIVING });
+})();

@@ -1,0 +1,354 @@
+"""What the page asks while trainings run: plain HTTP routes under /studio, small JSON in and out, nothing kept between.
+
+The page polls them; a 204 says that what it has is still true. Who may ask is decided before them (gate.py).
+"""
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_args
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from kohya_gui.again import continued, differences, tab_of
+from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.run_view import WORDS, newest_state, sections, shown_state
+from kohya_gui.tabs import TABS
+from sd_scripts.options.catalog import FAMILY_TITLES
+from sd_scripts.runs.events import Command
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.series import Series
+from sd_scripts.runs.store import RunRow
+from sd_scripts.runs.story import ENDED, LIVING, RunStory
+
+MOST_BINS = 1000
+"""Of a loss curve in one answer; the page asks for finer ones where it zooms in."""
+MOST_RATES = 250
+"""Points of a learning rate in one answer: a smooth line needs no more."""
+MOST_RUNS = 1000
+MOST_LINES = 2000
+TAIL_BYTES = 65_536
+"""Of an ended run's events, when only its last words are wanted."""
+PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+MOVES = ("up", "down", "first", "last")
+
+
+class NotThere(ValueError):
+    """Somebody asks for what is not there, or not any more."""
+
+
+def routes(queue: RunQueue, places: Places = EVERYWHERE) -> list[Route]:
+    """All routes of one queue, for `launch(app_kwargs={"routes": ...})`."""
+    live = LiveRoutes(queue, places)
+    asked: list[tuple[str, Callable[[Request], Any]]] = [
+        ("board", live.board),
+        ("compare", live.compare),
+        ("run/{id:int}", live.run),
+        ("run/{id:int}/curves", live.curves),
+        ("run/{id:int}/console", live.console),
+        ("run/{id:int}/sample/{number:int}", live.sample),
+        ("run/{id:int}/file/{number:int}", live.file),
+    ]
+    told: list[tuple[str, Callable[[Request, Mapping[str, Any]], Any]]] = [
+        ("queue", live.set_queue),
+        ("run/{id:int}/{action}", live.act),
+    ]
+    return [
+        *(Route(f"/studio/{path}", _answering(answer), methods=["GET"]) for path, answer in asked),
+        *(Route(f"/studio/{path}", _obeying(answer), methods=["POST"]) for path, answer in told),
+    ]
+
+
+class LiveRoutes:
+    """The answers, each from the queue as it is now."""
+
+    def __init__(self, queue: RunQueue, places: Places) -> None:
+        self._queue, self._places = queue, places
+        self._launch = secrets.token_hex(4)
+        """Tells the page that the GUI was started again."""
+
+    def board(self, request: Request) -> Any:
+        """Every run in a few words, newest first."""
+        version = f"{self._launch}.{self._queue.version}"
+        if request.query_params.get("known") == version:
+            return None
+        limit = min(_number(request, "limit", 200), MOST_RUNS)
+        return {
+            "version": version,
+            "launch": self._launch,
+            "paused": self._queue.paused,
+            "notice": self._queue.pause_reason or self._queue.store.notice,
+            "after_failure": self._queue.after_failure,
+            "runs": [self._brief(row) for row in self._shown_rows(limit)],
+        }
+
+    def run(self, request: Request) -> Any:
+        """All of one run, as HTML by section, if it told anything since; its samples unless the page has as many."""
+        row = self._row(request)
+        story = self._queue.watch(row.id).refresh()
+        known = f"{self._launch}.{story.told}.{row.state}.{row.place}.{row.error}"
+        if request.query_params.get("known") == known:
+            return None
+        state = shown_state(story, row)
+        samples = [_sample(row.id, number, made) for number, made in enumerate(story.samples)]
+        return {
+            "id": row.id,
+            "name": row.name,
+            "tab": tab_of(row).name,
+            "told": known,
+            "state": state,
+            "word": WORDS[state],
+            "over": state in ENDED,
+            "sections": sections(story, row),
+            "curves": len(story.losses) + len(story.validation),
+            **({"samples": samples} if _number(request, "samples", -1) != len(samples) else {}),
+        }
+
+    def curves(self, request: Request) -> Any:
+        """The loss in bins, as fine as fits; from bin `after` on, or of the steps first..last."""
+        story = self._queue.watch(self._row(request).id).refresh()
+        first, last = _real(request, "first"), _real(request, "last")
+        level = _number(request, "level", story.losses.level(MOST_BINS, first, last))
+        bins = story.losses.bins(min(level, 40), _number(request, "after", 0), first, last)
+        return {
+            "level": bins.level,
+            "start": bins.start,
+            "bins": [[_short(value) for value in each] for each in bins.bins],
+            "validation": _thin(story.validation, first, last),
+            "rates": {name: _thin(rate, first, last) for name, rate in story.rates.items()},
+            "max_steps": story.max_steps,
+        }
+
+    def console(self, request: Request) -> Any:
+        """The last lines of what the run printed, or all that hold `find`."""
+        folder = RunFolder(self._row(request).folder)
+        find = request.query_params.get("find", "")[:200]
+        known = f"{folder.console.stat().st_size if folder.console.exists() else 0}.{find}"
+        if request.query_params.get("known") == known:
+            return None
+        lines, total = folder.console_lines(find, min(_number(request, "lines", 400), MOST_LINES))
+        return {"known": known, "lines": lines, "total": total}
+
+    def sample(self, request: Request) -> Response:
+        """A picture that the run told of."""
+        path = self._made(request, "samples")
+        if path.suffix.lower() not in PICTURES:
+            raise NotThere("This sample is no picture")
+        return _file(request, path, PICTURES[path.suffix.lower()])
+
+    def file(self, request: Request) -> Response:
+        """A model that the run saved, to download."""
+        return _file(request, self._made(request, "saved"), "application/octet-stream", download=True)
+
+    def compare(self, request: Request) -> Any:
+        """Settings in which some runs differ."""
+        ids = [int(word) for word in request.query_params.get("ids", "").split(",") if word.isdecimal()]
+        rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id))]
+        if len(rows) < 2:
+            raise ValueError("Choose two runs or more to compare")
+        return {
+            "runs": [{"id": row.id, "name": row.name, "state": row.state} for row in rows],
+            "settings": differences(rows),
+        }
+
+    def act(self, request: Request, body: Mapping[str, Any]) -> Any:
+        """Do something with one run. Raises ValueError where it cannot be done."""
+        row, action = self._row(request), request.path_params["action"]
+        if action in get_args(Command):
+            self._queue.ask(row.id, action)
+        elif action in MOVES:
+            self._queue.move(row.id, action)
+        elif action == "end":
+            self._queue.end_now(row.id)
+        elif action == "remove":
+            self._queue.remove(row.id)
+        elif action == "forget":
+            self._queue.forget(row.id)
+        elif action == "continue":
+            story = self._queue.watch(row.id).refresh()
+            return {"ok": True, "id": self._queue.add(continued(row, newest_state(story), self._places))}
+        else:
+            raise NotThere(f"There is no {action} for a run")
+        return {"ok": True}
+
+    def set_queue(self, request: Request, body: Mapping[str, Any]) -> Any:
+        """Pause the queue, or say what it does after a run that failed."""
+        for name in ("paused", "after_failure"):
+            if isinstance(body.get(name), bool):
+                setattr(self._queue, name, body[name])
+        return {"ok": True}
+
+    def _shown_rows(self, limit: int) -> list[RunRow]:
+        """The newest, and however old they are, those that are not over."""
+        store = self._queue.store
+        every = {row.id: row for row in (*store.queued(), *store.living(), *store.rows(limit))}
+        return [every[id] for id in sorted(every, reverse=True)]
+
+    def _row(self, request: Request) -> RunRow:
+        row = self._queue.store.row(request.path_params["id"])
+        if row is None:
+            raise NotThere("This run is not on the list any more")
+        return row
+
+    def _brief(self, row: RunRow) -> dict[str, Any]:
+        story = self._queue.watch(row.id).refresh() if row.state in LIVING else None
+        loss, can_continue = _last_words(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
+        return {
+            "id": row.id,
+            "name": row.name,
+            "tab": row.tab,
+            "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
+            "family": row.family,
+            "family_title": FAMILY_TITLES.get(row.family, row.family),
+            "state": story.state if story else row.state,
+            "gpus": row.gpus,
+            "place": row.place,
+            "created": row.created,
+            "started": row.started,
+            "ended": row.ended,
+            "step": story.step if story else row.step,
+            "max_steps": story.max_steps if story else row.max_steps,
+            "fraction": story.fraction if story else 0.0,
+            "phase": story.phase if story else "",
+            "seconds_left": story.seconds_left if story else None,
+            "loss": _short(story.average) if story else loss,
+            "result": Path(row.results[-1]).name if row.results else "",
+            "error": row.error,
+            "folder": str(row.folder),
+            "can_continue": can_continue,
+        }
+
+    def _made(self, request: Request, kind: str) -> Path:
+        """A file by its number among those that the run told of."""
+        row, number = self._row(request), request.path_params["number"]
+        made = getattr(self._queue.watch(row.id).refresh(), kind)
+        if number >= len(made):
+            raise NotThere("The run told of no such file")
+        try:
+            return self._places.check("file", made[number].path)
+        except ValueError as error:
+            raise NotThere(str(error)) from error
+
+
+def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    def route(request: Request) -> Response:
+        return _answer(lambda: answer(request))
+
+    return route
+
+
+def _obeying(answer: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
+    async def route(request: Request) -> Response:
+        if request.headers.get("x-studio") != "1":  # a form of another site cannot send this
+            return JSONResponse({"error": "Only the page of this GUI may ask for this"}, 403)
+        try:
+            body = json.loads(await request.body() or b"{}")
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            return JSONResponse({"error": "What was sent is not a JSON object"}, 400)
+        return await run_in_threadpool(_answer, lambda: answer(request, body))
+
+    return route
+
+
+def _answer(work: Callable[[], Any]) -> Response:
+    try:
+        told = work()
+    except NotThere as error:
+        return JSONResponse({"error": str(error)}, 404)
+    except ValueError as error:
+        return JSONResponse({"error": str(error)}, 400)
+    if isinstance(told, Response):
+        return told
+    headers = {"Cache-Control": "no-store"}
+    return Response(status_code=204, headers=headers) if told is None else JSONResponse(told, headers=headers)
+
+
+def _file(request: Request, path: Path, kind: str, download: bool = False) -> Response:
+    """A regular file, which the browser keeps until it changes."""
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        raise NotThere(f"{path.name} is not there any more") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise NotThere(f"{path.name} is not a file to send")
+    tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
+    headers = {
+        "ETag": tag,
+        "Cache-Control": "private, no-cache",
+        "Last-Modified": formatdate(found.st_mtime, usegmt=True),
+        "X-Content-Type-Options": "nosniff",
+    }
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    name = path.name if download else None
+    return FileResponse(path, media_type=kind, headers=headers, stat_result=found, filename=name)
+
+
+def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
+    return {
+        "number": made.number,
+        "step": made.step,
+        "prompt": made.note,
+        "seed": made.seed,
+        "url": f"studio/run/{run}/sample/{number}",
+        "width": made.width,
+        "height": made.height,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | None, bool]:
+    """The last loss of a run that is over, and whether it left a state to go on from; the end of its events tells."""
+    story = RunStory()
+    try:
+        with (folder / "events.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().splitlines()[1 if size > TAIL_BYTES else 0 :]
+    except OSError:
+        return None, False
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut by a full disk
+            continue
+        if isinstance(event, dict) and event.get("kind") in ("step", "saved"):
+            story.tell(event)
+    loss = story.average if story.average is not None else story.loss
+    return _short(loss), newest_state(story) is not None
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    value = request.query_params.get(name, "")
+    return int(value) if value.isascii() and value.isdecimal() and len(value) < 12 else default
+
+
+def _real(request: Request, name: str) -> float | None:
+    try:
+        value = float(request.query_params[name])
+    except (KeyError, ValueError):
+        return None
+    return value if abs(value) < 1e12 else None  # not inf, not NaN
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a chart shows."""
+    if value is None or value != value or abs(value) == float("inf"):
+        return None
+    return float(f"{value:.6g}") if abs(value) < 1e6 else value
+
+
+def _thin(series: Series, first: float | None, last: float | None) -> list[list[float | None]]:
+    level = series.level(MOST_RATES, first, last)
+    return [[_short(step), _short(mean)] for step, _, _, mean in series.bins(level, 0, first, last).bins]

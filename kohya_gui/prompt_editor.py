@@ -1,0 +1,243 @@
+"""The prompts of samples, edited in the page: beside each what the training will make of it."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.components import FormComponent
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from kohya_gui.controls import QUIET, Form, given, shown, unquoted
+from kohya_gui.messages import message
+from kohya_gui.places import EVERYWHERE, Places
+from sd_scripts.options.catalog import FAMILY_TITLES
+from sd_scripts.options.prompt_lines import (
+    LINE_OPTIONS,
+    SAMPLE_DEFAULTS,
+    SIDE_MULTIPLES,
+    Entry,
+    SamplePrompt,
+    check_kind,
+    prompts_in,
+    size_of,
+)
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.spec import each_option
+from sd_scripts.runs.folder import write_whole
+from sd_scripts.runs.queue import RunQueue
+
+FILE = "sample_prompts"
+ABOUT = (FILE, "output_dir", "output_name", "sample_sampler")
+"""Options that decide where the prompts lie and what they mean."""
+SAMPLERS = next(o.choices for o in each_option(SampleOptions) if o.name == "sample_sampler")
+EXAMPLE = "a photo of sks cat on a chair --w 1024 --h 1024 --d 1 --s 30\na drawing of sks cat, side view --d 2"
+LARGEST = 1_000_000
+"""Bytes of a file that the page still edits."""
+SHOWN = 40
+"""Prompts of which the page says what they mean."""
+BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
+Updates = dict[Any, Any]
+
+
+def prompt_editor(tab: str, queue: RunQueue, places: Places) -> Callable[[Form, FormComponent], None]:
+    """Lays the editor out; what it returns connects it."""
+    return PromptEditor(tab, places).connect
+
+
+class PromptEditor:
+    """A text with a prompt a line, or TOML or JSON as the file has it, checked while it is written."""
+
+    def __init__(self, tab: str, places: Places = EVERYWHERE) -> None:
+        self._tab, self._places = tab, places
+        with gr.Row(elem_classes="actions"):
+            self._edit = gr.Button("Edit prompts", elem_id=f"{tab}-edit-prompts", **BUTTON)
+        with gr.Column(visible=False, elem_classes="prompt-editor", elem_id=f"{tab}-prompt-editor") as self._box:
+            self._text = gr.Textbox(
+                label="Prompts",
+                info="One a line, its options behind it; a line that begins with # is left out.",
+                placeholder=EXAMPLE,
+                lines=5,
+                max_lines=20,
+                elem_id=f"{tab}-prompts",
+                elem_classes="option",
+            )
+            # filled in by prompts.js: an event for each letter would make the writing slow
+            gr.HTML('<div class="inserts"></div>', elem_id=f"{tab}-prompt-options")
+            gr.HTML('<div class="check" aria-live="polite"></div>', elem_id=f"{tab}-prompts-check")
+            with gr.Row(elem_classes="actions"):
+                self._save = gr.Button("Save prompts", variant="primary", elem_id=f"{tab}-save-prompts", **BUTTON)
+                self._close = gr.Button("Close", elem_id=f"{tab}-close-prompts", **BUTTON)
+        self._message = gr.HTML(elem_id=f"{tab}-prompts-message")
+        self._kept = gr.State(("", ""))
+        """The file that was opened or saved last, and what it held then."""
+
+    def connect(self, form: Form, family: FormComponent) -> None:
+        """Let the editor work on the file that the form names; what is saved is filled in there."""
+        self._form, self._family = form, family
+        about = {form.controls[name] for name in ABOUT if name in form.controls}
+        page: set[Any] = {*about, family, self._text, self._kept}
+        shape = [self._edit, self._box, self._text, self._message, self._kept]
+        opened = self._edit.click(self._open, page, shape, **QUIET)
+        opened.then(None, js=f"() => checkPrompts('{self._tab}')", **QUIET)
+        self._close.click(self._shut, None, shape, **QUIET)
+        saved = [form.controls[FILE], self._message, self._kept]
+        form.taken.append(self._save.click(self._write, page, saved, **QUIET))
+
+    def _values(self, data: Updates) -> dict[str, Any]:
+        controls = self._form.controls
+        return {name: given(self._form.options[name], data[controls[name]]) for name in ABOUT if name in controls}
+
+    def _open(self, data: Updates) -> Updates:
+        text: str = data[self._text] or ""
+        try:
+            place = prompt_file(self._values(data), self._places)
+            there = read_text(place)
+        except ValueError as error:
+            return {self._message: message("error", str(error))}
+        told = f"{place} is edited" if place.exists() else f"{place} is written when you save"
+        if data[self._kept][0] == str(place) and text != data[self._kept][1]:
+            told, there = f"What you wrote is still here and not in {place} yet", text
+            kept = data[self._kept]
+        else:
+            kept = (str(place), there)
+        return {
+            self._edit: gr.update(visible=False),
+            self._box: gr.update(visible=True),
+            self._text: there,
+            self._kept: kept,
+            self._message: message("ok", told),
+        }
+
+    def _shut(self) -> Updates:
+        return {self._edit: gr.update(visible=True), self._box: gr.update(visible=False), self._message: ""}
+
+    def _write(self, data: Updates) -> Updates:
+        text: str = (data[self._text] or "").rstrip() + "\n"
+        values = self._values(data)
+        try:
+            place = prompt_file(values, self._places)
+            found = prompts_in(text, place, SAMPLE_DEFAULTS[data[self._family]])
+            there = read_text(place)
+        except ValueError as error:
+            return {self._message: message("error", f"Not saved: {error}")}
+        if there and data[self._kept] != (str(place), there) and there != text:
+            why = f"{place} holds other prompts than those that were opened here: Save again writes over them"
+            return {self._message: message("warning", why), self._kept: (str(place), there)}
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(place, text)
+        except OSError as error:
+            return {self._message: message("error", f"{FILE}: '{place}' cannot be written: {error.strerror}")}
+        named = values.get(FILE) or str(place)
+        count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
+        return {
+            self._form.controls[FILE]: shown(self._form.options[FILE], named),
+            self._message: message("ok", f"Saved to {place}: {count}"),
+            self._kept: (str(place), text),
+        }
+
+
+def prompt_file(values: Mapping[str, Any], places: Places = EVERYWHERE) -> Path:
+    """The file that the settings name, else one beside the results. Raises ValueError for one that cannot be."""
+    if said := unquoted(values.get(FILE) or "").strip():
+        place = places.check(FILE, said)
+        check_kind(place)
+        return place
+    folder = places.check("output_dir", values.get("output_dir") or ".")
+    return places.check("output_name", folder / f"{values.get('output_name') or 'last'}-prompts.txt")
+
+
+def read_text(place: Path) -> str:
+    """What a prompt file holds; nothing where it is not there yet. Raises ValueError, one sentence."""
+    try:
+        if not place.exists():
+            return ""
+        if not place.is_file() or place.stat().st_size > LARGEST:
+            raise ValueError(f"{FILE}: '{place}' is no text file of at most 1 MB; edit it elsewhere")
+        return place.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{FILE}: '{place}' cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{FILE}: '{place}' is not text in UTF-8") from error
+
+
+def routes() -> list[Route]:
+    """What the page asks while prompts are written, for `launch(app_kwargs={"routes": ...})`."""
+    return [Route("/studio/prompts", _check, methods=["POST"])]
+
+
+async def _check(request: Request) -> JSONResponse:
+    """The text is checked as it stands in the page; no file is looked at."""
+    try:
+        asked = json.loads(await request.body())
+        text, file, family, sampler = (str(asked[key]) for key in ("text", "file", "family", "sampler"))
+        place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
+        check = meaning(text[:LARGEST], place, family, sampler)
+    except (ValueError, KeyError, TypeError):
+        return JSONResponse({"error": "text, file, family and sampler are wanted"}, 400)
+    return JSONResponse({"options": options if place.suffix == ".txt" else "", "check": check})
+
+
+def meaning(text: str, place: Path, family: str, sampler: str) -> str:
+    """What a training of this family makes of the text, prompt by prompt."""
+    if not text.strip():
+        return ""
+    try:
+        check_kind(place)
+        prompts = prompts_in(text, place, SAMPLE_DEFAULTS[family])
+    except ValueError as error:
+        return message("error", str(error))
+    rows = []
+    for prompt, entry in prompts[:SHOWN]:
+        warned = "".join(f'<p class="warn">{escape(why)}</p>' for why in remarks(prompt, entry, family))
+        words = escape(prompt.prompt) or '<i class="quiet">no words</i>'
+        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(facts(prompt, family, sampler))}</p>{warned}</li>')
+    more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
+    return f'<ol class="prompts-read">{"".join(rows)}</ol>{more}'
+
+
+def facts(prompt: SamplePrompt, family: str, sampler: str) -> str:
+    """1024 × 768, 30 steps, seed 1, scale 7.5, sampler euler_a"""
+    height, width = size_of(prompt, SIDE_MULTIPLES[family])
+    flux = family == "flux"
+    said = [
+        f"{width} × {height}",
+        f"{prompt.steps} steps",
+        "another seed each time" if prompt.seed is None else f"seed {prompt.seed}",
+        f"guidance {prompt.guidance:g}" if flux else f"scale {prompt.scale:g}",
+        f"scale {prompt.scale:g}" if flux and prompt.scale != 1 else "",
+        "" if flux else f"sampler {prompt.sampler or sampler}",
+        f"without: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
+    ]
+    return ", ".join(part for part in said if part)
+
+
+def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
+    """What may not be as it is meant."""
+    yield from entry.dropped
+    for option in LINE_OPTIONS:
+        if option.key in entry.keys and family not in option.families:
+            yield f"--{option.letters} has no effect for {FAMILY_TITLES[family]}"
+    if prompt.negative_prompt and prompt.scale == 1:
+        yield "the negative prompt has no effect while the scale (--l) is 1"
+    height, width = size_of(prompt, multiple := SIDE_MULTIPLES[family])
+    if (height, width) != (prompt.height, prompt.width):
+        yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
+    if family == "sdxl" and prompt.sampler and prompt.sampler not in SAMPLERS:
+        yield f"the sampler {prompt.sampler} is not known: choose one of those under Sampler"
+
+
+def inserts(family: str) -> str:
+    """Buttons that put an option behind the line in which one writes; the page's own script does it."""
+    buttons = "".join(
+        f'<button type="button" data-insert="{option.letters}" data-value="{option.example}" '
+        f'title="{escape(option.help)}"><code>--{option.letters}</code> {option.label}</button>'
+        for option in LINE_OPTIONS
+        if family in option.families
+    )
+    return f'<span class="quiet">Add to the line</span>{buttons}'

@@ -1,0 +1,50 @@
+// Sample prompts while they are written: says what each means, and puts options behind the line in which one writes.
+(() => {
+  const part = (tab, name) => document.querySelector(`#${tab}-${name}`);
+  const chosen = (tab, name) => part(tab, name)?.querySelector("input, textarea")?.value ?? "";
+  const familyOf = (tab) => part(tab, "family").querySelector("input:checked").value;
+  const waiting = {};
+  const ask = async (tab) => {
+    const area = part(tab, "prompts")?.querySelector("textarea");
+    if (!area) return;
+    const text = area.value;
+    const body = { text, file: chosen(tab, "sample_prompts"), family: familyOf(tab), sampler: chosen(tab, "sample_sampler") };
+    const told = await Studio.send("prompts", body).catch(() => null);
+    if (!told || area.value !== text) return; // a later text is on its way
+    const show = (place, html) => place && place.innerHTML !== html && (place.innerHTML = html);
+    show(part(tab, "prompt-options")?.querySelector(".inserts"), told.options);
+    show(part(tab, "prompts-check")?.querySelector(".check"), told.check);
+  };
+  const soon = (tab, pause = 300) => {
+    clearTimeout(waiting[tab]);
+    waiting[tab] = setTimeout(ask, pause, tab);
+  };
+  window.checkPrompts = (tab) => {
+    soon(tab, 50);
+    setTimeout(() => part(tab, "prompts")?.querySelector("textarea").focus(), 50);
+  };
+  document.addEventListener("input", (event) => {
+    const area = event.target.closest?.(".prompt-editor textarea");
+    if (area) soon(area.closest(".prompt-editor").id.replace("-prompt-editor", ""));
+  });
+  document.addEventListener("change", (event) => {
+    const of = event.target.closest?.("[id$=-family], [id$=-sample_prompts], [id$=-sample_sampler]");
+    if (of) soon(of.id.split("-")[0]);
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest?.("[data-insert]");
+    if (!button) return;
+    const { insert, value } = button.dataset;
+    const area = button.closest(".prompt-editor").querySelector("textarea");
+    const text = area.value;
+    const start = text.lastIndexOf("\n", area.selectionStart - 1) + 1;
+    const end = text.indexOf("\n", start) < 0 ? text.length : text.indexOf("\n", start);
+    const there = text.slice(start, end).match(new RegExp(`^(.* --${insert} +)(.*?)(?= --|$)`, "i"));
+    area.focus();
+    if (there) return area.setSelectionRange(start + there[1].length, start + there[0].length); // write over it
+    const line = `${text.slice(start, end).trimEnd()} --${insert} ${value}`;
+    area.setRangeText(line, start, end, "end");
+    area.setSelectionRange(start + line.length - value.length, start + line.length);
+    area.dispatchEvent(new Event("input", { bubbles: true }));
+  });
+})();

@@ -1,0 +1,162 @@
+// Sample pictures of a run by step, newest first, and one large: arrow keys go through the training and its prompts.
+window.StudioSamples = class {
+  static FIRST = 3; // steps shown before more are asked for
+
+  constructor() {
+    const { el } = Studio;
+    [this.samples, this.all, this.drawn] = [[], false, ""];
+    this.groups = el("div", { class: "sample-groups" });
+    this.more = el("button", { type: "button", class: "link", onclick: () => ((this.all = !this.all), this.draw()) });
+    this.head = el("h4", {}, "Samples");
+    this.element = el(
+      "div",
+      { class: "section samples", hidden: true },
+      el("div", { class: "section-head" }, this.head, this.more),
+      this.groups,
+    );
+    this.dialog = this.makeDialog();
+  }
+
+  makeDialog() {
+    const { el } = Studio;
+    this.large = el("img", { alt: "" });
+    this.words = el("p", { class: "sample-prompt" });
+    this.place = el("p", { class: "quiet" });
+    this.slider = el("input", { type: "range", min: "0", "aria-label": "Step of the training" });
+    this.slider.addEventListener("input", () => this.open(this.series(this.shown)[Number(this.slider.value)]));
+    const close = el(
+      "button",
+      { type: "button", class: "close", "aria-label": "Close", onclick: () => this.dialog.close() },
+      "✕",
+    );
+    const step = (by, sign, label) =>
+      el("button", { type: "button", "aria-label": label, onclick: () => this.walk(by) }, sign);
+    const dialog = el(
+      "dialog",
+      { class: "sample-large", "aria-label": "Sample" },
+      close,
+      this.large,
+      el(
+        "div",
+        { class: "sample-facts" },
+        el("div", { class: "sample-steps" }, step(-1, "←", "Earlier step"), this.slider, step(1, "→", "Later step")),
+        this.words,
+        this.place,
+      ),
+    );
+    dialog.addEventListener("keydown", (event) => {
+      if (
+        event.target === this.slider &&
+        event.key.startsWith("Arrow") &&
+        ["ArrowLeft", "ArrowRight"].includes(event.key)
+      )
+        return;
+      const act = {
+        ArrowLeft: () => this.walk(-1),
+        ArrowRight: () => this.walk(1),
+        ArrowUp: () => this.other(-1),
+        ArrowDown: () => this.other(1),
+      }[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act();
+    });
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    document.body.append(dialog);
+    return dialog;
+  }
+
+  /** Draw what is there now; samples only ever come to what was there. */
+  show(samples) {
+    const key = samples.map((sample) => sample.url).join();
+    if (key === this.drawn) return;
+    if (!samples.length) this.all = false;
+    [this.samples, this.drawn] = [samples, key];
+    this.draw();
+    if (this.dialog.open && this.shown) this.facts();
+  }
+
+  draw() {
+    const { el, write } = Studio;
+    this.element.hidden = !this.samples.length;
+    const steps = [...new Set(this.samples.map((sample) => sample.step))].sort((a, b) => b - a);
+    const shown = this.all ? steps : steps.slice(0, this.constructor.FIRST);
+    write(this.more, this.all ? "Show the newest only" : `Show all ${steps.length} steps`);
+    this.groups.classList.toggle("all", this.all);
+    this.more.hidden = steps.length <= this.constructor.FIRST;
+    const old = new Map([...this.groups.children].map((group) => [group.dataset.key, group]));
+    this.groups.replaceChildren(
+      ...shown.map((step) => {
+        const samples = this.samples.filter((sample) => sample.step === step);
+        const key = samples.map((sample) => sample.url).join();
+        return (
+          old.get(key) ??
+          el(
+            "div",
+            { class: "sample-group", "data-key": key, "data-step": step },
+            el("h5", {}, step ? `Step ${step}` : "Before training"),
+            el("div", { class: "sample-row" }, ...samples.map((sample) => this.small(sample))),
+          )
+        );
+      }),
+    );
+  }
+
+  small(sample) {
+    const { el } = Studio;
+    const size = sample.width && sample.height ? { width: sample.width, height: sample.height } : {};
+    const picture = el("img", {
+      src: Studio.url(sample.url),
+      alt: sample.prompt || "",
+      loading: "lazy",
+      decoding: "async",
+      ...size,
+    });
+    picture.addEventListener("error", () =>
+      picture.replaceWith(el("span", { class: "quiet" }, "This picture is gone")),
+    );
+    return el(
+      "button",
+      { type: "button", class: "sample", title: sample.prompt || "", onclick: () => this.open(sample) },
+      picture,
+    );
+  }
+
+  /** The same prompt through the training. */
+  series(sample) {
+    return this.samples.filter((other) => other.number === sample.number).sort((a, b) => a.step - b.step);
+  }
+
+  open(sample) {
+    if (!sample) return;
+    this.shown = sample;
+    this.large.src = Studio.url(sample.url);
+    this.facts();
+    if (!this.dialog.open) this.dialog.showModal();
+  }
+
+  facts() {
+    const { write } = Studio;
+    const sample = this.shown;
+    const series = this.series(sample);
+    const at = series.findIndex((other) => other.url === sample.url);
+    this.slider.max = series.length - 1;
+    this.slider.value = at;
+    this.slider.parentElement.hidden = series.length < 2;
+    this.large.alt = sample.prompt || "";
+    write(this.words, sample.prompt || "");
+    const seed = sample.seed != null ? ` · seed ${sample.seed}` : "";
+    const size = sample.width && sample.height ? ` · ${sample.width} × ${sample.height}` : "";
+    write(this.place, `Step ${sample.step}${seed}${size} · ${at + 1} of ${series.length}`);
+  }
+
+  walk(by) {
+    const series = this.series(this.shown);
+    this.open(series[series.findIndex((other) => other.url === this.shown.url) + by]);
+  }
+
+  other(by) {
+    const here = this.samples.filter((sample) => sample.step === this.shown.step);
+    this.open(here[here.findIndex((other) => other.url === this.shown.url) + by]);
+  }
+};

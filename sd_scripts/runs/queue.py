@@ -1,0 +1,420 @@
+"""The queue: starts runs when their cards are free, one after another, and keeps the list of runs true."""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sd_scripts.runs import process
+from sd_scripts.runs.events import Command
+from sd_scripts.runs.folder import RunFolder, read_json, write_whole
+from sd_scripts.runs.process import RunningRun
+from sd_scripts.runs.store import RunRow, RunStore, share_a_card
+from sd_scripts.runs.story import ENDED, LIVING, RunStory, State
+from sd_scripts.runs.watched import End, WatchedRun
+
+logger = logging.getLogger("sd_scripts")
+
+TOLD_EVERY = 1.0
+"""Seconds between two updates of the row of a running run."""
+STARTING_SECONDS = 30.0
+"""After which a run that this GUI was about to start will not come any more."""
+KEPT_STORIES = 16
+"""Runs that are over and were looked at last: their stories stay in memory."""
+STATE_ENDING = "-state"
+"""End of the name of a folder from which a run can go on; it is no result."""
+
+Where = Literal["up", "down", "first", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A run that is ready to start: its folder with the settings in it, and the command."""
+
+    folder: RunFolder
+    argv: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the GUI; stands in the folder to be read, so no secrets."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Added to it too; never written anywhere."""
+    name: str = ""
+    tab: str = ""
+    family: str = ""
+    gpus: str = "all"
+
+
+def gpu_set(gpu_ids: str, on_cpu: bool) -> str:
+    """The cards that a run with these gpu_ids needs: "cpu", "all", or numbers such as "0,1"."""
+    if on_cpu:
+        return "cpu"
+    ids = {part.strip() for part in gpu_ids.split(",") if part.strip()}
+    if not ids or "all" in ids:
+        return "all"
+    return ",".join(sorted(ids, key=lambda id: (len(id), id)))
+
+
+class RunQueue:
+    """One thread looks after all runs; every method may be called from any thread. Several GUIs may share a store."""
+
+    def __init__(self, store: RunStore, every: float = 0.5, grace: float = process.GRACE):
+        self.store = store
+        self._every, self._grace = every, grace
+        self._me = process.word()
+        self._watched: dict[int, WatchedRun] = {}
+        self._secrets: dict[int, Mapping[str, str]] = {}
+        self._told: dict[int, tuple[float, dict[str, Any]]] = {}
+        """When the row of a living run was last written, and with what."""
+        self._lock = threading.Lock()
+        self._alive: dict[int, RunRow] = {}
+        """The rows of the living and the queued at the last look, for the case that the list is damaged."""
+        self._damage = store.notice
+        self._warned = ""
+        self._tools: list[tuple[str, WatchedRun]] = []
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Find the runs of an earlier GUI, and begin to look after them and the queue."""
+        assert self._thread is None
+        self._look()
+        self._thread = threading.Thread(target=self._look_after, name="run queue", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No longer look after them; what runs goes on."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread:
+            self._thread.join()
+        self.store.close()
+
+    def add(self, planned: Planned) -> int:
+        """Put a run at the end of the queue. Raises ValueError when its folder cannot be written."""
+        launch = {
+            "argv": list(planned.argv),
+            "environment": dict(planned.environment),
+            "secrets": sorted(planned.secrets),
+        }
+        try:
+            write_whole(planned.folder.launch, json.dumps(launch, indent=2) + "\n")
+        except OSError as error:
+            raise ValueError(f"run folder: '{planned.folder.path}' cannot be written ({error.strerror})") from error
+        with self._lock:  # the thread must not meet the row before its secrets are here
+            row = self.store.add(
+                planned.folder,
+                name=planned.name,
+                tab=planned.tab,
+                family=planned.family,
+                gpus=planned.gpus,
+                owner=self._me,
+            )
+            self._secrets[row.id] = planned.secrets
+        self._wake.set()
+        return row.id
+
+    def row(self, id: int) -> RunRow | None:
+        return self.store.row(id)
+
+    def rows(self, limit: int = 200) -> list[RunRow]:
+        """Newest first."""
+        return self.store.rows(limit)
+
+    def running(self) -> list[RunRow]:
+        return self.store.living()
+
+    @property
+    def version(self) -> int:
+        """Grows with every change that `rows`, `paused` or `after_failure` would show."""
+        return self.store.version
+
+    def watch(self, id: int) -> WatchedRun:
+        """A run with its story; `refresh` reads on. Raises ValueError for an id that is in no row."""
+        row = self._row(id)
+        with self._lock:
+            watched = self._watched.pop(id, None)
+            if watched is None or watched.waiting:  # another GUI may have started it
+                watched = _found(row)
+            self._watched[id] = watched  # the newest last
+            self._drop_old_stories()
+            return watched
+
+    def _drop_old_stories(self) -> None:
+        if len(self._watched) > KEPT_STORIES:
+            over = [id for id, watched in self._watched.items() if not watched.alive]
+            for id in over[:-KEPT_STORIES]:
+                del self._watched[id]
+
+    def move(self, id: int, where: Where) -> None:
+        """Change the order of the queue. Raises ValueError for a run that does not wait."""
+        place = self._waiting(id).place or 1
+        self.store.move(id, {"up": place - 1, "down": place + 1, "first": 1, "last": 10**9}[where])
+        self._wake.set()
+
+    def remove(self, id: int) -> None:
+        """Take a run out of the queue; its folder goes too. Raises ValueError for one that does not wait."""
+        row = self._waiting(id)
+        if not self.store.forget(id, state="queued"):
+            raise ValueError(f"{row.name} has just started: stop it instead")
+        _delete_unused(RunFolder(row.folder))
+        with self._lock:
+            self._watched.pop(id, None)
+            self._secrets.pop(id, None)
+
+    def forget(self, id: int) -> None:
+        """Take a run that is over from the list; its folder stays. Raises ValueError for another one."""
+        row = self._row(id)
+        if row.state not in ENDED or not self.store.forget(id, state=row.state):
+            raise ValueError(f"{row.name} is not over: stop it, or take it out of the queue, first")
+        with self._lock:
+            self._watched.pop(id, None)
+
+    def ask(self, id: int, kind: Command) -> None:
+        """Ask a run for something at the end of its step: `save`, `sample` or `stop`. Raises ValueError."""
+        self._living(id).ask(kind)
+
+    def end_now(self, id: int) -> None:
+        """Do not wait for the end of the step. Returns at once. Raises ValueError for a run that is not on."""
+        threading.Thread(target=self._living(id).end_now, daemon=True).start()
+
+    def check_free(self, gpus: str) -> None:
+        """Raises ValueError when a run is on that uses one of these cards."""
+        for row in self.store.living():
+            if share_a_card(gpus, row.gpus):
+                raise ValueError(f"a run is on already ({row.name}): stop it or wait for its end")
+
+    def reserve(self, gpus: str, tool: WatchedRun) -> None:
+        """Let no queued run start on these cards while the tool, which is no run of the list, is at work."""
+        with self._lock:
+            self._tools = [(cards, each) for cards, each in self._tools if each.alive] + [(gpus, tool)]
+
+    def _is_free(self, gpus: str) -> bool:
+        """Whether no tool is at work on these cards."""
+        with self._lock:
+            return not any(share_a_card(gpus, cards) and tool.alive for cards, tool in self._tools)
+
+    @property
+    def paused(self) -> bool:
+        """No queued run starts until somebody goes on."""
+        return self.store.paused
+
+    @paused.setter
+    def paused(self, pause: bool) -> None:
+        self.store.pause(pause)
+        self._wake.set()
+
+    @property
+    def pause_reason(self) -> str:
+        """Why the queue paused itself, in a sentence; empty when a person did."""
+        return self.store.pause_reason
+
+    @property
+    def after_failure(self) -> bool:
+        """Go on with the next run after one that failed; else the queue pauses."""
+        return self.store.after_failure
+
+    @after_failure.setter
+    def after_failure(self, go_on: bool) -> None:
+        self.store.after_failure = go_on
+
+    def _row(self, id: int) -> RunRow:
+        row = self.store.row(id)
+        if row is None:
+            raise ValueError(f"there is no run {id} in the list any more")
+        return row
+
+    def _waiting(self, id: int) -> RunRow:
+        row = self._row(id)
+        if row.state != "queued":
+            raise ValueError(f"{row.name} does not wait in the queue")
+        return row
+
+    def _living(self, id: int) -> WatchedRun:
+        row, watched = self._row(id), self.watch(id)
+        if row.state == "queued":
+            raise ValueError(f"{row.name} has not started: take it out of the queue instead")
+        if not watched.alive:
+            raise ValueError(f"{row.name} is not running" + ("" if row.state in ENDED else " yet, or no longer"))
+        return watched
+
+    def _look_after(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait(self._every)
+            self._wake.clear()
+            if not self._closing.is_set():
+                self._look()
+
+    def _look(self) -> None:
+        """Write down what the living runs tell, and start what can start. Whatever happens, the thread goes on."""
+        try:
+            living, queued = self.store.living(), self.store.queued()
+            if self.store.notice != self._damage:
+                self._damage = self.store.notice
+                for row in self._alive.values():
+                    self.store.restore(row)
+                if any(row.state == "queued" for row in self._alive.values()):
+                    self.store.pause(True, self._damage)  # perhaps it was paused, and for a reason
+                return
+            self._alive = {row.id: row for row in (*living, *queued)}
+            for row in living:
+                self._follow_safely(row)
+            self._start_next()
+        except Exception as error:  # the disk is full, say: the next look may go better
+            self._warn(f"The queue of runs could not be looked after: {error}")
+
+    def _follow_safely(self, row: RunRow) -> None:
+        try:
+            self._follow(row)
+        except ValueError as error:  # the list cannot be written now
+            self._warn(str(error))
+        except Exception as error:  # of this run only
+            self._warn(f"{row.folder}: what it tells could not be taken in ({type(error).__name__}: {error})")
+            with contextlib.suppress(ValueError):
+                self.store.update(row.id, error=f"what it tells could not be taken in ({error})")
+
+    def _warn(self, text: str) -> None:
+        if text != self._warned:  # not at every look
+            self._warned = text
+            logger.warning(text)
+
+    def _follow(self, row: RunRow) -> None:
+        """Write down where a living run is by now, and how it ended if it did."""
+        if row.owner != self._me and process.is_alive(row.owner):
+            return  # the GUI that started it knows more: its exit code, say
+        if not self._has_begun(row):
+            return
+        watched = self.watch(row.id)
+        story = watched.refresh()
+        if watched.run and watched.run.orphaned:
+            watched.warn_once("the process that led the run is gone; the others were asked to save and to stop")
+            _stop_orphans(watched.run, self._grace)
+            story.asked_to_stop()
+        elif watched.run and story.state == "stopping":
+            watched.run.see_to_end(self._grace)
+        facts = _facts(story)
+        if watched.alive or not story.over:
+            self._write_down(row, facts | {"state": "stopping" if story.over else story.state})
+            return
+        facts["results"] = [path for path in facts["results"] if Path(path).exists()]
+        if self.store.end(row.id, story.state, story.ended, **facts) and not watched.ended_by_a_person:
+            self._pause_after(row, story.state)
+        self._told.pop(row.id, None)
+
+    def _has_begun(self, row: RunRow) -> bool:
+        """Whether a run that was claimed has a process; one whose GUI died before it made one waits again."""
+        folder = RunFolder(row.folder)
+        if row.state != "starting" or row.process or folder.process.exists():
+            return True
+        with self._lock:
+            watched = self._watched.get(row.id)
+        if watched and watched.run:
+            return True
+        if row.owner == self._me:
+            if time.time() - (row.started or 0.0) > STARTING_SECONDS:
+                self.store.end(row.id, "failed", error="it could not be started, and the list could not be told why")
+            return False
+        if folder.console.exists():
+            return True  # it may have begun, and must not begin twice
+        self.store.update(row.id, state="queued", started=None)
+        return False
+
+    def _write_down(self, row: RunRow, facts: dict[str, Any]) -> None:
+        when, before = self._told.get(row.id, (0.0, {}))
+        changed = facts != before
+        if changed and (facts["state"] != row.state or time.monotonic() - when >= TOLD_EVERY):
+            self.store.update(row.id, **facts)
+            self._told[row.id] = time.monotonic(), facts
+
+    def _pause_after(self, row: RunRow, state: State) -> None:
+        if state in ("failed", "lost") and not self.store.after_failure and not self.store.paused:
+            self.store.pause(True, f"{row.name} failed, and the queue is not to go on after a failed run")
+
+    def _start_next(self) -> None:
+        passing: set[int] = set()
+        for row in self.store.queued():
+            if row.owner != self._me and process.is_alive(row.owner):
+                continue  # the GUI that queued it has the environment that it was queued in, and its secrets
+            with self._lock:
+                mine = self._secrets.get(row.id)
+            launch = read_json(RunFolder(row.folder).launch)
+            if missing := _missing(launch, mine or {}):
+                passing.add(row.id)
+                if row.error != missing:
+                    self.store.update(row.id, error=missing)
+            elif self._is_free(row.gpus) and self.store.claim(row.id, self._me, passing):
+                self._start(row, launch, mine or {})
+
+    def _start(self, row: RunRow, launch: Any, secrets: Mapping[str, str]) -> None:
+        folder = RunFolder(row.folder)
+        try:
+            with self._lock:  # nobody is to find the process in the folder and watch it twice
+                run = process.start(*_command(launch, secrets), folder)
+                self._watched[row.id] = WatchedRun(folder, run)
+                self._secrets.pop(row.id, None)
+        except ValueError as error:
+            if self.store.end(row.id, "failed", error=str(error)):
+                self._pause_after(row, "failed")
+            return
+        self.store.update(row.id, process=f"{run.pid} {run.born}")
+
+
+def _found(row: RunRow) -> WatchedRun:
+    """A run of the list, with its processes if they are alive."""
+    folder = RunFolder(row.folder)
+    if row.state == "queued":
+        return WatchedRun(folder, None, waiting=True, story=RunStory(state="queued"))
+    if row.state in LIVING:
+        run = process.find(folder, row.process)
+        return WatchedRun(folder, run, waiting=run is None and row.state == "starting" and process.is_alive(row.owner))
+    return WatchedRun(folder, None, End(row.state, row.error))
+
+
+def _stop_orphans(run: RunningRun, grace: float) -> None:
+    """There is no accelerate launch that would end them: they save what they have, and go."""
+    try:
+        run.stop(grace)
+    except OSError:  # a full disk: they cannot be asked
+        run.see_to_end(grace)
+
+
+def _facts(story: RunStory) -> dict[str, Any]:
+    results = [made.path for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
+    return {
+        "step": story.step,
+        "max_steps": story.max_steps,
+        "results": [str(path) for path in dict.fromkeys(results)],
+        "error": story.failure.get("error", ""),
+    }
+
+
+def _missing(launch: Any, mine: Mapping[str, str]) -> str:
+    """What a queued run waits for: secrets are in the memory of the GUI that queued it, and nowhere else."""
+    names = launch.get("secrets", []) if isinstance(launch, dict) else []
+    missing = [name for name in names if name not in mine]
+    if not missing:
+        return ""
+    return f"waits for {' and '.join(missing)}, which is never written down: load its settings and start it again"
+
+
+def _command(launch: Any, secrets: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What to start, and what to add to the environment."""
+    try:
+        return [str(word) for word in launch["argv"]], {**launch["environment"], **secrets}
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            "its folder, or launch.json in it, was deleted or damaged while it waited; start it again"
+        ) from error
+
+
+def _delete_unused(folder: RunFolder) -> None:
+    """Delete the folder of a run that never started; whatever else somebody put there stays."""
+    if folder.events_file.exists() or folder.process.exists():
+        return
+    with contextlib.suppress(OSError):
+        for file in (folder.config, folder.launch, folder.console):
+            file.unlink(missing_ok=True)
+        folder.path.rmdir()

@@ -1,0 +1,241 @@
+"""The SQLite file under the list of runs: laid out, opened for one piece of work at a time, put aside when damaged."""
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sd_scripts.runs import older
+
+logger = logging.getLogger("sd_scripts")
+
+OURS, SCHEMA = 0x5D5C7D11, 1
+"""Marks in the file by which a store of ours is known from other SQLite files."""
+BUSY_SECONDS = 10.0
+TABLES = """
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    folder TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL DEFAULT '',
+    tab TEXT NOT NULL DEFAULT '',
+    family TEXT NOT NULL DEFAULT '',
+    gpus TEXT NOT NULL DEFAULT 'all',
+    state TEXT NOT NULL DEFAULT 'queued',
+    place INTEGER,
+    created REAL NOT NULL,
+    started REAL,
+    ended REAL,
+    step INTEGER NOT NULL DEFAULT 0,
+    max_steps INTEGER NOT NULL DEFAULT 0,
+    results TEXT NOT NULL DEFAULT '[]',
+    error TEXT NOT NULL DEFAULT '',
+    owner TEXT NOT NULL DEFAULT '',
+    process TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX by_state ON runs (state);
+CREATE TABLE settings (name TEXT PRIMARY KEY, value);
+CREATE TRIGGER added AFTER INSERT ON runs BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
+CREATE TRIGGER changed AFTER UPDATE ON runs BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
+CREATE TRIGGER gone AFTER DELETE ON runs BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
+CREATE TRIGGER set_otherwise AFTER UPDATE ON settings WHEN NEW.name != 'version' AND NEW.value IS NOT OLD.value
+BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
+"""
+COLUMNS = (
+    *("id", "folder", "name", "tab", "family", "gpus", "state", "place", "created", "started", "ended", "step"),
+    *("max_steps", "results", "error", "owner", "process"),
+)
+
+T = TypeVar("T")
+
+
+class StoreFile:
+    """Every piece of work opens the file anew, so that threads, processes and a file put aside all go together.
+
+    Raises ValueError, one sentence, when it cannot be read or written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.notice = ""
+        """What happened to the file, if something did: one sentence for people."""
+        self._mending = threading.Lock()
+        self._anchor: sqlite3.Connection | None = None
+        """Never used: while it is open, SQLite keeps its files beside ours, which a full disk has no room for."""
+        self.read(lambda db: None)  # made, or put aside, before anybody asks
+        self._drop_anchor()
+
+    def _drop_anchor(self) -> None:
+        self._anchor = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
+        self._anchor.execute("SELECT count(*) FROM settings").fetchone()
+
+    def close(self) -> None:
+        """Let go of the file; it can still be read and written."""
+        if self._anchor:
+            self._anchor.close()
+            self._anchor = None
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do a piece of work on the file."""
+        try:
+            with self._open() as db:
+                return work(db)
+        except sqlite3.DatabaseError as error:
+            self._mend(error)
+        try:
+            with self._open() as db:
+                return work(db)
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path}: the list of runs cannot be used ({error})") from error
+
+    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do a piece of work that is written as a whole or not at all, while nobody else writes."""
+
+        def whole(db: sqlite3.Connection) -> T:
+            with _whole(db):
+                return work(db)
+
+        return self.read(whole)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise ValueError(f"{self.path}: the list of runs cannot be opened ({error})") from error
+        with contextlib.closing(db):
+            try:
+                db.execute("PRAGMA synchronous = NORMAL")
+                self._lay_out(db)
+                yield db
+            except sqlite3.OperationalError as error:
+                why = "is the disk full, or may the folder not be written?"
+                raise ValueError(f"{self.path}: the list of runs cannot be used ({error}): {why}") from error
+
+    def _lay_out(self, db: sqlite3.Connection) -> None:
+        """Lay out a new file; DatabaseError for one that is not ours."""
+        if _is_laid_out(db):
+            return
+        with contextlib.suppress(sqlite3.OperationalError):  # another process is laying it out just now
+            db.execute("PRAGMA journal_mode = WAL")
+        with _whole(db):
+            if _is_laid_out(db):
+                return
+            for statement in _statements(TABLES):
+                db.execute(statement)
+            for facts in older.runs(self.path.with_name(older.NAME)):
+                insert(db, facts)
+            # a list that is made anew counts on from a higher number than the one that was put aside
+            settings = {"version": int(time.time()), "paused": 0, "pause_reason": "", "after_failure": 1}
+            db.executemany("INSERT INTO settings VALUES (?, ?)", list(settings.items()))
+            db.execute(f"PRAGMA application_id = {OURS}")
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+
+    def _mend(self, error: sqlite3.DatabaseError) -> None:
+        """Put a damaged or foreign file aside, whole, and begin a new one with the rows that can still be read."""
+        if type(error) is not sqlite3.DatabaseError:  # its kinds are faults of ours, not of the file
+            raise error
+        with self._mending:
+            if self._sound():  # another thread was quicker
+                return
+            self.close()
+            aside = self._put_aside(error)
+            kept = _salvage(aside)
+            with self._open() as db, _whole(db):
+                if kept:
+                    db.execute("DELETE FROM runs")  # some were taken over from an older list
+                for facts in kept:
+                    insert(db, facts)
+                self.notice = (
+                    f"The list of runs could not be read ({error}) and lies now in {aside}; "
+                    f"{len(kept)} runs of it are in the new list"
+                )
+                if any(facts["state"] == "queued" for facts in kept):  # perhaps it was paused, and for a reason
+                    set_values(db, paused=1, pause_reason=self.notice)
+            self._drop_anchor()
+            logger.warning(self.notice)
+
+    def _put_aside(self, why: Exception) -> Path:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        names = (f"{self.path.stem}-damaged-{stamp}{more}{self.path.suffix}" for more in ("", "-2", "-3", "-4"))
+        aside = next(path for name in names if not (path := self.path.with_name(name)).exists())
+        try:
+            os.replace(self.path, aside)
+            for more in ("-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(f"{self.path}{more}", f"{aside}{more}")
+        except OSError as error:
+            raise ValueError(
+                f"{self.path}: the list of runs is damaged ({why}) and cannot be put aside ({error.strerror})"
+            ) from error
+        return aside
+
+    def _sound(self) -> bool:
+        try:
+            with self._open() as db:
+                return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+        except sqlite3.DatabaseError:
+            return False
+
+
+def insert(db: sqlite3.Connection, facts: dict[str, Any]) -> int:
+    """A new row; returns its id."""
+    slots = ", ".join("?" * len(facts))
+    made = db.execute(f"INSERT INTO runs ({', '.join(facts)}) VALUES ({slots})", list(facts.values()))
+    assert made.lastrowid
+    return made.lastrowid
+
+
+def set_values(db: sqlite3.Connection, **values: int | str) -> None:
+    """Change settings of the list."""
+    db.executemany("UPDATE settings SET value = ? WHERE name = ?", [(value, name) for name, value in values.items()])
+
+
+@contextlib.contextmanager
+def _whole(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it is written or nothing, and nobody else writes meanwhile."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # some faults have rolled back by themselves
+            db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _is_laid_out(db: sqlite3.Connection) -> bool:
+    """False for a file that is empty; DatabaseError for one that is not ours."""
+    application, version = (db.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version"))
+    if (application, version) == (OURS, SCHEMA):
+        return True
+    if (application, version) != (0, 0) or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise sqlite3.DatabaseError("not a list of runs, or one of another version")
+    return False
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One at a time: executescript() would end the transaction that they stand in."""
+    part = ""
+    for line in script.splitlines(keepends=True):
+        part += line
+        if sqlite3.complete_statement(part):
+            yield part
+            part = ""
+
+
+def _salvage(file: Path) -> list[dict[str, Any]]:
+    """The rows of a damaged list, as far as it can be read."""
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(sqlite3.Error, ValueError, TypeError), contextlib.closing(sqlite3.connect(file)) as db:
+        for each in db.execute(f"SELECT {', '.join(COLUMNS)} FROM runs ORDER BY id"):
+            facts = dict(zip(COLUMNS, each, strict=True))
+            json.loads(facts["results"])  # a row must be readable to be worth keeping
+            rows.append(facts)
+    return rows

@@ -1,0 +1,126 @@
+"""A run as one process sees it, read once for every viewer: started here, found again, or over."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from sd_scripts.runs.events import Command, EventTail
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.process import RunningRun
+from sd_scripts.runs.story import RunStory, State
+
+FRESH = 0.2
+"""Seconds for which what was read counts as new: several browsers ask, the file is read once."""
+
+
+@dataclass(frozen=True)
+class End:
+    """What the list of runs says of the end of a run, for one that told nothing of it itself."""
+
+    state: State
+    why: str = ""
+
+
+@dataclass
+class WatchedRun:
+    """A run with its process, if that is alive, and its story so far."""
+
+    folder: RunFolder
+    run: RunningRun | None
+    end: End | None = None
+    story: RunStory = field(default_factory=RunStory)
+    waiting: bool = False
+    """It has no process yet."""
+    ended_by_hand: bool = False
+    """A person did not wait for the end of the step."""
+    _tail: EventTail = field(init=False, repr=False)
+    _asked: EventTail = field(init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _read: float = field(default=0.0, repr=False)
+
+    def __post_init__(self) -> None:
+        self._tail, self._asked = self.folder.events(), self.folder.commands()
+
+    def refresh(self) -> RunStory:
+        """The story with all that was told by now. A process that is gone without a last word is told as lost."""
+        with self._lock:
+            fresh = self._read and time.monotonic() - self._read < FRESH
+            if fresh or (self._read and self.story.over) or self.waiting:
+                return self.story
+            alive = self.alive  # asked before reading: the last words of a process come before its end
+            trouble = self._listen()
+            self._read = time.monotonic()
+            if not alive and self.end:
+                self.story.ended_as(self.end.state, self.end.why, self.folder.console_tail())
+            elif not alive:
+                self.story.lost(trouble or self._last_sight(), self.folder.console_tail())
+            return self.story
+
+    def _listen(self) -> str:
+        """Take in what was told and asked since; a sentence if it cannot be read."""
+        if self.run and not self.folder.path.is_dir():
+            self.warn_once("the folder of the run was deleted: what it tells cannot be seen any more")
+        try:
+            for event in self._tail:
+                self.story.tell(event)
+            for command in self._asked:
+                self.story.asked_for(command)
+        except OSError as error:
+            return self.warn_once(f"what the run tells cannot be read ({error.strerror}: {error.filename})")
+        return ""
+
+    def warn_once(self, text: str) -> str:
+        if text not in self.story.warnings:
+            self.story.warn(text)
+        return text
+
+    @property
+    def ended_by_a_person(self) -> bool:
+        """Whether somebody wished it to end, so that its end is no failure."""
+        return self.ended_by_hand or any(asked.kind == "stop" for asked in self.story.asked)
+
+    @property
+    def alive(self) -> bool:
+        return self.run is not None and self.run.alive
+
+    def ask(self, kind: Command) -> None:
+        """Ask for something at the end of the current step. Raises ValueError when the wish cannot be written."""
+        try:
+            if kind == "stop" and self.run:
+                self.run.stop()
+                self.story.asked_to_stop()
+            else:
+                self.folder.command(kind)
+        except OSError as error:
+            raise ValueError(
+                f"{kind}: the wish cannot be written into '{self.folder.path}' ({error.strerror}); "
+                "free some space there, or stop the run now"
+            ) from error
+
+    def stop(self) -> None:
+        if self.run:
+            self.ask("stop")
+
+    def end_now(self) -> None:
+        """Do not wait for the step: end the processes."""
+        if self.run:
+            self.ended_by_hand = True
+            self.run.terminate()
+
+    def _last_sight(self) -> str:
+        code = self.run.exit_code if self.run else None
+        if code == 0:
+            return (
+                "The run ended by itself, and what it told is gone: was its folder deleted? What it saved may be there"
+            )
+        if self.story.state == "stopping" or self.ended_by_hand:
+            return "The run was ended before it could save; what it had saved earlier is still there"
+        if not self.folder.path.is_dir():
+            return (
+                "The training process is gone, and so is the folder of the run; what it saved elsewhere is still there"
+            )
+        if code is None:
+            return "The training process is gone and left no word about why"
+        if code < 0 or code == 137:
+            return "The training process was killed by the system: often a sign that the memory was full"
+        return f"The training process ended with exit code {code}; its last lines are under Details"

@@ -1,0 +1,116 @@
+"""What tests of the page share: Chromium, a GUI process with a home of its own, and the hands of a person."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.runs.story import LIVING
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+]
+TRAINING = 240_000
+"""Milliseconds that a training of the miniature may take on two slow cores."""
+SLOW = 60_000
+"""Milliseconds in which the page answers, where training has the cores."""
+
+SMALL = {
+    "resolution": "128,128",
+    "enable_bucket": False,
+    "train_batch_size": 1,
+    "save_every_n_steps": 5,
+    "compile_backend": "aot_eager",
+    "num_cpu_threads_per_process": 1,
+}
+"""What makes a demo quick, beside other tests too."""
+
+
+class Gui:
+    """The real GUI as a process of its own, which can be killed and started again at the same address."""
+
+    def __init__(self, state: Path, *flags: str) -> None:
+        self._state, self._flags = state, flags
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        homes = {"XDG_STATE_HOME": str(self._state), "LOCALAPPDATA": str(self._state), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(self._port), "--headless", *self._flags]
+        with (self._state / "gui.log").open("a") as log:
+            self._process = subprocess.Popen(
+                command, env={**os.environ, **homes}, stdout=log, stderr=subprocess.STDOUT, cwd=self._state
+            )
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(self.url).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, (self._state / "gui.log").read_text()
+                time.sleep(0.2)
+        raise AssertionError("the GUI does not answer")
+
+    def stop(self) -> None:
+        """End it and what it started: a run outlives its GUI, and would go on after the tests."""
+        if self._process.poll() is not None:  # a test failed between kill and start
+            self.start()
+        try:
+            self._ask("queue", {"paused": True})
+            for run in self._ask("board")["runs"]:
+                if run["state"] in LIVING:
+                    self._ask(f"run/{run['id']}/end", {})
+        finally:
+            self._process.terminate()
+            self._process.wait(60)
+
+    def kill(self) -> None:
+        """End it as a crash would: nothing is put in order."""
+        self._process.kill()
+        self._process.wait(60)
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/studio/{path}", data, {"X-Studio": "1"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+
+def unfold(page: Any, *titles: str, tab: str = "lora") -> None:
+    for title in titles:
+        head = page.locator(f"#{tab}-panel-{title} > .label-wrap")
+        if "open" not in (head.get_attribute("class") or ""):
+            head.click()
+
+
+def field(page: Any, name: str, tab: str = "lora") -> Any:
+    return page.locator(f"#{tab}-{name} input, #{tab}-{name} textarea").first
+
+
+def choose(page: Any, name: str, value: str, tab: str = "lora") -> None:
+    field(page, name, tab).click()
+    page.get_by_role("option", name=value, exact=True).click()
+
+
+def ask_for(page: Any, path: Path, tab: str = "lora") -> None:
+    field(page, "file", tab).fill(str(path))
+    field(page, "file", tab).press("Enter")
+    page.locator(f"#{tab}-open").click()
+
+
+def variant(demo: Path, name: str, **changes: object) -> Path:
+    """The demo's settings with another name and a few changes, as a file beside them."""
+    path = demo.with_name(f"{name}.toml")
+    write_toml(path, {**read_toml(demo), "output_name": name, **changes})
+    return path

@@ -1,0 +1,185 @@
+"""The live view and the tab Runs in real Chromium, with trainers that only tell: long histories, samples, consoles."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs_help import TELLING
+
+from browser.page_help import CHROMIUM, Gui
+from sd_scripts.runs.events import EventLog
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.store import RunStore
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+REPO = Path(__file__).parents[2]
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+)
+"""The smallest PNG."""
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of the GUI."""
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def gui(state: Path) -> Iterator[Gui]:
+    """A GUI over a list of runs that these tests write, too."""
+    made = Gui(state)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def queue(gui: Gui, state: Path) -> Iterator[RunQueue]:
+    """Another GUI of the same user, without a page."""
+    made = RunQueue(RunStore(state / "sd-scripts-studio" / "runs.sqlite"), every=0.1)
+    made.open()
+    yield made
+    for row in made.running():
+        made.watch(row.id).end_now()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def over(queue: RunQueue, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """A run of the past with samples of two prompts at three steps, and an error."""
+    place = tmp_path_factory.mktemp("past")
+    folder = new_run_folder(place, "past")
+    folder.config.write_text('output_name = "past"\nnetwork_dim = 8\n')
+    log = folder.log()
+    tell_past(log, place)
+    log.close()
+    folder.console.write_text("".join(f"line {n}\n" for n in range(1000)))
+    return queue.store.add(folder, name="past", tab="lora", family="sdxl", state="failed").id
+
+
+def tell_past(log: EventLog, place: Path) -> None:
+    log("started", max_steps=30, epochs=1)
+    for step in range(1, 31):
+        log("step", step=step, epoch=1, loss=1 / step, seconds=0.1)
+        if step % 10:
+            continue
+        for number, prompt in enumerate(("a cat", "a <b>dog</b>")):
+            path = place / f"{step}-{number}.png"
+            path.write_bytes(PIXEL)
+            log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, width=1, height=1)
+    log("failed", error="the loss is no number", remedy="lower learning_rate", details="Traceback")
+
+
+@pytest.fixture(scope="module")
+def long(queue: RunQueue, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """A run that goes on after 100,000 steps."""
+    folder = new_run_folder(tmp_path_factory.mktemp("long"), "long")
+    argv = [sys.executable, "-c", TELLING, str(folder.path), "120000", "100000", "0.05"]
+    return queue.add(Planned(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name="long", tab="lora"))
+
+
+def look_at(page: Any, name: str) -> Any:
+    """Choose a run in the tab Runs; its live view."""
+    page.locator("#runs-button").click()
+    page.locator(".history .run-link", has_text=name).click()
+    view = page.locator("#runs-run .run")
+    expect(view.locator(".run-name")).to_have_text(name)
+    return view
+
+
+def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
+    view = look_at(page, "past")
+    expect(view.locator(".badge")).to_have_text("Failed")
+    alert = view.locator("[role=alert]")
+    expect(alert).to_contain_text("the loss is no number")
+    expect(alert).to_contain_text("lower learning_rate")
+    expect(alert.locator("pre")).to_be_hidden()
+    alert.locator("summary").click()
+    expect(alert.locator("pre")).to_have_text("Traceback")
+
+
+def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(page, over):
+    view = look_at(page, "past")
+    expect(view.locator(".sample-group")).to_have_count(3)
+    expect(view.locator(".sample-group").first).to_contain_text("Step 30")
+    view.locator(".sample").first.click()
+    large = page.locator("dialog.sample-large")
+    expect(large).to_contain_text("a cat")
+    expect(large).to_contain_text("Step 30 · seed 0 · 1 × 1 · 3 of 3")
+    page.keyboard.press("ArrowLeft")
+    expect(large).to_contain_text("Step 20 · seed 0")
+    page.keyboard.press("ArrowDown")
+    expect(large).to_contain_text("a <b>dog</b>")
+    large.locator("input[type=range]").fill("0")
+    expect(large).to_contain_text("Step 10 · seed 1")
+    page.keyboard.press("Escape")
+    expect(large).to_be_hidden()
+
+
+def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
+    view = look_at(page, "past")
+    view.locator(".console-box summary").click()
+    expect(view.locator("pre.console")).to_contain_text("line 999")
+    assert view.locator("pre.console").evaluate("text => text.scrollTop + text.clientHeight > text.scrollHeight - 30")
+    view.get_by_label("Find in the console").fill("LINE 17")
+    expect(view.locator("pre.console mark")).to_have_count(11)  # 17, and 170 to 179
+    expect(view.locator("pre.console")).to_contain_text("18 line 17")
+
+
+def test_a_long_run_is_drawn_on_without_losing_what_somebody_does_with_the_page(page, long):
+    view = look_at(page, "long")
+    expect(view.locator(".run-where")).to_contain_text("step 100", timeout=60_000)
+    expect(view.locator(".studio-chart canvas").first).to_be_visible()
+    view.locator(".menu summary").click()
+    view.locator("[data-action=save]").focus()
+    page.evaluate("window.before = document.querySelector('#runs-run [data-section=warnings] li')")
+    was = view.locator(".run-where").inner_text()
+    expect(view.locator(".run-where")).not_to_have_text(was)
+    expect(view.locator(".menu [data-action=end]")).to_be_visible()
+    assert page.evaluate("document.activeElement.dataset.action") == "save"
+    assert page.evaluate("window.before.isConnected"), "a section that did not change was replaced"
+
+
+def test_a_long_run_is_watched_with_little_sent(page, long):
+    view = look_at(page, "long")
+    expect(view.locator(".run-where")).to_contain_text("step 10", timeout=60_000)
+    expect(view.locator(".studio-chart canvas").first).to_be_visible()
+    sizes: list[int] = []
+    page.on("response", lambda answer: sizes.append(int(answer.headers.get("content-length", 0))))
+    page.wait_for_timeout(6000)
+    assert 1 < len(sizes) < 60
+    assert sum(sizes) < 360_000, "a hundred thousand steps are drawn, and only the new ones are sent"
+
+
+def test_a_run_is_asked_acknowledges_and_stops_in_front_of_everybody(page, queue, long):
+    page.locator("#lora-button").click()
+    view = page.locator("#lora-run .run")
+    expect(view.locator(".run-name")).to_have_text("long")
+    expect(page.locator("#lora-start")).to_have_text("Add to queue")
+    view.locator("[data-action=save]").click()
+    expect(view.locator(".run-actions .done")).to_contain_text("Saved at step")
+    view.locator("[data-action=stop]").click()
+    expect(view.locator(".badge")).to_have_text("Stopped")
+    expect(page.locator(".live [role=status]")).to_have_text("long: Stopped")
+    expect(page.locator("#lora-start")).to_have_text("Start training")
+    assert not queue.watch(long).alive
+
+
+def test_a_run_that_is_forgotten_elsewhere_is_told_gone_and_leaves_the_list(page, queue, tmp_path):
+    folder = RunFolder(tmp_path / "brief")
+    folder.log()("finished", step=1)
+    run = queue.store.add(folder, name="brief", tab="lora", state="finished").id
+    look_at(page, "brief")
+    queue.forget(run)
+    expect(page.locator("#runs-run .run-none")).to_contain_text("This run is gone")
+    expect(page.locator(".history .run-link", has_text="brief")).to_have_count(0)

@@ -1,0 +1,77 @@
+"""The login page, and what stands behind it: prompts that are edited in the page, and TensorBoard."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.page_help import CHROMIUM, Gui, field, unfold
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
+    gui = Gui(tmp_path_factory.mktemp("locked"), "--username", "me", "--password", "open sesame")
+    gui.start()
+    yield gui
+    gui.kill()
+
+
+def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: Any, locked: Gui) -> None:
+    context = chromium.new_context(base_url=locked.url)
+    page = context.new_page()
+    page.goto("/")
+    page.get_by_label("Username").fill("me")
+    page.get_by_label("Password").fill("open barley")
+    page.get_by_role("button", name="Login").click()
+    expect(page.get_by_role("alert")).to_have_text("The name or the password is wrong")
+    page.get_by_label("Password").fill("open sesame")
+    refused: list[str] = []
+    page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
+    page.keyboard.press("Enter")
+    expect(page.locator("#lora-start")).to_be_visible()
+    page.locator("#lora-print").click()
+    expect(page.locator("#lora-message")).to_contain_text("settings stand in the way")
+    assert refused == []
+    page.goto("/logout")
+    expect(page.get_by_label("Password")).to_be_visible()
+    context.close()
+
+
+def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) -> None:
+    field(page, "output_dir").fill(str(tmp_path))
+    unfold(page, "samples")
+    page.locator("#lora-edit-prompts").click()
+    text, check = page.locator("#lora-prompts textarea"), page.locator("#lora-prompts-check")
+    text.fill("a cat\na dog --q 3")
+    expect(check).to_contain_text("--q is not known")
+    text.press("Control+Home")
+    page.locator("#lora-prompt-options [data-insert=d]").click()
+    expect(text).to_have_value("a cat --d 1\na dog --q 3")
+    expect(check).to_contain_text("seed 1")
+    page.locator("#lora-family label", has_text="FLUX").click()
+    expect(check).to_contain_text("guidance 3.5")
+    page.locator("#lora-save-prompts").click()
+    expect(page.locator("#lora-prompts-message")).to_contain_text("Saved to")
+    place = tmp_path / "last-prompts.txt"
+    expect(field(page, "sample_prompts")).to_have_value(str(place))
+    assert place.read_text() == "a cat --d 1\na dog --q 3\n"
+
+
+def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
+    unfold(page, "advanced-training", "logging")
+    field(page, "logging_dir").fill(str(tmp_path))
+    page.locator("#lora-tensorboard").click()
+    link = page.locator("#lora-tensorboard-told a")
+    expect(link).to_have_attribute("href", re.compile(r"^http://127\.0\.0\.1:\d+/$"), timeout=90_000)
+    page.locator("#lora-stop-tensorboard").click()
+    expect(page.locator("#lora-tensorboard-told")).to_contain_text("has ended")

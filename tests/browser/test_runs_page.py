@@ -1,0 +1,255 @@
+"""Runs in the page, in real Chromium against the real GUI and miniature trainings: queue, reload, restart and more."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs_help import wait_for
+
+from browser.page_help import CHROMIUM, SLOW, TRAINING, Gui, ask_for, field, variant
+from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.story import ENDED
+
+playwright = pytest.importorskip("playwright.sync_api")
+Page = playwright.Page
+expect = playwright.expect
+
+LONG = 100_000
+"""Steps of a run that ends only when somebody ends it."""
+QUICK: dict[str, Any] = {"compile": False, "resolution": "64,64", "save_every_n_steps": None}
+PROMPT = "a drawn cat --w 64 --h 64 --s 2 --d 7"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+
+def quick(demo: Path, name: str, steps: int, **changes: Any) -> Path:
+    """A variant of the demo that is quick, with nothing unset in the file."""
+    path = variant(demo, name, max_train_steps=steps)
+    chosen = {**read_toml(path), **QUICK, **changes}
+    write_toml(path, {option: value for option, value in chosen.items() if value is not None})
+    return path
+
+
+def board(page: Page) -> list[dict[str, Any]]:
+    """The runs as the page gets them, newest first."""
+    return page.request.get("/studio/board").json()["runs"]
+
+
+def brief(page: Page, name: str) -> dict[str, Any]:
+    """The newest run of this name."""
+    return next(run for run in board(page) if run["name"] == name)
+
+
+def start(page: Page, settings: Path) -> int:
+    """Open a file in the tab LoRA and press Start; returns the number of the run when the queue has it."""
+    before = {run["id"] for run in board(page)}
+    ask_for(page, settings)
+    expect(page.locator("#lora-message")).to_contain_text(f"{settings.name} is open")
+    page.locator("#lora-start").click()
+    wait_for(lambda: board(page)[:1] != [] and board(page)[0]["id"] not in before)
+    return board(page)[0]["id"]
+
+
+def go_to_runs(page: Page) -> None:
+    page.locator("#runs-button").click()
+    expect(page.locator("[data-board]")).to_be_visible()
+
+
+def look_at(page: Page, run: int) -> None:
+    """Choose a run in the tab Runs."""
+    go_to_runs(page)
+    page.locator(f".history [data-run='{run}'] .run-link, .queue [data-run='{run}'] .run-link").first.click()
+    expect(live(page)).to_have_attribute("data-run", str(run))
+
+
+def live(page: Page) -> Any:
+    return page.locator(".live .run")
+
+
+def press(page: Page, action: str) -> None:
+    live(page).locator(f"[data-action={action}]").click()
+
+
+def expect_step(page: Page, least: int = 1) -> None:
+    """Until the live view shows at least this step."""
+    page.wait_for_function(
+        "(least) => Number(document.querySelector('.live .run-where')?.textContent.match(/step (\\d+)/)?.[1]) >= least",
+        arg=least,
+        timeout=TRAINING,
+    )
+
+
+def expect_badge(page: Page, words: str) -> None:
+    expect(live(page).locator(".badge")).to_have_text(words, timeout=TRAINING)
+
+
+@pytest.fixture(scope="module")
+def three(chromium: Any, server: str, demo: Path) -> dict[str, int]:
+    """Three runs, queued in the page; their numbers by name. The first goes on until somebody stops it."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=server)
+    page = context.new_page()
+    page.set_default_timeout(SLOW)
+    page.goto(server)
+    expect(page.locator("#lora-start")).to_be_visible()
+    ranks = {"first": 8, "second": 4, "third": 4}
+    steps = {"first": LONG, "second": 6, "third": 6}
+    started = {name: start(page, quick(demo, name, steps[name], network_dim=rank)) for name, rank in ranks.items()}
+    context.close()
+    return started
+
+
+def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(page, chromium, server, three):
+    first, second, third = three.values()
+    expect(live(page)).to_have_attribute("data-run", str(first))
+    expect(page.locator("#lora-start")).to_have_text("Add to queue")
+    expect(page.locator(".live .waiting")).to_contain_text("2 waiting")
+    expect_step(page)
+    page.reload()
+    expect(live(page)).to_have_attribute("data-run", str(first))
+    expect_step(page, brief(page, "first")["step"] + 1)
+    go_to_runs(page)
+    queue = page.locator(".queue li")
+    expect(queue).to_have_count(3)
+    page.locator(f".queue [data-run='{third}'] [data-action=up]").click()
+    expect(queue.nth(1)).to_contain_text("third")
+    with chromium.new_context(viewport={"width": 1400, "height": 1000}) as context:
+        other = context.new_page()
+        other.set_default_timeout(SLOW)
+        other.goto(server)
+        expect(live(other)).to_have_attribute("data-run", str(first))
+        expect_step(other)
+        go_to_runs(other)
+        expect(other.locator(".queue li").nth(1)).to_contain_text("third")
+        press(other, "stop")  # of the first, which the tab Runs shows too
+        # what a page still asks is lost with its browser
+        wait_for(lambda: brief(page, "first")["state"] in ("stopping", "stopped"))
+    wait_for(lambda: brief(page, "second")["state"] == "finished", TRAINING / 1000)
+    runs = [brief(page, name) for name in ("first", "third", "second")]
+    assert [run["state"] for run in runs] == ["stopped", "finished", "finished"]
+    for one, following in pairwise(runs):
+        assert one["ended"] <= following["started"]  # never two at once
+    look_at(page, second)
+    expect_badge(page, "Finished")
+    expect(live(page).locator(".result code")).to_contain_text("second.safetensors")
+
+
+@pytest.fixture(scope="module")
+def ended(chromium: Any, server: str, three: dict[str, int]) -> dict[str, int]:
+    """The three, when all of them are over."""
+    page = chromium.new_context(base_url=server).new_page()
+    if brief(page, "first")["state"] != "stopped":
+        wait_for(lambda: brief(page, "first")["step"] > 0, TRAINING / 1000)
+        page.request.post(f"/studio/run/{three['first']}/stop", headers={"X-Studio": "1"})
+    wait_for(lambda: all(brief(page, name)["state"] in ENDED for name in three), TRAINING / 1000)
+    page.context.close()
+    return three
+
+
+def test_two_runs_are_compared_by_their_curves_and_the_settings_that_differ(page, ended):
+    go_to_runs(page)
+    expect(page.locator("[data-action=compare]")).to_be_disabled()
+    for name in ("first", "third"):
+        page.locator(f".history [data-run='{ended[name]}'] input[type=checkbox]").check()
+    page.locator("[data-action=compare]").click()
+    comparison = page.locator(".comparison")
+    expect(comparison.locator(".curves-legend [data-series^=run-]")).to_have_text(["first", "third"])
+    rows = {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in
+            comparison.locator("tbody tr").all()}  # fmt: skip
+    assert rows["Max train steps"] == [str(LONG), "6"]
+    assert ["8", "4"] in rows.values()
+    assert all(len(set(values)) == 2 for values in rows.values())
+
+
+def test_a_run_is_asked_for_a_sample_and_a_model_and_outlives_a_killed_gui(page, gui: Gui, demo):
+    prompts = demo.with_name("prompts.txt")
+    prompts.write_text(f"{PROMPT}\n")
+    long = start(page, quick(demo, "long", LONG, sample_prompts=str(prompts)))
+    behind = start(page, quick(demo, "behind", 3))
+    expect(live(page)).to_have_attribute("data-run", str(long))
+    expect_step(page)
+    press(page, "sample")
+    expect(live(page).locator(".run-actions .done")).to_contain_text("Sampled at step", timeout=TRAINING)
+    expect(live(page).locator(".sample img")).to_have_count(1)
+    live(page).locator(".sample").click()
+    expect(page.locator(".sample-large")).to_contain_text("a drawn cat")
+    expect(page.locator(".sample-large")).to_contain_text("seed 7")
+    assert page.evaluate("document.querySelector('.sample-large img').naturalWidth") == 64
+    page.keyboard.press("Escape")
+    press(page, "save")
+    expect(live(page).locator(".run-actions .done")).to_contain_text("Saved at step", timeout=TRAINING)
+    with page.expect_download() as download:
+        live(page).locator(".files a").first.click()
+    assert download.value.path().stat().st_size > 1000
+
+    gui.kill()
+    expect(page.locator("#studio-banner")).to_contain_text("The GUI does not answer; the training goes on")
+    gui.start()
+    expect(page.locator("#studio-banner")).not_to_contain_text("does not answer")
+    assert brief(page, "long")["state"] == "running"
+    assert brief(page, "behind")["state"] == "queued"
+    page.reload()
+    expect(live(page)).to_have_attribute("data-run", str(long))
+    expect_step(page, brief(page, "long")["step"] + 1)
+    press(page, "stop")
+    wait_for(lambda: brief(page, "long")["state"] == "stopped", 60)
+    wait_for(lambda: brief(page, "behind")["state"] == "finished", TRAINING / 1000)  # the queue went on
+    folder = RunFolder(Path(brief(page, "long")["folder"]))
+    heard = [event for event in folder.events() if event["kind"] == "heard"]
+    assert [event["command"] for event in heard] == ["sample", "save", "stop"]
+    assert brief(page, "behind")["id"] == behind
+
+
+def test_a_stopped_run_is_continued_from_its_state_with_one_button(page, demo):
+    begun = start(page, quick(demo, "onward", LONG))
+    expect(live(page)).to_have_attribute("data-run", str(begun))
+    expect_step(page, 3)
+    press(page, "stop")
+    expect_badge(page, "Stopped")
+    stopped = brief(page, "onward")["step"]
+    press(page, "continue")
+    expect(live(page)).not_to_have_attribute("data-run", str(begun))
+    expect_step(page, stopped + 1)
+    again = brief(page, "onward")
+    assert again["id"] != begun
+    press(page, "stop")
+    expect_badge(page, "Stopped")
+    steps = [
+        [event["step"] for event in RunFolder(Path(run["folder"])).events() if event["kind"] == "step"]
+        for run in (brief(page, "onward"), next(run for run in board(page) if run["id"] == begun))
+    ]
+    assert steps[1] == list(range(1, stopped + 1))
+    assert steps[0] == list(range(stopped + 1, steps[0][-1] + 1))  # no step is lost and none is done twice
+
+
+def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_on(page, demo, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"not a model")
+    failed = start(page, quick(demo, "broken", 3, pretrained_model_name_or_path=str(broken)))
+    start(page, quick(demo, "after", 3))
+    wait_for(lambda: brief(page, "after")["state"] == "finished", TRAINING / 1000)
+    look_at(page, failed)
+    expect_badge(page, "Failed")
+    expect(live(page).locator(".message-error")).to_contain_text(
+        f"pretrained_model_name_or_path: '{broken}' is not a safetensors file; is it a web page"
+    )
+    expect(page.locator(f".history [data-run='{failed}'] .badge")).to_have_attribute("title", re.compile("broken"))
+
+
+def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, ended):
+    look_at(page, ended["second"])
+    config = Path(brief(page, "second")["folder"]) / "config.toml"
+    before = config.read_bytes()
+    press(page, "load")
+    expect(page.locator("#lora-start")).to_be_visible()
+    expect(field(page, "output_name")).to_have_value("second")
+    expect(field(page, "network_dim")).to_have_value("4")
+    field(page, "network_dim").fill("16")
+    page.locator("#lora-save").click()  # asks for a name: the run's own file is not the open one
+    expect(page.locator("#lora-new-name")).to_be_visible()
+    assert config.read_bytes() == before

@@ -1,0 +1,18 @@
+"""What the tests share that start a training and look at it from outside."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TELLING = Path(__file__).with_name("telling_trainer.py").read_text(encoding="utf-8")
+"""A program that tells what a training tells, and does nothing else."""
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What ``what`` answers once that is something."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, f"waited in vain for {seconds:g} s"
+        time.sleep(0.02)
+    return found

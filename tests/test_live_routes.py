@@ -1,0 +1,365 @@
+"""What the page asks for while trainings run: the routes, against a real list of runs and real run folders."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs_help import TELLING, wait_for
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from kohya_gui.again import plan
+from kohya_gui.configuration import prepare
+from kohya_gui.live_routes import routes
+from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.tabs import TABS
+from sd_scripts.options.catalog import SDXL_LORA
+from sd_scripts.options.toml_files import read_toml
+from sd_scripts.runs.events import EventLog
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.store import RunStore
+
+REPO = Path(__file__).parents[1]
+ASKING = {"X-Studio": "1"}
+PNG = b"\x89PNG\r\n\x1a\n not much of a picture"
+
+
+class Studio:
+    """A list of runs with its routes, as a browser reaches them; nothing is started unless the queue is opened."""
+
+    def __init__(self, folder: Path, places: Places = EVERYWHERE) -> None:
+        self.folder = folder
+        self.queue = RunQueue(RunStore(folder / "runs.sqlite"), every=0.05)
+        self.browser = TestClient(Starlette(routes=routes(self.queue, places)))
+
+    def get(self, path: str, **facts: Any) -> Any:
+        return self.browser.get(f"/studio/{path}", **facts)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self.browser.post(f"/studio/{path}", json=body or {}, headers=ASKING)
+
+    def wait(self, name: str, program: str = "", **settings: Any) -> int:
+        """A run in the queue."""
+        folder = new_run_folder(self.folder / "runs", name)
+        folder.config.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
+        argv = [sys.executable, "-c", program, str(folder.path)]
+        facts: dict[str, Any] = {"name": name, "tab": "lora", "family": "sdxl", "gpus": "cpu"}
+        return self.queue.add(Planned(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, **facts))
+
+    def over(self, name: str, tell: Callable[[EventLog], None], **settings: Any) -> int:
+        """A run of the past, with what it told."""
+        run = self.wait(name, **settings)
+        log = self.run_folder(run).log()
+        tell(log)
+        log.close()
+        self.queue.store.update(run, state="finished", started=1.0, ended=2.0, place=None)
+        return run
+
+    def run_folder(self, run: int) -> RunFolder:
+        row = self.queue.store.row(run)
+        assert row
+        return RunFolder(row.folder)
+
+    def names(self) -> list[str]:
+        return [run["name"] for run in self.get("board").json()["runs"]]
+
+
+@pytest.fixture
+def studio(tmp_path: Path) -> Iterator[Studio]:
+    made = Studio(tmp_path)
+    yield made
+    for row in made.queue.running():
+        made.queue.watch(row.id).end_now()
+    made.queue.close()
+
+
+def steps(count: int) -> Callable[[EventLog], None]:
+    def tell(log: EventLog) -> None:
+        log("started", max_steps=count, epochs=1)
+        for step in range(1, count + 1):
+            log("step", step=step, epoch=1, loss=1 / step, average=0.25, lr={"unet": 1e-4}, seconds=0.1)
+        log("validation", step=count, loss=0.5)
+        log("finished", step=count)
+
+    return tell
+
+
+def test_the_board_lists_the_newest_run_first_and_is_sent_again_only_when_it_changed(studio):
+    studio.over("old", steps(3))
+    studio.wait("new")
+    told = studio.get("board").json()
+    assert [(run["name"], run["state"], run["place"]) for run in told["runs"]] == [
+        ("new", "queued", 1),
+        ("old", "finished", None),
+    ]
+    assert (told["runs"][1]["loss"], told["runs"][1]["can_continue"]) == (0.25, False)
+    assert (told["paused"], told["after_failure"]) == (False, True)
+    assert studio.get(f"board?known={told['version']}").status_code == 204
+    studio.wait("newest")
+    assert studio.get(f"board?known={told['version']}").status_code == 200
+
+
+def test_a_short_board_still_has_every_run_that_is_not_over(studio):
+    studio.wait("first")
+    for name in ("a", "b", "c"):
+        studio.over(name, steps(1))
+    runs = studio.get("board?limit=1").json()["runs"]
+    assert [run["name"] for run in runs] == ["c", "first"]
+
+
+def test_a_run_is_sent_as_sections_and_again_only_when_it_told_something(studio):
+    run = studio.over("cat", steps(5))
+    told = studio.get(f"run/{run}").json()
+    assert {"head", "controls", "tiles", "where"} <= told["sections"].keys()
+    assert "step 5 of 5" in told["sections"]["head"]
+    assert (told["state"], told["over"], told["curves"]) == ("finished", True, 6)
+    assert studio.get(f"run/{run}", params={"known": told["told"]}).status_code == 204
+
+
+def test_a_run_that_is_not_on_the_list_is_told_in_a_sentence(studio):
+    for path in ("run/77", "run/77/curves", "run/77/console", "run/77/sample/0", "run/77/file/0"):
+        answer = studio.get(path)
+        assert (answer.status_code, answer.json()) == (404, {"error": "This run is not on the list any more"})
+    assert studio.post("run/77/stop").status_code == 404
+
+
+def test_a_long_curve_comes_in_a_thousand_bins_and_finer_where_one_looks_closer(studio):
+    run = studio.over("long", steps(5000))
+    whole = studio.get(f"run/{run}/curves").json()
+    assert (whole["level"], whole["start"], whole["max_steps"]) == (3, 0, 5000)
+    assert len(whole["bins"]) == 625
+    near = studio.get(f"run/{run}/curves?first=101&last=300").json()
+    assert (near["level"], near["start"], len(near["bins"])) == (0, 100, 200)
+    assert near["bins"][0] == [101.0, *[pytest.approx(1 / 101, rel=1e-5)] * 3]
+    assert whole["validation"] == [[5000.0, 0.5]]
+    assert len(whole["rates"]["unet"]) <= 250
+
+
+def test_a_curve_that_grows_is_read_on_from_its_last_bin(studio):
+    run = studio.wait("growing")
+    log = studio.run_folder(run).log()
+    studio.queue.store.update(run, state="finished", place=None)
+    told = steps(2001)
+    told(log)
+    whole = studio.get(f"run/{run}/curves?level=2").json()
+    assert len(whole["bins"]) == 501
+    end = studio.get(f"run/{run}/curves?level=2&after=499").json()
+    assert (end["start"], end["bins"]) == (499, whole["bins"][499:])
+    assert studio.get(f"run/{run}/curves?level=2&after=9999").json()["bins"] == []
+
+
+@pytest.mark.parametrize("asked", ["level=-1", "level=x", "after=1e9", "first=nan&last=inf", "level=99999999999999"])
+def test_nonsense_in_the_question_for_a_curve_harms_nothing(studio, asked):
+    run = studio.over("cat", steps(5))
+    assert studio.get(f"run/{run}/curves?{asked}").status_code == 200
+
+
+def test_the_console_is_searched_and_sent_again_only_when_it_grew(studio):
+    run = studio.over("cat", steps(1))
+    studio.run_folder(run).console.write_text("loading\n\x1b[1mstep 1\x1b[0m\nstep 2\n")
+    told = studio.get(f"run/{run}/console").json()
+    assert told["lines"] == [[1, "loading"], [2, "step 1"], [3, "step 2"]]
+    assert studio.get(f"run/{run}/console?known={told['known']}").status_code == 204
+    assert studio.get(f"run/{run}/console?find=STEP").json()["lines"] == [[2, "step 1"], [3, "step 2"]]
+    assert studio.get(f"run/{run}/console?lines=1").json()["lines"] == [[3, "step 2"]]
+
+
+# Files
+
+
+def with_files(studio: Studio) -> int:
+    """A run that tells of a picture, a model and a state, and of a text, a link and a lost file as samples."""
+    folder = studio.folder / "out"
+    (folder / "cat-state").mkdir(parents=True)
+    (folder / "cat-state" / "progress.json").write_text("{}")
+    (folder / "a.png").write_bytes(PNG)
+    (folder / "secret.txt").write_text("secret")
+    (folder / "cat.safetensors").write_bytes(b"weights")
+    os.symlink(folder / "secret.txt", folder / "link.png")
+
+    def tell(log: EventLog) -> None:
+        for name in ("a.png", "secret.txt", "link.png", "gone.png"):
+            log("sample", path=str(folder / name), step=4, prompt="a <b>cat</b>", seed=7, number=0, width=64, height=32)
+        for name in ("cat.safetensors", "cat-state"):
+            log("saved", path=str(folder / name), step=4, bytes=7)
+        log("stopped", step=4)
+
+    return studio.over("cat", tell)
+
+
+def test_a_sample_is_told_with_its_prompt_and_served_once_while_it_stays_the_same(studio):
+    run = with_files(studio)
+    sample = studio.get(f"run/{run}").json()["samples"][0]
+    assert {name: sample[name] for name in ("step", "prompt", "seed", "number", "width", "height")} == {
+        **{"step": 4, "prompt": "a <b>cat</b>", "seed": 7, "number": 0, "width": 64, "height": 32}
+    }
+    picture = studio.browser.get(f"/{sample['url']}")
+    assert (picture.content, picture.headers["content-type"]) == (PNG, "image/png")
+    again = studio.browser.get(f"/{sample['url']}", headers={"If-None-Match": picture.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_saved_model_is_downloaded_under_its_name(studio):
+    answer = studio.get(f"run/{with_files(studio)}/file/0")
+    assert answer.content == b"weights"
+    assert 'attachment; filename="cat.safetensors"' in answer.headers["content-disposition"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["sample/1", "sample/2", "sample/3", "sample/4", "file/1", "file/2", "sample/-1", "sample/..%2f0", "file/0%00"],
+)
+def test_nothing_is_served_but_pictures_and_models_that_the_run_told_of(studio, path):
+    answer = studio.get(f"run/{with_files(studio)}/{path}")
+    assert answer.status_code == 404
+    assert b"secret" not in answer.content
+
+
+def test_a_file_outside_of_the_allowed_folders_is_not_served(tmp_path):
+    studio = Studio(tmp_path, Places.within([tmp_path / "elsewhere"]))
+    run = with_files(studio)
+    for path in ("sample/0", "file/0"):
+        answer = studio.get(f"run/{run}/{path}")
+        assert answer.status_code == 404
+        assert "outside of the allowed folders" in answer.json()["error"]
+
+
+# What can be done
+
+
+def test_only_the_page_may_ask_for_something(studio):
+    run = studio.wait("cat")
+    assert studio.browser.post(f"/studio/run/{run}/remove").status_code == 403
+    assert studio.browser.post("/studio/queue", json={"paused": True}).status_code == 403
+    assert studio.names() == ["cat"]
+    assert studio.get(f"run/{run}/remove").status_code == 405
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff"])
+def test_what_is_no_json_object_is_refused(studio, body):
+    assert studio.browser.post("/studio/queue", content=body, headers=ASKING).status_code == 400
+
+
+def test_the_queue_is_reordered_emptied_and_paused(studio):
+    a, b, c = (studio.wait(name) for name in "abc")
+
+    def order() -> list[int]:
+        return [row.id for row in studio.queue.store.queued()]
+
+    for run, action, then in ((c, "first", [c, a, b]), (c, "down", [a, c, b]), (b, "up", [a, b, c])):
+        assert studio.post(f"run/{run}/{action}").json() == {"ok": True}
+        assert order() == then
+    folder = studio.run_folder(a).path
+    assert studio.post(f"run/{a}/remove").json() == {"ok": True}
+    assert order() == [b, c]
+    assert not folder.exists()
+    studio.post("queue", {"paused": True, "after_failure": False})
+    board = studio.get("board").json()
+    assert (board["paused"], board["after_failure"], board["notice"]) == (True, False, "")
+    studio.queue.store.pause(True, "b failed")
+    assert studio.get("board").json()["notice"] == "b failed"
+
+
+def test_what_cannot_be_done_is_told_in_a_sentence(studio):
+    run = studio.over("cat", steps(2))
+    for action, why in (("stop", "is not running"), ("up", "does not wait"), ("continue", "no whole state is left")):
+        answer = studio.post(f"run/{run}/{action}")
+        assert answer.status_code == 400
+        assert why in answer.json()["error"]
+    assert studio.post(f"run/{run}/dance").status_code == 404
+    assert studio.post(f"run/{studio.wait('waits')}/forget").status_code == 400
+
+
+def test_a_run_is_forgotten_and_its_folder_stays(studio):
+    run = studio.over("cat", steps(2))
+    folder = studio.run_folder(run).path
+    assert studio.post(f"run/{run}/forget").json() == {"ok": True}
+    assert studio.names() == []
+    assert folder.is_dir()
+
+
+def test_a_running_run_acknowledges_what_it_is_asked_and_stops(studio):
+    run = studio.wait("cat", TELLING)
+    studio.queue.open()
+
+    def controls() -> str:
+        return str(studio.get(f"run/{run}").json()["sections"]["controls"])
+
+    wait_for(lambda: studio.get(f"run/{run}").json()["curves"] > 1)
+    assert 'data-action="stop"' in controls()
+    assert studio.post(f"run/{run}/save").json() == {"ok": True}
+    wait_for(lambda: "Saved at step" in controls())
+    assert studio.post(f"run/{run}/stop").json() == {"ok": True}
+    wait_for(lambda: studio.get(f"run/{run}").json()["state"] == "stopped")
+    wait_for(lambda: studio.get("board").json()["runs"][0]["state"] == "stopped")
+    assert "Load settings" in controls()
+
+
+# Past runs
+
+
+SETTINGS: dict[str, Any] = {
+    "pretrained_model_name_or_path": "m.safetensors",
+    "train_data_dir": "data",
+    "resolution": "64",
+    "output_name": "cat",
+}
+
+
+def test_a_run_goes_on_from_its_newest_state_as_a_new_run_with_the_same_settings(studio):
+    out = studio.folder / "out"
+
+    def tell(log: EventLog) -> None:
+        for name in ("cat-000001-state", "cat-000002-state"):
+            (out / name).mkdir(parents=True)
+            (out / name / "progress.json").write_text("{}")
+            log("saved", path=str(out / name), step=4)
+        log("stopped", step=4)
+
+    settings = {**SETTINGS, "output_dir": str(out), "seed": 3}
+    run = studio.over("cat", tell, **settings)
+    assert studio.get("board").json()["runs"][0]["can_continue"]
+    answer = studio.post(f"run/{run}/continue").json()
+    assert answer["ok"]
+    config = studio.run_folder(answer["id"]).config
+    assert config.parent != studio.run_folder(run).path
+    assert read_toml(config) == {**settings, "resume": str(out / "cat-000002-state")}
+    row = studio.queue.store.row(answer["id"])
+    assert row
+    assert (row.state, row.name, row.tab, row.family) == ("queued", "cat", "lora", "sdxl")
+
+
+def test_runs_are_compared_by_the_settings_in_which_they_differ(studio):
+    one = studio.over("one", steps(1), **SETTINGS, network_dim=8, seed=1)
+    two = studio.over("two", steps(1), **SETTINGS, network_dim=16, seed=1)
+    gone = studio.over("gone", steps(1), **SETTINGS)
+    studio.run_folder(gone).config.unlink()
+    told = studio.get(f"compare?ids={one},{two}").json()
+    assert [run["name"] for run in told["runs"]] == ["one", "two"]
+    assert told["settings"] == [{"option": "network_dim", "label": told["settings"][0]["label"], "values": ["8", "16"]}]
+    three = studio.get(f"compare?ids={one},{gone}").json()["settings"]
+    assert {setting["option"]: setting["values"] for setting in three}["network_dim"] == ["8", "–"]
+    assert studio.get(f"compare?ids={one}").status_code == 400
+
+
+def test_secrets_reach_the_queue_apart_from_what_is_written_down(tmp_path):
+    values = {
+        **SETTINGS,
+        "output_dir": str(tmp_path),
+        "wandb_api_key": "s3cret",
+        "log_with": "wandb",
+        "gpu_ids": "1, 0",
+    }
+    prepared = prepare({**values, "logging_dir": str(tmp_path)}, SDXL_LORA, {}, print_only=False)
+    planned = plan(prepared, TABS["lora"], "sdxl")
+    assert planned.secrets == {"WANDB_API_KEY": "s3cret"}
+    assert "s3cret" not in str([planned.argv, planned.environment])
+    studio = Studio(tmp_path)
+    studio.queue.add(planned)
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert written == []
+    assert "s3cret" not in studio.get("board").text

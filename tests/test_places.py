@@ -1,0 +1,254 @@
+"""Served to others, the page reads and writes in named folders only, and does not tell what lies elsewhere."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+import gui
+from kohya_gui import recognise
+from kohya_gui.configuration import open_file, prepare, save_file
+from kohya_gui.controls import Form
+from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps
+from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.tabs import TABS
+from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA
+from sd_scripts.options.spec import each_option
+from sd_scripts.options.toml_files import write_toml
+
+OUTSIDE = "outside of the allowed folders"
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """An allowed folder; its parent is not."""
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def places(inside: Path) -> Places:
+    return Places.within([inside])
+
+
+def test_everything_in_an_allowed_folder_is_allowed(places, inside):
+    for path in (
+        inside,
+        inside / "a",
+        inside / "not/yet/there.toml",
+        inside / "a/../b",
+        f"{inside}/a b",
+        f" {inside}/a ",
+    ):
+        assert places.check("output_dir", path).is_absolute()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "..",
+        "../x",
+        "inside/../x",
+        "inside/a/../../x",
+        "inside/./../x",
+        "insider",
+        "inside.toml",
+        "/",
+        "/etc/passwd",
+        "~",
+    ],
+)
+def test_what_leads_elsewhere_is_refused_by_the_options_name(places, inside, path):
+    with pytest.raises(ValueError, match=f"^output_dir: '.*' is {OUTSIDE}; name its folder with --allowed_path"):
+        places.check("output_dir", os.path.join(inside.parent, path) if path != ".." else inside / "..")
+
+
+def test_links_are_followed_and_not_written_over(places, inside):
+    outside = inside.parent
+    (outside / "secret.toml").write_text("")
+    (inside / "file.toml").symlink_to(outside / "secret.toml")
+    (inside / "folder").symlink_to(outside)
+    (inside / "loop").symlink_to(inside / "loop")
+    (inside / "own").symlink_to(inside)
+    (outside / "into").symlink_to(inside / "real.toml")
+    for path in ("file.toml", "folder", "folder/secret.toml", "folder/new.toml", "folder/inside/../x", "own/folder/x"):
+        assert not places.holds(inside / path), path
+    assert not places.holds(outside / "into")  # saving would put a file in the place of the link
+    assert places.holds(inside / "own/own/x")
+
+
+def test_a_path_with_the_character_0_is_refused_everywhere(places):
+    for each in (places, EVERYWHERE):
+        with pytest.raises(ValueError, match="output_dir: a path cannot hold the character 0"):
+            each.check("output_dir", "a\0.toml")
+
+
+def test_a_file_may_be_allowed_alone(inside):
+    places = Places.within([inside / "one.toml"])
+    assert places.holds(inside / "one.toml")
+    assert not places.holds(inside / "two.toml")
+
+
+def test_the_root_of_a_disk_is_no_allowed_folder():
+    assert Places.within([Path("/")]).allowed == ()
+
+
+def settings_of(values: dict[str, Any]) -> list[str]:
+    return Places.within([Path("/nowhere")]).problems(values, [o for g in SDXL_LORA.groups for o in each_option(g)])
+
+
+def test_every_option_that_names_a_path_is_looked_at():
+    options = {o.name: o for s in SCRIPTS for g in s.groups for o in each_option(g)}
+    paths = {name: o for name, o in options.items() if o.path}
+    assert len(paths) > 15
+    places = Places.within([Path("/nowhere")])
+    for name, option in paths.items():
+        assert places.problems({name: ["/etc/x"] if option.many else "/etc/x"}, [option])
+        assert not places.problems({name: [] if option.many else None}, [option])
+    words = [name for name in options if name.endswith(("_dir", "_file", "_path", "_folder")) and name not in paths]
+    assert [name for name in words if "nvme" not in name and "huggingface" not in name] == []
+
+
+def test_what_is_no_path_is_no_problem():
+    assert not settings_of(
+        {"pretrained_model_name_or_path": "stabilityai/sdxl", "vae": "madebyollin/sdxl-vae-fp16-fix"}
+    )
+    assert not settings_of({"resume": "latest"})
+    assert not settings_of({"extra_accelerate_launch_args": "--use_fsdp --main_process_ip=10.0.0.1"})
+    assert settings_of({"network_weights": "org/name"})
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"output_name": "../../x", "output_dir": "/nowhere/a"}, "output_name"),
+        ({"output_name": "/etc/x", "output_dir": "/nowhere/a"}, "output_name"),
+        ({"log_prefix": "../../../x", "logging_dir": "/nowhere"}, "log_prefix"),
+        ({"extra_accelerate_launch_args": "--config_file=/etc/x"}, "extra_accelerate_launch_args"),
+        ({"extra_accelerate_launch_args": "--mixed_precision no /tmp/mine.py"}, "extra_accelerate_launch_args"),
+    ],
+)  # fmt: skip
+def test_a_path_is_found_where_it_hides(values, named):
+    (why,) = settings_of(values)
+    assert why.startswith(f"{named}: ")
+
+
+def test_a_data_set_file_names_allowed_folders_only(places, inside):
+    for name, text in (
+        ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "/etc"\n'),
+        ("a.json", json.dumps({"datasets": [{"subsets": [{"image_dir": "/etc"}]}]})),
+    ):
+        (inside / name).write_text(text)
+        assert OUTSIDE in (places.problem("dataset_config", str(inside / name)) or "")
+    (inside / "b.toml").write_text(f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "{inside / "cats"}"\n')
+    assert places.problem("dataset_config", str(inside / "b.toml")) is None
+
+
+def test_a_configuration_elsewhere_is_neither_read_nor_written(places, inside):
+    there, here = inside.parent / "cat.toml", inside / "cat.toml"
+    write_toml(there, {"network_dim": 4})
+    for path in (there, there.with_name("missing.toml"), there.with_suffix(".json")):
+        with pytest.raises(ValueError, match=f"^configuration file: .* {OUTSIDE}"):
+            open_file(path, TABS["lora"], places=places)
+        with pytest.raises(ValueError, match=OUTSIDE):
+            save_file(path, {"network_dim": 8}, SDXL_LORA, {}, places)
+    save_file(here, {"network_dim": 8}, SDXL_LORA, {}, places)
+    assert open_file(here, TABS["lora"], places=places).values == {"network_dim": 8}
+    assert "4" in there.read_text()
+
+
+def test_the_family_of_a_model_elsewhere_is_not_told(places, inside, flux_miniature):
+    write_toml(
+        inside / "a.toml", {"pretrained_model_name_or_path": str(flux_miniature.files["pretrained_model_name_or_path"])}
+    )
+    assert open_file(inside / "a.toml", TABS["lora"]).family == "flux"
+    assert open_file(inside / "a.toml", TABS["lora"], places=places).family == "sdxl"
+
+
+def test_a_run_does_not_begin_with_paths_elsewhere_and_the_refusal_does_not_tell_what_is_there(places, inside):
+    refusals = []
+    for model in ("/etc/passwd", "/etc/nothing"):
+        values = {"output_dir": str(inside), "pretrained_model_name_or_path": model, "train_data_dir": str(inside)}
+        with pytest.raises(ValueError, match=OUTSIDE) as refused:
+            prepare(values, SDXL_LORA, {}, print_only=False, places=places)
+        refusals.append(str(refused.value).replace(model, ""))
+    assert refusals[0] == refusals[1]
+    with pytest.raises(ValueError, match=f"output_dir: .* {OUTSIDE}"):
+        prepare({"output_dir": str(inside.parent / "new")}, SDXL_LORA, {}, print_only=True, places=places)
+    assert not (inside.parent / "new").exists()
+
+
+def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(places, inside):
+    def told(path: str) -> recognise.Recognised:
+        return recognise.allowed(places, "train_data_dir", path, lambda p: recognise.data_folder(p, ".txt"))
+
+    for path in ("/etc", "/etc/passwd", "/nothing"):
+        assert told(path).good is False
+        assert OUTSIDE in told(path).text
+    assert told(str(inside)).text.startswith("No subfolders")
+    assert told("") == recognise.NOTHING
+
+
+def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature):
+    from kohya_gui.panels import GOOD_TIMESTEPS
+
+    looked_at: list[Any] = []
+
+    def good(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        looked_at.append(values.get("pretrained_model_name_or_path"))
+        return {}
+
+    model = str(flux_miniature.files["pretrained_model_name_or_path"])
+    for places in (EVERYWHERE, Places.within([inside])):
+        with gr.Blocks():
+            form = Form("lora", FLUX_LORA.groups, "lora", places=places)
+            form.panel("Model", ["pretrained_model_name_or_path"], advice=replace(GOOD_TIMESTEPS, good=good))
+        form.advised({"pretrained_model_name_or_path": model}, "flux")
+    assert looked_at == [model, None]
+
+
+def test_the_data_set_tools_stay_inside(places, inside):
+    with gr.Blocks():
+        helper = FolderHelper("lora", places)
+    for folders in (("/etc", "", str(inside)), (str(inside), "/etc", str(inside)), (str(inside), "", "/etc")):
+        images, reg, destination = folders
+        said, _, options = helper._arrange("sks", "cat", images, 1, reg, 1, destination)
+        assert OUTSIDE in said
+        assert options == {}
+
+
+def test_gathering_captions_stays_inside(places, inside):
+    steps = MetadataSteps.__new__(MetadataSteps)
+    steps._places = places
+    rest: tuple[Any, ...] = (True, "", False, "", False, True, "a.json", "b.json")
+    for images, metadata in (("/etc", ""), (str(inside), "/etc")):
+        with pytest.raises(ValueError, match=OUTSIDE):
+            steps._asked(images, metadata, *rest)
+    assert steps._asked(str(inside), "", *rest).images == inside
+
+
+def served(words: str) -> Places:
+    return gui.places(gui.parser().parse_args(words.split()))
+
+
+def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert served("") == EVERYWHERE
+    assert served(f"--allowed_path {tmp_path}") == EVERYWHERE
+    for words in ("--listen 0.0.0.0", "--share"):
+        places = served(f"{words} --allowed_path /srv --config /opt/cat.toml")
+        for path in (Path.home() / "x", tmp_path / "x", Path("/srv/data"), Path("/opt/cat.toml")):
+            assert places.holds(path)
+        for path in (Path("/"), Path("/etc/passwd"), Path("/opt"), Path("/opt/dog.toml")):
+            assert not places.holds(path)
+
+
+def test_an_allowed_path_must_be_there(tmp_path):
+    flags = gui.parser().parse_args(["--allowed_path", str(tmp_path / "none")])
+    assert gui.refusal(flags) == f"--allowed_path: there is no folder {tmp_path / 'none'}"

@@ -1,0 +1,701 @@
+"""The list of runs and the queue: real processes, real files, and more than one GUI."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs_help import TELLING, wait_for
+
+from sd_scripts.runs import process
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.runs.queue import Planned, RunQueue, gpu_set
+from sd_scripts.runs.store import NETWORK_FILE_SYSTEMS, RunStore, file_system, share_a_card
+from sd_scripts.runs.story import ENDED
+from sd_scripts.runs.watched import WatchedRun
+
+REPO = Path(__file__).parents[1]
+FAILING = """
+import sys
+from pathlib import Path
+from sd_scripts.runs.folder import RunFolder
+RunFolder(Path(sys.argv[1])).log()("failed", error="the disk is full", remedy="free some space")
+raise SystemExit(1)
+"""
+LASTING = "import time; time.sleep(60)"
+
+
+class Place:
+    """A store and its queues, and runs for them; what is left at the end is ended."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.queues: list[RunQueue] = []
+        self.ids = 0
+
+    def queue(self, opened: bool = True, grace: float = 0.3) -> RunQueue:
+        made = RunQueue(RunStore(self.folder / "runs.sqlite"), every=0.05, grace=grace)
+        self.queues.append(made)
+        if opened:
+            made.open()
+        return made
+
+    def plan(self, program: str = TELLING, steps: int = 5, **facts: Any) -> Planned:
+        self.ids += 1
+        folder = new_run_folder(self.folder / "runs", f"{self.ids}")
+        folder.config.write_text("seed = 1\n")
+        argv = [sys.executable, "-c", program, str(folder.path), str(steps)]
+        environment = {"PYTHONPATH": str(REPO)} | facts.pop("environment", {})
+        facts = {"name": f"run {self.ids}", "tab": "lora", "family": "sdxl"} | facts
+        return Planned(folder=folder, argv=argv, environment=environment, **facts)
+
+    def close(self) -> None:
+        for queue in self.queues:
+            queue.close()
+        for row in RunStore(self.folder / "runs.sqlite").living():
+            if run := process.find(RunFolder(row.folder), row.process):
+                run.terminate(grace=1)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+def states(queue: RunQueue) -> list[str]:
+    """Oldest first."""
+    return [row.state for row in reversed(queue.rows())]
+
+
+def over(queue: RunQueue) -> bool:
+    return all(row.state in ENDED for row in queue.rows())
+
+
+def test_runs_of_one_card_follow_each_other_in_the_order_of_the_queue(place: Place):
+    queue = place.queue()
+    for _ in range(3):
+        queue.add(place.plan())
+    wait_for(lambda: over(queue))
+    rows = list(reversed(queue.rows()))
+    assert [row.state for row in rows] == ["finished"] * 3
+    for before, after in itertools.pairwise(rows):
+        assert before.ended <= after.started
+    first = rows[0]
+    assert (first.name, first.tab, first.family, first.step, first.max_steps) == ("run 1", "lora", "sdxl", 5, 5)
+    assert first.results == (str(first.folder / "model.safetensors"),)  # what is not there is no result
+    assert first.created <= first.started <= first.ended
+    assert first.error == ""
+
+
+def test_runs_of_different_cards_run_side_by_side(place: Place):
+    queue = place.queue()
+    ids = [queue.add(place.plan(LASTING, gpus=gpus)) for gpus in ("0", "1", "0,1", "2", "cpu")]
+    wait_for(lambda: [row.id for row in queue.running()] == [ids[0], ids[1], ids[3], ids[4]])
+    time.sleep(0.2)
+    assert [row.id for row in queue.store.queued()] == [ids[2]]
+    with pytest.raises(ValueError, match=r"a run is on already \(run 1\)"):
+        queue.check_free("all")
+    queue.check_free("3")
+    queue.end_now(ids[0])
+    queue.end_now(ids[1])
+    wait_for(lambda: queue.row(ids[2]).state in ("starting", "running"))
+
+
+def test_an_earlier_run_of_the_queue_is_not_overtaken_by_one_that_shares_a_card(place: Place):
+    queue = place.queue()
+    first = queue.add(place.plan(LASTING, gpus="0"))
+    wait_for(lambda: queue.running())
+    queue.add(place.plan(gpus="0,1"))
+    later = queue.add(place.plan(gpus="1"))  # card 1 is free, but the one before it waits for it too
+    time.sleep(0.3)
+    assert queue.row(later).state == "queued"
+    queue.end_now(first)
+    wait_for(lambda: over(queue))
+    rows = {row.id: row for row in queue.rows()}
+    assert rows[later - 1].ended <= rows[later].started
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "on_cpu", "cards"),
+    [("", False, "all"), ("", True, "cpu"), ("1, 0,1", False, "0,1"), ("10,9", False, "9,10"), ("all", False, "all")],
+)
+def test_cards_have_one_name(gpu_ids: str, on_cpu: bool, cards: str):
+    assert gpu_set(gpu_ids, on_cpu) == cards
+
+
+def test_all_cards_meet_every_card_but_not_the_processor():
+    assert share_a_card("all", "1")
+    assert share_a_card("all", "all")
+    assert share_a_card("0,1", "1,2")
+    assert share_a_card("cpu", "cpu")
+    assert not share_a_card("0", "1")
+    assert not share_a_card("1", "10,11")
+    assert not share_a_card("cpu", "all")
+    assert not share_a_card("0", "cpu")
+
+
+def test_the_queue_can_be_put_in_another_order(place: Place):
+    queue = place.queue(opened=False)
+    a, b, c, d = (queue.add(place.plan()) for _ in range(4))
+
+    def order() -> list[int]:
+        rows = queue.store.queued()
+        assert [row.place for row in rows] == [1, 2, 3, 4]
+        return [row.id for row in rows]
+
+    for id, where, then in (
+        (c, "up", [a, c, b, d]),
+        (a, "down", [c, a, b, d]),
+        (d, "first", [d, c, a, b]),
+        (c, "last", [d, a, b, c]),
+        (d, "up", [d, a, b, c]),
+        (c, "down", [d, a, b, c]),
+    ):
+        queue.move(id, where)
+        assert order() == then
+    queue.remove(a)
+    assert [(row.id, row.place) for row in queue.store.queued()] == [(d, 1), (b, 2), (c, 3)]
+
+
+def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_somebody_put_something_there(place: Place):
+    queue = place.queue(opened=False)
+    plans = [place.plan(), place.plan()]
+    ids = [queue.add(plan) for plan in plans]
+    (plans[1].folder.path / "notes.txt").write_text("mine")
+    for id in ids:
+        queue.remove(id)
+    assert queue.rows() == []
+    assert not plans[0].folder.path.exists()
+    assert (plans[1].folder.path / "notes.txt").exists()
+    with pytest.raises(ValueError, match="no run"):
+        queue.remove(ids[0])
+
+
+def test_a_queued_run_keeps_its_command_and_settings(place: Place):
+    queue = place.queue(opened=False)
+    plan = place.plan()
+    id = queue.add(plan)
+    queue.open()
+    wait_for(lambda: over(queue))
+    assert json.loads(plan.folder.launch.read_text())["argv"] == list(plan.argv)
+    assert queue.row(id).state == "finished"
+    assert plan.folder.config.read_text() == "seed = 1\n"
+
+
+def test_while_the_queue_is_paused_nothing_starts(place: Place):
+    queue = place.queue()
+    queue.paused = True
+    queue.add(place.plan())
+    time.sleep(0.3)
+    assert states(queue) == ["queued"]
+    assert queue.paused
+    assert place.queue(opened=False).paused  # whoever looks
+    queue.paused = False
+    wait_for(lambda: over(queue))
+
+
+@pytest.mark.parametrize("after_failure", [True, False])
+def test_after_a_failed_run_the_queue_goes_on_or_pauses_and_says_so(place: Place, after_failure: bool):
+    queue = place.queue()
+    assert queue.after_failure
+    queue.after_failure = after_failure
+    failing = queue.add(place.plan(FAILING))
+    queue.add(place.plan())
+    wait_for(lambda: over(queue) or queue.paused)
+    assert queue.row(failing).state == "failed"
+    assert queue.row(failing).error == "the disk is full"
+    assert states(queue)[1] == ("finished" if after_failure else "queued")
+    assert ("run 1 failed" in queue.pause_reason) is not after_failure
+    queue.paused = False
+    assert queue.pause_reason == ""
+
+
+def test_a_run_that_a_person_ended_is_no_failure(place: Place):
+    queue = place.queue()
+    queue.after_failure = False
+    id = queue.add(place.plan(LASTING))
+    wait_for(lambda: queue.row(id).state in ("starting", "running") and queue.watch(id).alive)
+    queue.end_now(id)
+    wait_for(lambda: over(queue))
+    assert "ended before it could save" in queue.row(id).error
+    assert not queue.paused
+
+
+def test_a_running_run_hears_what_it_is_asked(place: Place):
+    queue = place.queue()
+    id = queue.add(place.plan(steps=3000))
+    waiting = queue.add(place.plan(LASTING))
+    wait_for(lambda: queue.watch(id).refresh().step > 2)
+    queue.ask(id, "save")
+    wait_for(lambda: [asked.heard for asked in queue.watch(id).refresh().asked if asked.heard])
+    with pytest.raises(ValueError, match="has not started"):
+        queue.ask(waiting, "save")
+    with pytest.raises(ValueError, match="does not wait"):
+        queue.move(id, "up")
+    with pytest.raises(ValueError, match="not over"):
+        queue.forget(id)
+    queue.remove(waiting)
+    queue.ask(id, "stop")
+    wait_for(lambda: over(queue))
+    row = queue.row(id)
+    assert (row.state, row.max_steps, 2 < row.step < 3000) == ("stopped", 3000, True)
+    with pytest.raises(ValueError, match="not running"):
+        queue.ask(id, "stop")
+    queue.forget(id)
+    assert queue.rows() == []
+    assert row.folder.is_dir()
+    with pytest.raises(ValueError, match="no run"):
+        queue.watch(id)
+
+
+def test_the_row_of_a_running_run_is_kept_true(place: Place):
+    queue = place.queue()
+    id = queue.add(place.plan(steps=3000))
+    wait_for(lambda: queue.row(id).step > 2)
+    assert queue.row(id).state == "running"
+    version = queue.version
+    wait_for(lambda: queue.version > version)
+
+
+SECRETIVE = "import os, sys; print(os.environ['TOKEN'], os.environ['OTHER'])"
+
+
+def test_secrets_reach_the_run_and_no_file(place: Place):
+    queue = place.queue()
+    plan = place.plan(SECRETIVE, secrets={"TOKEN": "tell nobody"}, environment={"OTHER": "x"})
+    queue.add(plan)
+    wait_for(lambda: over(queue))
+    assert plan.folder.console_tail() == "tell nobody x"
+    plan.folder.console.unlink()
+    queue.close()
+    for file in (file for file in place.folder.rglob("*") if file.is_file()):
+        assert b"tell nobody" not in file.read_bytes()
+    assert json.loads(plan.folder.launch.read_text())["secrets"] == ["TOKEN"]
+
+
+QUEUES_A_SECRET = """
+import sys
+from pathlib import Path
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.store import RunStore
+folder = RunFolder(Path(sys.argv[2]))
+RunQueue(RunStore(Path(sys.argv[1]))).add(Planned(folder=folder, argv=["x"], secrets={"HF_TOKEN": "1"}, name="secret"))
+"""
+
+
+def gui(program: str, *words: Any) -> "subprocess.Popen[bytes]":
+    """Another process that uses the store."""
+    argv = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)})
+
+
+def test_a_run_whose_secret_went_with_the_gui_waits_and_lets_others_pass(place: Place):
+    plan = place.plan()
+    assert gui(QUEUES_A_SECRET, place.folder / "runs.sqlite", plan.folder.path).wait(20) == 0
+    queue = place.queue()
+    later = queue.add(place.plan())
+    wait_for(lambda: queue.row(later).state == "finished")
+    (waiting,) = queue.store.queued()
+    assert waiting.name == "secret"
+    assert "waits for HF_TOKEN" in waiting.error
+
+
+STARTS_THEM = """
+import sys, time
+from pathlib import Path
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunStore
+queue = RunQueue(RunStore(Path(sys.argv[1])), every=0.01)
+queue.open()
+while True:
+    time.sleep(0.05)
+"""
+COUNTS = """
+import os, sys
+with open(os.path.join(sys.argv[1], "starts"), "a") as file:
+    file.write("1")
+"""
+
+
+def test_two_guis_on_one_store_start_every_run_once(place: Place):
+    queue = place.queue(opened=False)
+    plans = [place.plan(COUNTS, gpus=str(card % 3)) for card in range(12)]
+    for plan in plans:
+        queue.store.update(queue.add(plan), owner="a GUI that is gone")
+    guis = [gui(STARTS_THEM, queue.store.path) for _ in range(3)]
+    try:
+        wait_for(lambda: over(queue), 60)
+    finally:
+        for each in guis:
+            each.kill()
+            each.wait()
+    assert [(plan.folder.path / "starts").read_text() for plan in plans] == ["1"] * 12
+    assert len({row.owner for row in queue.rows()}) > 1
+
+
+def test_a_run_is_started_by_the_gui_that_it_was_queued_in_while_that_is_there(place: Place):
+    queue = place.queue(opened=False)
+    id = queue.add(place.plan())
+    other = gui(STARTS_THEM, queue.store.path)
+    time.sleep(1.5)
+    assert queue.row(id).state == "queued"
+    other.kill()
+    other.wait()
+    queue.open()
+    wait_for(lambda: over(queue))
+
+
+def test_a_tool_at_work_keeps_its_cards(place: Place):
+    queue = place.queue()
+    plan = place.plan(LASTING)
+    tool = WatchedRun(plan.folder, process.start(plan.argv, {}, plan.folder))
+    queue.reserve("0", tool)
+    same, other = queue.add(place.plan(gpus="0,1")), queue.add(place.plan(gpus="2"))
+    wait_for(lambda: queue.row(other).state == "finished")
+    assert queue.row(same).state == "queued"
+    tool.end_now()
+    wait_for(lambda: over(queue))
+
+
+def test_of_many_threads_one_gets_the_run(place: Place):
+    store = RunStore(place.folder / "runs.sqlite")
+    id = store.add(place.plan().folder).id
+    got: list[bool] = []
+    threads = [threading.Thread(target=lambda: got.append(store.claim(id))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == [False] * 15 + [True]
+
+
+def test_a_gui_that_is_killed_leaves_its_runs_alone_and_the_next_one_goes_on_with_them(place: Place):
+    before = place.queue(opened=False)
+    running, waiting = before.add(place.plan(steps=3000)), before.add(place.plan())
+    before.store.update(running, owner="")
+    first = gui(STARTS_THEM, before.store.path)
+    wait_for(lambda: before.row(running).step > 2, 30)
+    first.kill()  # SIGKILL
+    first.wait()
+    assert process.find(RunFolder(before.row(running).folder)) is not None
+    queue = place.queue()
+    assert queue.watch(running).alive
+    step = queue.watch(running).refresh().step
+    wait_for(lambda: queue.watch(running).refresh().step > step)
+    assert queue.row(waiting).state == "queued"
+    queue.ask(running, "stop")
+    wait_for(lambda: over(queue))
+    assert [queue.row(running).state, queue.row(waiting).state] == ["stopped", "finished"]
+
+
+def test_a_run_that_died_with_the_gui_is_lost_with_its_last_words(place: Place):
+    before = place.queue(opened=False)
+    id = before.add(place.plan("import time; print('last words', flush=True); time.sleep(60)"))
+    before.store.update(id, owner="")
+    first = gui(STARTS_THEM, before.store.path)
+    row = wait_for(lambda: (row := before.row(id)).process and row, 30)
+    wait_for(lambda: RunFolder(row.folder).console_tail())
+    first.kill()
+    first.wait()
+    os.killpg(int(row.process.split()[0]), signal.SIGKILL)
+    queue = place.queue()
+    wait_for(lambda: queue.row(id).state == "lost")
+    assert "left no word" in queue.row(id).error
+    assert queue.watch(id).refresh().failure["details"] == "last words"
+
+
+def test_a_run_that_was_claimed_by_a_gui_that_died_before_it_started_it_waits_again(place: Place):
+    queue = place.queue(opened=False)
+    id = queue.add(place.plan())
+    assert queue.store.claim(id, "12345678 of yesterday")
+    queue.open()
+    wait_for(lambda: over(queue))
+    assert queue.row(id).state == "finished"
+
+
+def test_how_a_run_ended_is_known_to_a_later_gui_too(place: Place):
+    queue = place.queue()
+    missing = queue.add(Planned(folder=place.plan().folder, argv=[str(place.folder / "no such program")]))
+    dead = queue.add(place.plan("raise SystemExit(7)"))
+    wait_for(lambda: over(queue))
+    later = place.queue()
+    assert later.watch(missing).refresh().state == "failed"
+    assert "cannot be started" in later.watch(missing).refresh().failure["error"]
+    assert later.watch(dead).refresh().state == "lost"
+    assert "exit code 7" in later.watch(dead).refresh().failure["error"]
+
+
+LEADER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {child!r}, *sys.argv[1:]])
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are found by their environment")
+@pytest.mark.parametrize("after_a_restart", [False, True])
+def test_when_the_leader_dies_the_trainer_saves_and_nobody_is_left(place: Place, after_a_restart: bool):
+    queue = place.queue()
+    id = queue.add(place.plan(LEADER.format(child=TELLING), steps=6000))
+    wait_for(lambda: queue.watch(id).refresh().step > 2)
+    leader = int(queue.row(id).process.split()[0])
+    if after_a_restart:
+        queue.close()
+    os.kill(leader, signal.SIGKILL)
+    if after_a_restart:
+        queue = place.queue()
+    wait_for(lambda: over(queue))
+    assert queue.row(id).state == "stopped"
+    assert "led the run is gone" in "".join(queue.watch(id).refresh().warnings)
+    assert not process.group_members(leader, RunFolder(queue.row(id).folder))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are found by their environment")
+def test_orphans_that_do_not_listen_are_killed(place: Place):
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    queue = place.queue()
+    id = queue.add(place.plan(LEADER.format(child=deaf)))
+    folder = RunFolder(queue.row(id).folder)
+    wait_for(lambda: folder.console_tail() == "up")
+    leader = int(wait_for(lambda: queue.row(id).process).split()[0])
+    os.kill(leader, signal.SIGKILL)
+    wait_for(lambda: queue.row(id).state == "lost", 30)
+    assert not process.group_members(leader, folder)
+
+
+def test_a_run_whose_folder_is_deleted_under_it_can_still_be_ended_by_the_next_gui_too(place: Place):
+    queue = place.queue()
+    id = queue.add(place.plan(LASTING))
+    row = wait_for(lambda: (row := queue.row(id)).process and row)
+    shutil.rmtree(row.folder)
+    wait_for(lambda: "was deleted" in "".join(queue.watch(id).refresh().warnings))
+    assert queue.watch(id).alive
+    later = place.queue()
+    with pytest.raises(ValueError, match="a run is on already"):
+        later.check_free("all")
+    later.end_now(id)
+    wait_for(lambda: over(later))
+    assert later.row(id).state == "lost"
+
+
+def test_a_queued_run_whose_folder_was_deleted_fails_with_a_sentence(place: Place):
+    queue = place.queue(opened=False)
+    id = queue.add(place.plan())
+    shutil.rmtree(queue.row(id).folder)
+    queue.open()
+    wait_for(lambda: over(queue))
+    assert "deleted or damaged while it waited" in queue.row(id).error
+
+
+def test_a_wish_that_cannot_be_written_is_one_sentence(place: Place):
+    queue = place.queue()
+    id = queue.add(place.plan(LASTING))
+    row = wait_for(lambda: (row := queue.row(id)).process and row)
+    (row.folder / "commands.jsonl").mkdir()  # as good as a full disk: it cannot be written
+    with pytest.raises(ValueError, match="the wish cannot be written"):
+        queue.ask(id, "stop")
+    with pytest.raises(ValueError, match="the wish cannot be written"):
+        queue.ask(id, "sample")
+    queue.end_now(id)
+    wait_for(lambda: over(queue))
+
+
+FULL_DISK = """
+import resource, signal, sys, time
+from pathlib import Path
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.store import RunStore
+store, folder, trainer = sys.argv[1:]
+queue = RunQueue(RunStore(Path(store)), every=0.05)
+queue.open()
+id = queue.add(Planned(folder=RunFolder(Path(folder)), argv=[sys.executable, "-c", trainer, folder, "250"]))
+while queue.row(id).step < 2:
+    time.sleep(0.02)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # no file can be written
+for wish in (lambda: queue.ask(id, "save"), lambda: setattr(queue, "paused", True)):
+    try:
+        wish()
+    except ValueError as error:
+        print(error)
+step = queue.watch(id).refresh().step
+time.sleep(0.5)
+print(queue.rows()[0].state, queue.watch(id).alive, queue.watch(id).refresh().step > step)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+while queue.row(id).state != "finished":
+    time.sleep(0.02)
+print("on it went")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
+def test_a_full_disk_is_told_in_sentences_and_the_queue_goes_on_when_there_is_room_again(place: Place):
+    folder = place.plan().folder.path
+    argv = [sys.executable, "-c", FULL_DISK, str(place.folder / "runs.sqlite"), str(folder), TELLING]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    told = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    save, pause, *rest = told.stdout.splitlines()
+    assert save.startswith("save: the wish cannot be written"), told.stderr
+    assert "the list of runs cannot be used" in pause
+    assert rest == ["running True True", "on it went"]
+
+
+def test_one_run_that_cannot_be_followed_does_not_hold_up_the_others(place: Place):
+    queue = place.queue()
+    bad = queue.add(place.plan(LASTING, gpus="0"))
+    row = wait_for(lambda: (row := queue.row(bad)).process and row)
+    (row.folder / "events.jsonl").mkdir()
+    good = queue.add(place.plan(gpus="1"))
+    wait_for(lambda: queue.row(good).state == "finished")
+    assert "cannot be read" in queue.watch(bad).refresh().warnings[0]
+    assert queue.row(bad).state in ("starting", "running")
+
+
+def test_the_thread_outlives_a_store_that_is_gone_for_a_while(place: Place):
+    queue = place.queue()
+    path = queue.store.path
+    os.rename(path, f"{path}.away")
+    path.mkdir()
+    with pytest.raises(ValueError, match="the list of runs cannot be"):
+        queue.rows()
+    time.sleep(0.2)
+    path.rmdir()
+    os.rename(f"{path}.away", path)
+    queue.add(place.plan())
+    wait_for(lambda: over(queue))
+
+
+def fill(store: RunStore, count: int) -> None:
+    """Many runs at once, of which 20 wait."""
+    rows = [(f"{store.path}/{i}", "finished" if i >= 20 else "queued", i) for i in range(count)]
+    with contextlib.closing(sqlite3.connect(store.path)) as db, db:
+        db.executemany("INSERT INTO runs (folder, state, place, created) VALUES (?, ?, ?, 1)", rows)
+
+
+@pytest.mark.parametrize("kind", ["text", "torn", "foreign"])
+def test_a_list_that_is_damaged_or_foreign_is_put_aside_whole_with_a_sentence(place: Place, kind: str):
+    path = place.folder / "runs.sqlite"
+    if kind == "text":
+        path.write_text("no list at all\n" * 1000)
+    elif kind == "foreign":
+        db = sqlite3.connect(path)
+        db.execute("CREATE TABLE recipes (cake)")
+        db.close()
+    else:
+        store = RunStore(path)
+        fill(store, 500)
+        store.close()
+        with path.open("r+b") as file:
+            file.seek(20 * 4096)
+            file.write(b"\x55" * 8192)
+    was = path.read_bytes()
+    store = RunStore(path)
+    kept = store.rows(1000)
+    (aside,) = path.parent.glob("runs-damaged-*.sqlite")
+    assert aside.read_bytes() == was
+    assert str(aside) in store.notice
+    assert (len(kept) > 0) is (kind == "torn")
+    store.add(place.plan().folder)
+    assert len(RunStore(path).rows(1000)) == len(kept) + 1
+    assert RunStore(path).notice == ""
+
+
+def test_a_damaged_list_does_not_make_a_running_run_be_started_twice(place: Place):
+    queue = place.queue()
+    id = queue.add(place.plan(steps=3000))
+    wait_for(lambda: queue.row(id).step > 2)
+    queue.add(place.plan())
+    time.sleep(0.3)  # the queue has looked at it
+    for end in ("-wal", "-shm"):
+        Path(f"{queue.store.path}{end}").unlink(missing_ok=True)
+    queue.store.path.write_bytes(b"\x00" * 100_000)
+    wait_for(lambda: queue.store.notice and queue.running())
+    assert [row.id for row in queue.running()] == [id]
+    assert queue.watch(id).alive
+    wait_for(lambda: states(queue) == ["running", "queued"])
+    wait_for(lambda: queue.paused)
+    assert "lies now in" in queue.pause_reason
+
+
+def test_the_runs_of_an_older_list_are_taken_over_once(place: Place):
+    state = place.folder
+    folders = [RunFolder(state / name) for name in ("done", "dead", "on")]
+    for folder, last in zip(folders, ("finished", "step", "step"), strict=True):
+        log = folder.log()
+        log("started", max_steps=10, family="flux")
+        log("step", step=4)
+        log(last, step=9)
+    run = process.start([sys.executable, "-c", LASTING], {}, folders[2])
+    lines = [json.dumps(str(folder.path)) for folder in (folders[0], *folders, RunFolder(state / "deleted"))]
+    (state / "runs.jsonl").write_text("\n".join(lines) + '\n"/cut')
+    rows = RunStore(state / "runs.sqlite").rows()
+    assert [(row.name, row.state, row.step) for row in rows] == [
+        ("on", "running", 9),
+        ("dead", "lost", 9),
+        ("done", "finished", 9),
+    ]
+    assert rows[0].ended is None
+    assert rows[2].family == "flux"
+    assert len(RunStore(state / "runs.sqlite").rows()) == 3
+    queue = place.queue()
+    queue.end_now(rows[0].id)
+    wait_for(lambda: over(queue))
+    assert run.wait(5)
+
+
+def test_a_thousand_runs_stay_quick(place: Place):
+    queue = place.queue(opened=False)
+    fill(queue.store, 1000)
+    began = time.process_time()
+    for _ in range(10):
+        assert len(queue.rows()) == 200
+        assert queue.version
+    assert time.process_time() - began < 0.5
+    assert len(queue.rows(limit=5000)) == 1000
+
+
+def test_machines_that_share_a_home_have_a_list_each():
+    mounts = "/dev/sda1 / ext4 rw 0 0\nserver:/home /home nfs4 rw 0 0\n/dev/sdb1 /home/me/my\\040disk xfs rw 0 0\n"
+    assert file_system(Path("/home/me/.local/state"), mounts) == "nfs4"
+    assert file_system(Path("/home/me/my disk/state"), mounts) == "xfs"
+    assert file_system(Path("/root/.local/state"), mounts) == "ext4"
+    assert file_system(Path("/root"), "") == ""
+    assert "nfs4" in NETWORK_FILE_SYSTEMS
+
+
+def test_the_list_lies_in_the_state_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path))
+    assert RunStore().path.parent == tmp_path / "sd-scripts-studio"
+
+
+def test_every_change_gives_the_list_a_new_version(place: Place):
+    store = RunStore(place.folder / "runs.sqlite")
+    versions = [store.version]
+    id = store.add(place.plan().folder).id
+    for change in (
+        lambda: None,
+        lambda: store.update(id, step=3),
+        lambda: store.pause(True, "why"),
+        lambda: setattr(store, "after_failure", False),
+        lambda: store.forget(id),
+    ):
+        change()
+        versions.append(store.version)
+    assert versions == sorted(set(versions))
+    assert store.version == versions[-1]

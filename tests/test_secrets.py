@@ -1,0 +1,120 @@
+"""Keys and tokens are handed to a run out of sight: they stand in no file, event, console line, command or answer."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+from training_help import pictures, settings_for
+
+from kohya_gui.configuration import open_file, prepare, save_file
+from kohya_gui.launch_command import shell_line
+from kohya_gui.live_routes import routes
+from kohya_gui.lora_gui import LORA
+from kohya_gui.tabs import TABS
+from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
+from sd_scripts.options.spec import each_option
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunStore
+from sd_scripts.runs.story import ENDED
+
+SECRETS = {"wandb_api_key": "0123456789abcdef-the-key-of-wandb", "huggingface_token": "hf_TheTokenOfHuggingFace"}
+LONGEST = 180.0
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[RunQueue]:
+    queue = RunQueue(RunStore(tmp_path / "state" / "runs.sqlite"))
+    queue.open()
+    yield queue
+    for row in queue.running():
+        queue.end_now(row.id)
+    queue.close()
+
+
+def told_in(data: bytes) -> list[str]:
+    return [name for name, word in SECRETS.items() if word.encode() in data]
+
+
+def assert_no_file_tells(folder: Path) -> int:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [(path, told) for path in files if (told := told_in(path.read_bytes()))]
+    return len(files)
+
+
+def test_every_secret_of_the_options_is_tried_here():
+    assert {o.name for s in SCRIPTS for g in s.groups for o in each_option(g) if o.secret} == set(SECRETS)
+
+
+def test_a_run_with_keys_tells_them_nowhere(miniature, tmp_path, queue):
+    values: dict[str, Any] = {
+        **{name: str(v) if isinstance(v, Path) else v for name, v in settings_for(miniature).items()},
+        **SECRETS,
+        "train_data_dir": str(pictures(tmp_path / "pictures")),
+        "output_dir": str(tmp_path / "out"),
+        "logging_dir": str(tmp_path / "out" / "log"),
+        "log_with": "tensorboard",
+        "log_config": True,
+        "save_state": True,
+        "console_log_level": "DEBUG",
+        "max_train_steps": 1,
+    }
+    _, id = LORA.train_model(queue, values, "sdxl", {})
+    assert id is not None
+    end = time.monotonic() + LONGEST
+    while (row := queue.row(id)) and row.state not in ENDED and time.monotonic() < end:
+        time.sleep(0.2)
+    assert row is not None
+    assert row.state == "finished", row.error
+    queue.paused = True
+    _, waiting = LORA.train_model(queue, {**values, "seed": 2}, "sdxl", {})
+    assert assert_no_file_tells(tmp_path) > 10  # the list of runs is among them
+
+    client = TestClient(Starlette(routes=routes(queue)))
+    of_run = ("", "/curves", "/console", "/file/0")
+    for path in ("board", f"compare?ids={id},{waiting}", f"run/{waiting}", *(f"run/{id}{each}" for each in of_run)):
+        answer = client.get(f"/studio/{path}")
+        assert answer.status_code == 200, path
+        assert told_in(answer.content) == [], path
+
+
+def test_a_printed_command_has_no_keys_and_its_file_neither(tmp_path):
+    values = {**SECRETS, "output_dir": str(tmp_path), "pretrained_model_name_or_path": "org/model"}
+    values |= {"train_data_dir": str(pictures(tmp_path / "pictures")), "max_train_steps": 1, "resolution": "64"}
+    prepared = prepare(values, SDXL_LORA, {}, print_only=True)
+    assert told_in(shell_line(prepared.command.argv).encode()) == []
+    assert assert_no_file_tells(tmp_path) > 0
+    assert prepared.command.environment == {
+        "WANDB_API_KEY": SECRETS["wandb_api_key"],
+        "HF_TOKEN": SECRETS["huggingface_token"],
+    }
+
+
+def test_a_saved_configuration_has_no_keys(tmp_path):
+    save_file(tmp_path / "a.toml", {**SECRETS, "network_dim": 4}, SDXL_LORA, {})
+    assert_no_file_tells(tmp_path)
+    assert open_file(tmp_path / "a.toml", TABS["lora"]).values == {"network_dim": 4}
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path, secret):
+    word = SECRETS[secret]
+    values = {"output_dir": str(tmp_path / "out"), "pretrained_model_name_or_path": "org/model", "resolution": "64"}
+    values |= {"train_data_dir": str(pictures(tmp_path / "pictures")), "max_train_steps": 1, secret: word}
+    for name, other, unknown in (
+        ("extra_accelerate_launch_args", {"extra_accelerate_launch_args": f"--env KEY={word}"}, {}),
+        ("training_comment", {"training_comment": f"my {word}"}, {}),
+        ("my_own", {}, {"my_own": word}),
+    ):
+        for write in (
+            lambda given, kept: prepare(given, SDXL_LORA, kept, print_only=False),
+            lambda given, kept: save_file(tmp_path / "a.toml", given, SDXL_LORA, kept),
+        ):
+            with pytest.raises(ValueError, match=f"^{name}: holds the {secret}, ") as refused:
+                write({**values, **other}, unknown)
+            assert word not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "a.toml").exists()
