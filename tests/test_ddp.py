@@ -1,9 +1,7 @@
 """Two processes over gloo: they learn as one, tell once, and end together."""
 
-import multiprocessing
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh import together
 from test_full_run import base_of
 from torch import Tensor
 from training_help import FULL, Run, equal, pictures, run, settings_for, train_whole
@@ -105,59 +104,39 @@ def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
     assert made.files == ["sample", "short-state", "short.safetensors"]
 
 
-def _rank(rank: int, port: int, config: Path, statuses: Any, family: str, method: str) -> None:
-    """One of two processes, without the launcher."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
+def train_group(config: Path, family: str = "sdxl", method: str = "lora") -> tuple[list[int], str]:
+    """Exit statuses of two processes without the launcher, and what both told."""
+    return together(2, config.parent, train_in_group, config, family, method)
 
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()  # what earlier tests left in the process that this one was forked from
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
-    }  # fmt: skip
-    output = config.parent / "out"
-    sys.stderr = (config.parent / f"stderr{rank}").open("w")
+
+def train_in_group(config: Path, family: str, method: str) -> int:
+    """In a process of its own."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     keep_copies(config.parent)
-    statuses[rank] = run(["--config_file", str(config)], output, family, method).status
-
-
-def fork(config: Path, family: str = "sdxl", method: str = "lora") -> tuple[list[int], str]:
-    """Exit statuses of two processes, and what both told on stderr."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    statuses = context.Array("i", [-1, -1])
-    ranks = [context.Process(target=_rank, args=(rank, port, config, statuses, family, method)) for rank in (0, 1)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join(90)
-        each.kill()
-    return list(statuses), "".join((config.parent / f"stderr{rank}").read_text() for rank in (0, 1))
+    return run(["--config_file", str(config)], config.parent / "out", family, method).status
 
 
 def test_a_mistake_ends_both_processes_with_one_sentence(miniature: Any, tmp_path: Path) -> None:
-    statuses, told = fork(configure(tmp_path, miniature, resume=str(tmp_path / "nowhere")))
+    statuses, told = train_group(configure(tmp_path, miniature, resume=str(tmp_path / "nowhere")))
     assert statuses == [2, 2]
     assert told.count("resume: there is no folder") == 1
 
 
 def test_a_loss_that_is_no_number_ends_both_processes(miniature: Any, tmp_path: Path) -> None:
-    statuses, _ = fork(configure(tmp_path, miniature, learning_rate=1e3, max_train_steps=20, max_grad_norm=0.0))
+    statuses, _ = train_group(configure(tmp_path, miniature, learning_rate=1e3, max_train_steps=20, max_grad_norm=0.0))
     assert statuses == [1, 1]
 
 
 def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: Path) -> None:
     kept = {"save_state": True, "max_train_steps": 4, "save_every_n_steps": 2}
-    statuses, told = fork(configure(tmp_path, miniature, **kept))
+    statuses, told = train_group(configure(tmp_path, miniature, **kept))
     assert statuses == [0, 0], told
     output = tmp_path / "out"
     whole = Run(0, output, RunFolder(output / "run"))
     losses, tensors = whole.losses, whole.tensors()
     output.rename(tmp_path / "whole")
     state = tmp_path / "whole" / "short-step00000002-state"
-    statuses, told = fork(configure(tmp_path, miniature, resume=str(state), **kept))
+    statuses, told = train_group(configure(tmp_path, miniature, resume=str(state), **kept))
     assert statuses == [0, 0], told
     assert whole.losses == losses[2:]
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.tensors().items())
@@ -165,14 +144,14 @@ def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: P
 
 def test_two_processes_find_the_newest_state_together(miniature: Any, tmp_path: Path) -> None:
     kept = {"save_state": True, "max_train_steps": 4, "save_every_n_steps": 2, "resume": "latest"}
-    statuses, told = fork(configure(tmp_path, miniature, **kept))
+    statuses, told = train_group(configure(tmp_path, miniature, **kept))
     assert statuses == [0, 0], told
     output = tmp_path / "out"
     whole = Run(0, output, RunFolder(output / "run"))
     losses, tensors = whole.losses, whole.tensors()
     for path in (output / "short-state", output / "run"):
         shutil.rmtree(path)
-    statuses, told = fork(configure(tmp_path, miniature, **kept))
+    statuses, told = train_group(configure(tmp_path, miniature, **kept))
     assert statuses == [0, 0], told
     assert whole.losses == losses[2:]
     assert equal(whole.tensors(), tensors)
@@ -192,7 +171,7 @@ def test_blocks_that_take_turns_and_are_compiled_learn_the_same_in_both_processe
     losses, masters = [], []
     for name, options in {"plain": {}, "everything": everything}.items():
         (tmp_path / name).mkdir()
-        statuses, told = fork(configure(tmp_path / name, flux_miniature, max_train_steps=2, **options), "flux")
+        statuses, told = train_group(configure(tmp_path / name, flux_miniature, max_train_steps=2, **options), "flux")
         assert statuses == [0, 0], told
         one, other = copies(tmp_path / name)
         assert one["masters"].any()
@@ -219,7 +198,7 @@ ENCODERS = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
 def train_two(folder: Path, miniature: Any, **values: Any) -> Run:
     """Full training by two processes, which end with equal weights; what the first left behind."""
     folder.mkdir(exist_ok=True)
-    statuses, told = fork(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
+    statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
     assert statuses == [0, 0], told
     one, other = copies(folder)
     assert not torch.equal(one.pop("losses"), other.pop("losses"))
@@ -240,11 +219,11 @@ def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **va
     )
 
 
-def apart(one: Run, other: Run, miniature: Any) -> float:
+def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors") -> float:
     """How far two models are from each other, beside how far they have come."""
     base, ours, theirs = (
         torch.cat([tensor.flatten().float() for _, tensor in sorted(tensors.items())])
-        for tensors in (base_of(miniature), one.tensors(), other.tensors())
+        for tensors in (base_of(miniature), one.tensors(file), other.tensors(file))
     )
     return float((ours - theirs).norm() / (theirs - base).norm())
 

@@ -1,6 +1,5 @@
 """A process that is killed in the middle of full training, twice in a row, goes on as if it had never been."""
 
-import multiprocessing
 import os
 import time
 from multiprocessing.process import BaseProcess
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh import PATIENCE, processes
 from training_help import equal, train_whole
 
 from sd_scripts.runs.folder import RunFolder
@@ -24,20 +24,11 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "flux": {"mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "blocks_to_swap": 2},
 }
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
-PATIENCE = 120.0
-
-
-@pytest.fixture(scope="module")
-def processes() -> Any:
-    """Makes fresh ones that have imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training_help", "sd_scripts.training.trainer", "sd_scripts.training.full"])
-    return context
 
 
 @pytest.mark.parametrize("compiled", [{}, COMPILED], ids=["eager", "compiled"])
 def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(
-    compiled: dict[str, Any], each_miniature: Any, processes: Any, tmp_path: Path
+    compiled: dict[str, Any], each_miniature: Any, tmp_path: Path
 ) -> None:
     values = {**STATES, **OF_FAMILY[each_miniature.family], **compiled}
     whole = train_whole(each_miniature, tmp_path / "whole", **values)
@@ -48,7 +39,7 @@ def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(
     begun: list[int] = []
     for part, until in enumerate((1, 3)):
         settings = {**values, "run_dir": output / f"run{part}", **newest_state(output)}
-        training = processes.Process(target=train_whole, args=(each_miniature, output), kwargs=settings)
+        training = processes().Process(target=train_whole, args=(each_miniature, output), kwargs=settings)
         training.start()
         kill_after(training, output / f"short-step{until:08d}-state")
         told = steps_told(output / f"run{part}")

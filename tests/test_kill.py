@@ -1,7 +1,6 @@
 """A process may be killed anywhere: its newest state is whole, and the same command given again ends as if nothing had
 been."""
 
-import multiprocessing
 import os
 import re
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh import console_to, outcome, processes
 from training_help import FULL, Run, equal, pictures, train
 
 from sd_scripts.library.safetensors_io import GONE, OLD, PART
@@ -39,7 +39,6 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "lora": {"network_args": ["rank_dropout=0.3"]},
     "full": {**FULL, "mixed_precision": "bf16", "save_precision": "float", "use_ema": True},
 }
-PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
@@ -101,16 +100,6 @@ MOMENTS = (
 
 
 @pytest.fixture(scope="module")
-def processes() -> Any:
-    """Makes fresh ones that have imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    modules = ("sdxl_train_network", "sdxl_train", "families.sdxl.samplers", "training.trainer", "training.full")
-    slow = ["transformers.optimization", "diffusers.optimization", "torch.profiler"]
-    context.set_forkserver_preload(["test_kill", *(f"sd_scripts.{name}" for name in modules), *slow])
-    return context
-
-
-@pytest.fixture(scope="module")
 def undisturbed(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     """The run of a method that nobody kills. Do not write to it."""
     runs: dict[str, Run] = {}
@@ -136,9 +125,7 @@ def begin(miniature: Any, output: Path, method: str) -> Run:
 def begin_and_die(miniature: Any, output: Path, method: str, moment: Moment | None, size: int) -> None:
     """In a process of its own."""
     output.parent.mkdir(exist_ok=True)
-    console = (output.parent / "console.txt").open("a")
-    for stream in (1, 2):
-        os.dup2(console.fileno(), stream)
+    console_to(output.parent / "console.txt")
     if moment:
         die_at(moment, size)
     sys.exit(begin(miniature, output, method).status)
@@ -180,24 +167,21 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def outcome(processes: Any, *arguments: Any) -> int:
+def ending(*arguments: Any) -> int:
     """Exit code of a process that begins the run."""
-    process = processes.Process(target=begin_and_die, args=arguments)
+    process = processes().Process(target=begin_and_die, args=arguments)
     process.start()
-    process.join(PATIENCE)
-    process.kill()
-    process.join()
-    return int(process.exitcode)
+    return outcome(process)
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=str)
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(
-    method: str, moment: Moment, undisturbed: Any, miniature: Any, processes: Any, tmp_path: Path
+    method: str, moment: Moment, undisturbed: Any, miniature: Any, tmp_path: Path
 ) -> None:
     whole: Run = undisturbed(method)
     output, size = tmp_path / "out", (whole.output / "short.safetensors").stat().st_size
-    assert outcome(processes, miniature, output, method, moment, size) == -signal.SIGKILL
+    assert ending(miniature, output, method, moment, size) == -signal.SIGKILL
 
     told = Run(-signal.SIGKILL, output, RunFolder(output / "run")).told("saved")
     states = [event["step"] for event in told if event["path"].endswith("-state")]
@@ -206,7 +190,7 @@ def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(
         assert {"learning", "optimizer"} < torch.load(newest.folder / "state.pt", weights_only=True).keys()
     assert (newest.progress.step if newest else 0) >= max(states, default=0)
 
-    assert outcome(processes, miniature, output, method, None, size) == 0
+    assert ending(miniature, output, method, None, size) == 0
     again = Run(0, output, RunFolder(output / "run"))
     assert again.told("started")[-1].get("resumed_from") == (str(newest.folder) if newest else None)
     assert [name for name in again.files if name != "sample"] == [name for name in whole.files if name != "sample"]

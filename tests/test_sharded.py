@@ -1,20 +1,20 @@
 """Two processes over gloo whose weights are in shards (FSDP2): they train what one process trains."""
 
 import copy
-import multiprocessing
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
-from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, fork, train_as_two
+from fresh import together
+from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, train_as_two, train_group
 from test_full_run import base_of, learned
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -41,7 +41,7 @@ def _launched_with_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
 def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
     """Full training by two processes, each of which holds about half of the weights; what they left behind."""
     folder.mkdir(exist_ok=True)
-    statuses, told = fork(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
+    statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), miniature.family, "full")
     assert statuses == [0, 0], told
     one, other = (sum(rows.numel() for name, rows in held.items() if name != "losses") for held in copies(folder))
     assert 0.9 < one / other < 1.2
@@ -66,9 +66,11 @@ def test_shards_learn_what_whole_weights_do(
 
 
 EVERYTHING: dict[str, Any] = {
-    **BF16, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2,
-    "validation_split": 0.34, "validate_every_n_steps": 2, "sample_every_n_steps": 2,
+    **BF16, "use_ema": True, "max_train_steps": 2, "save_state": True, "save_every_n_steps": 1,
+    "validation_split": 0.34, "validate_every_n_steps": 1, "sample_every_n_steps": 1,
+    "optimizer_args": ["eps=0.01"],
 }  # fmt: skip
+"""With this eps a gradient that is nothing but rounding moves a weight no further than it is large."""
 
 
 def with_prompts(folder: Path) -> dict[str, str]:
@@ -88,15 +90,17 @@ def test_masters_averages_validation_and_pictures_are_those_of_whole_weights(
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
     plain = tmp_path / "plain"
     plain.mkdir()
-    statuses, told = fork(configure(plain, each_miniature, **{**FULL, **values}), each_miniature.family, "full")
+    statuses, told = train_group(configure(plain, each_miniature, **{**FULL, **values}), each_miniature.family, "full")
     assert statuses == [0, 0], told
     whole = Run(0, plain / "out", RunFolder(plain / "out" / "run"))
+    assert two.files == whole.files
+    # the first step is compared: how bfloat16 rounds grows from step to step, and is another thing on another CPU
     assert two.losses == pytest.approx(whole.losses, rel=1e-2)
     validated = [[event["loss"] for event in each.told("validation")] for each in (two, whole)]
-    assert validated[0] == pytest.approx(validated[1], rel=1e-2)
-    assert two.files == whole.files
-    if each_miniature.family == "flux":  # of the other's gradients more is nothing but rounding, see TOLERANCE
-        assert apart(two, whole, each_miniature) < TOLERANCE
+    assert len(validated[0]) == len(validated[1]) == 2
+    assert validated[0][0] == pytest.approx(validated[1][0], rel=1e-2)
+    for file in ("short-step00000001.safetensors", "short-step00000001-ema.safetensors"):
+        assert apart(two, whole, each_miniature, file) < 0.05  # bfloat16 itself is 0.1 from float32
 
 
 def test_a_resumed_run_in_shards_is_the_undisturbed_one(each_miniature: Any, tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ def test_text_encoders_learn_whole_beside_shards(
     values = {"train_text_encoder": True, "cache_text_encoder_outputs": None, "save_state_on_train_end": True}
     folder = tmp_path / "two"
     folder.mkdir()
-    statuses, told = fork(configure(folder, miniature, **{**FULL, **values}), "sdxl", "full")
+    statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), "sdxl", "full")
     assert statuses == [0, 0], told
     two = Run(0, folder / "out", RunFolder(folder / "out" / "run"))
     held = [{name: t for name, t in each.items() if name.startswith("text_encoder")} for each in copies(folder)]
@@ -169,14 +173,14 @@ def test_what_needs_whole_weights_is_told_in_a_sentence(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    statuses, told = fork(configure(tmp_path, flux_miniature, **{**FULL, **values}), "flux", "full")
+    statuses, told = train_group(configure(tmp_path, flux_miniature, **{**FULL, **values}), "flux", "full")
     assert statuses == [2, 2]
     assert told.count(why) == 1
     assert "Traceback" not in told
 
 
 def test_a_lora_needs_no_shards(miniature: Any, tmp_path: Path) -> None:
-    statuses, told = fork(configure(tmp_path, miniature))
+    statuses, told = train_group(configure(tmp_path, miniature))
     assert statuses == [2, 2]
     assert told.count("use_fsdp: a LoRA is small") == 1
 
@@ -218,11 +222,10 @@ def test_the_guide_for_slurm_has_flags_that_accelerate_takes() -> None:
     assert parsed.training_script == "sd_scripts/flux_train.py"
 
 
-def _uneven(rank: int, port: int, wrong: Any) -> None:
-    """One of three processes: a step by hand on rows, of which some processes have none."""
-    from types import SimpleNamespace
-
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+def uneven() -> int:
+    """One of three processes: two steps by hand on rows, of which some processes have none; how many are wrong."""
+    torch.distributed.init_process_group("gloo")
+    rank, wrong = torch.distributed.get_rank(), 0
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1), nn.Linear(1, 7))
     module = copy.deepcopy(plain)
@@ -244,22 +247,12 @@ def _uneven(rank: int, port: int, wrong: Any) -> None:
     whole = shards.values({sharded: rows for sharded, rows in named.values()})
     for name, weight in plain.state_dict().items():
         rows = named[name][1]
-        wrong[rank] += not torch.allclose(shards.rows(weight), rows, atol=1e-6)
-        wrong[rank] += rank == 0 and not torch.allclose(whole[name], weight, atol=1e-6)
-    wrong[rank] -= 1  # it came so far
+        wrong += not torch.allclose(shards.rows(weight), rows, atol=1e-6)
+        wrong += rank == 0 and not torch.allclose(whole[name], weight, atol=1e-6)
     torch.distributed.destroy_process_group()
+    return wrong
 
 
-def test_rows_that_do_not_divide_evenly_are_updated_and_joined() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    wrong = context.Array("i", [1, 1, 1])
-    ranks = [context.Process(target=_uneven, args=(rank, port, wrong)) for rank in range(3)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join(60)
-        each.kill()
-    assert list(wrong) == [0, 0, 0]
+def test_rows_that_do_not_divide_evenly_are_updated_and_joined(tmp_path: Path) -> None:
+    statuses, told = together(3, tmp_path, uneven)
+    assert statuses == [0, 0, 0], told

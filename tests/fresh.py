@@ -1,0 +1,73 @@
+"""Processes that begin fresh, with everything imported: nothing is left in them of the tests before."""
+
+import faulthandler
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 300.0
+"""Seconds until a process is killed that does not end by itself."""
+_IMPORTED = [
+    "training_help",
+    *(f"sd_scripts.{name}" for name in ("sdxl_train_network", "sdxl_train", "training.trainer", "training.full")),
+    *(f"sd_scripts.families.{name}" for name in ("sdxl.samplers", "flux.sampling")),
+    *("transformers.optimization", "diffusers.optimization", "torch.profiler"),
+]
+
+
+def processes() -> ForkServerContext:
+    """Makes them. They are forked from a process with one thread and nothing but imports in it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
+def outcome(process: ForkServerProcess) -> int:
+    """Exit code of one that was started; it is killed when patience is at its end."""
+    process.join(PATIENCE)
+    process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def console_to(file: Path) -> None:
+    """What this process says, its C++ parts and its end by a signal included, is added to a file."""
+    with file.open("a") as console:
+        for stream in (1, 2):
+            os.dup2(console.fileno(), stream)
+    faulthandler.enable(file=sys.__stderr__)
+
+
+def together(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> tuple[list[int], str]:
+    """Exit codes of `count` processes of one group, each of which runs work(*arguments) in today's environment, and
+    what they told. Each has its rank and the place to meet in the environment, as from a launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {**os.environ, **{name: str(value) for name, value in group.items()}}
+    consoles = [folder / f"console{rank}.txt" for rank in range(count)]
+    ranks = [
+        processes().Process(target=_rank, args=(rank, environment, console, work, arguments))
+        for rank, console in enumerate(consoles)
+    ]
+    for each in ranks:
+        each.start()
+    codes = [outcome(each) for each in ranks]
+    return codes, "".join(console.read_text() for console in consoles if console.exists())
+
+
+def _rank(
+    rank: int, environment: dict[str, str], console: Path, work: Callable[..., int], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    console.unlink(missing_ok=True)
+    console_to(console)
+    sys.exit(work(*arguments))
