@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui
+from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, settled
 from sd_scripts.options.toml_files import read_toml, write_toml
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -47,6 +47,7 @@ def page(chromium: Any, server: str) -> Iterator[Any]:
     page.set_default_timeout(SLOW)
     page.goto(server)
     expect(page.locator("#lora-start")).to_be_visible()
+    settled(page, "#lora")
     yield page
     context.close()
     assert strangers == []

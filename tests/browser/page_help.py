@@ -87,11 +87,32 @@ class Gui:
             return json.load(answer)
 
 
+SETTLED = """(part) => new Promise((done) => {
+  let frames = 0, known = 0, left = 1000;
+  const look = () => {
+    const now = part.querySelector(".block") ? part.querySelectorAll("*").length : 0;
+    frames = now && now === known ? frames + 1 : 0;
+    known = now;
+    frames < 4 && left-- ? requestAnimationFrame(look) : done();
+  };
+  look();
+})"""
+
+
+def settled(page: Any, selector: str) -> None:
+    """Wait until a part of the page that is looked at for the first time is all there.
+
+    Gradio makes it then, and for two frames more forgets what is typed into it, which only a test is quick enough for.
+    """
+    page.locator(selector).first.evaluate(SETTLED)
+
+
 def unfold(page: Any, *titles: str, tab: str = "lora") -> None:
     for title in titles:
         head = page.locator(f"#{tab}-panel-{title} > .label-wrap")
         if "open" not in (head.get_attribute("class") or ""):
             head.click()
+            settled(page, f"#{tab}-panel-{title}")
 
 
 def field(page: Any, name: str, tab: str = "lora") -> Any:

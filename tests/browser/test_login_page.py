@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, Gui, field, unfold
+from browser.page_help import CHROMIUM, Gui, field, settled, unfold
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -39,6 +39,7 @@ def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: A
     page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
     page.keyboard.press("Enter")
     expect(page.locator("#lora-start")).to_be_visible()
+    settled(page, "#lora")
     page.locator("#lora-print").click()
     expect(page.locator("#lora-message")).to_contain_text("settings stand in the way")
     assert refused == []

@@ -7,7 +7,7 @@ import pytest
 from gui_help import SIX
 from safetensors import safe_open
 
-from browser.page_help import CHROMIUM, ROOT, TRAINING, ask_for, choose, field, unfold, variant
+from browser.page_help import CHROMIUM, ROOT, TRAINING, ask_for, choose, field, settled, unfold, variant
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
@@ -32,6 +32,7 @@ def open_file(page: Page, path: Path, tab: str = "lora") -> None:
 def go_to(page: Page, tab: str) -> None:
     page.locator(f"#{tab}-button").click()
     expect(page.locator(f"#{tab}-start")).to_be_visible()
+    settled(page, f"#{tab}")
 
 
 def set_the_six(page: Page) -> None:

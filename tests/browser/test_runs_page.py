@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs_help import wait_for
 
-from browser.page_help import CHROMIUM, SLOW, TRAINING, Gui, ask_for, field, variant
+from browser.page_help import CHROMIUM, SLOW, TRAINING, Gui, ask_for, field, settled, variant
 from sd_scripts.options.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.story import ENDED
@@ -97,6 +97,7 @@ def three(chromium: Any, server: str, demo: Path) -> dict[str, int]:
     page.set_default_timeout(SLOW)
     page.goto(server)
     expect(page.locator("#lora-start")).to_be_visible()
+    settled(page, "#lora")
     ranks = {"first": 8, "second": 4, "third": 4}
     steps = {"first": LONG, "second": 6, "third": 6}
     started = {name: start(page, quick(demo, name, steps[name], network_dim=rank)) for name, rank in ranks.items()}
@@ -247,6 +248,7 @@ def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, 
     before = config.read_bytes()
     press(page, "load")
     expect(page.locator("#lora-start")).to_be_visible()
+    settled(page, "#lora")
     expect(field(page, "output_name")).to_have_value("second")
     expect(field(page, "network_dim")).to_have_value("4")
     field(page, "network_dim").fill("16")
