@@ -83,8 +83,9 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     entries = read_metadata(file, "metadata file") if file.exists() else {}
     merged: Merged | None = None
     told = []
+    how: dict[str, Any] = {"full_path": asked.full_path, "recursive": asked.recursive, "option": "image folder"}
     for words, extension in wanted.items():
-        merged = merge_words(images, entries, words, extension, full_path=asked.full_path, recursive=asked.recursive)
+        merged = merge_words(images, entries, words, extension, **how)
         entries = merged.entries
         told.append(merged.wordless_text(extension))
     assert merged

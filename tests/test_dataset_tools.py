@@ -183,7 +183,7 @@ def test_gathered_words_train(source: Path) -> None:
     ("changed", "sentence"),
     [
         ({"image_folder": ""}, "image folder: is empty"),
-        ({"image_folder": "nowhere"}, "train_data_dir: there is no folder"),
+        ({"image_folder": "nowhere"}, "image folder: there is no folder"),
         ({"captions": None}, "captions: neither captions nor tags are taken"),
         ({"tags": ".txt"}, "tags: captions come from .txt files already"),
         ({"caption_metadata_filename": "meta"}, "metadata file: 'meta' is not a file name that ends with .json"),

@@ -75,15 +75,16 @@ def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
         raise ValueError(f"{option}: {path} cannot be written: {error.strerror or error}") from error
 
 
-def find_pictures(folder: Path, *, recursive: bool) -> list[Path]:
-    """The pictures in a folder, and with `recursive` in those below it, sorted; ValueError where there are none."""
+def find_pictures(folder: Path, *, recursive: bool, option: str = "train_data_dir") -> list[Path]:
+    """The pictures in a folder, and with `recursive` in those below it, sorted; ValueError where there are none, by the
+    name under which the user gave the folder."""
     if not folder.is_dir():
-        raise ValueError(f"train_data_dir: there is no folder {str(folder)!r}")
+        raise ValueError(f"{option}: there is no folder {str(folder)!r}")
     found = folder.rglob("*") if recursive else folder.iterdir()
     pictures = sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
     if not pictures:
         more = "" if recursive else "; those in folders below it are seen with recursive"
-        raise ValueError(f"train_data_dir: no picture (png, jpg, webp, bmp) in {str(folder)!r}{more}")
+        raise ValueError(f"{option}: no picture (png, jpg, webp, bmp) in {str(folder)!r}{more}")
     return pictures
 
 
@@ -110,13 +111,14 @@ def merge_words(
     *,
     full_path: bool = False,
     recursive: bool = False,
+    option: str = "train_data_dir",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Merged:
     """Take the text of the file `extension` beside each picture as its caption or tags; other entries stay.
 
     Raises ValueError in one sentence for a folder without pictures and for a text that is not UTF-8.
     """
-    pictures = find_pictures(folder, recursive=recursive)
+    pictures = find_pictures(folder, recursive=recursive, option=option)
     keys = keys_of(pictures, folder, entries, full_path=full_path)
     merged = {key: dict(entry) for key, entry in entries.items()}
     wordless = []
