@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 
+from kohya_gui.field_links import FieldLinks, labelled
 from kohya_gui.places import EVERYWHERE, Places
 from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
@@ -19,11 +20,11 @@ UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
 
-def control(option: Option, tab: str, *classes: str) -> FormComponent:
-    """The control of one option; its element id is `tab-name`."""
+def control(option: Option, tab: str, *classes: str, others: Mapping[str, Option] | None = None) -> FormComponent:
+    """The control of one option; its element id is `tab-name`. Its hint names the `others` by their labels."""
     face: dict[str, Any] = {
         "label": option.label,
-        "info": option.help.replace("<", "&lt;"),  # Gradio reads it as Markdown
+        "info": labelled(option.help.replace("<", "&lt;"), others or {}),  # Gradio reads it as Markdown
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
         "elem_classes": ["option", *classes],
@@ -141,6 +142,7 @@ class Form:
         }
         self.group_of = {o.name: group for group in groups for o in each_option(group)}
         self.controls: dict[str, FormComponent] = {}
+        self.links = FieldLinks(self.options, self.controls)
         self.facts: dict[str, gr.HTML] = {}
         """A line under a control for what is found at the path in it."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
@@ -153,7 +155,7 @@ class Form:
         with gr.Row(elem_classes="fields"):
             for name in names:
                 if name in self.options:
-                    self.controls[name] = control(self.options[name], self.tab, self._width(name))
+                    self.controls[name] = control(self.options[name], self.tab, self._width(name), others=self.options)
                 if name in self._told:
                     self.facts[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
 

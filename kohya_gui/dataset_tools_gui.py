@@ -16,7 +16,7 @@ from gradio.context import Context
 from kohya_gui.controls import QUIET, Form, given, shown, unquoted
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
-from kohya_gui.messages import message
+from kohya_gui.messages import Html, message
 from kohya_gui.places import EVERYWHERE, Places
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.story import RunStory
@@ -306,4 +306,5 @@ def fill(form: Form, made: Mapping[str, Any]) -> Updates:
 
 
 def filled_message(form: Form, made: Mapping[str, Any]) -> str:
-    return message("ok", f"Filled in: {', '.join(name for name in made if name in form.controls)}")
+    named = ", ".join(form.links.named(name) for name in made if name in form.controls)
+    return message("ok", Html(f"Filled in: {named}"))

@@ -197,6 +197,9 @@ class TrainingTab:
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
         return recognise.allowed(self._places, name, unquoted(path or ""), look)
 
+    def _told(self, remarks: Sequence[Remark], title: str) -> str:
+        return self.form.links.told("warning" if remarks else "ok", title, remarks)
+
     # What the buttons do
 
     def _wire(self) -> None:
@@ -218,13 +221,15 @@ class TrainingTab:
             self._tell_after(event)
         for event in (family, opened, preset, past, *self.form.taken):
             self.draft.keep_after(event)
-        self.save.click(self._save, page, self._everything, **QUIET)
-        self.save_new.click(self._save_as, page, self._everything, **QUIET)
+        saved = self.save.click(self._save, page, self._everything, **QUIET)
+        saved_as = self.save_new.click(self._save_as, page, self._everything, **QUIET)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
-        self.run.start.click(self._start, page, self._everything, **slow)
-        self.run.print.click(self._print, page, self._everything, **slow)
+        started = self.run.start.click(self._start, page, self._everything, **slow)
+        printed = self.run.print.click(self._print, page, self._everything, **slow)
+        for event in (opened, saved, saved_as, started, printed):
+            event.then(None, js=f"() => answered('{self.name}')", **QUIET)
 
     def on_load(self, page: gr.Blocks, config: Path | None) -> None:
         """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line.
@@ -246,7 +251,7 @@ class TrainingTab:
             preset = draft.get("preset") or ""
             shown_preset = preset if preset_family(preset) == family else None
             updates |= {self.family: family, self.file: file, self.preset: shown_preset}
-            return updates | ({self.run.message: told(remarks, "Restored what stood here")} if remarks else {})
+            return updates | ({self.run.message: self._told(remarks, "Restored what stood here")} if remarks else {})
 
         page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
 
@@ -264,7 +269,7 @@ class TrainingTab:
             path = place_of(text)
             opened = self.training.open_configuration(path, family, self._places)
         except ValueError as error:
-            return {self.run.message: refused(error)}
+            return {self.run.message: self.form.links.refused(error)}
         updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
         return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
 
@@ -273,7 +278,7 @@ class TrainingTab:
         try:
             opened = self.training.open_configuration(path, preset_family(data[self.preset]))
         except ValueError as error:
-            return {self.run.message: refused(error)}
+            return {self.run.message: self.form.links.refused(error)}
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
         title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
@@ -297,7 +302,7 @@ class TrainingTab:
             self.file: gr.update(value=file),
             self.preset: preset,
             self.draft.state: self.draft.of(full, family, file, preset),
-            self.run.message: told([*said, *refusals], title),
+            self.run.message: self._told([*said, *refusals], title),
             **self._not_saving(),
         }
 
@@ -343,12 +348,12 @@ class TrainingTab:
                 return self._ask_to_replace(place)
             path = self.training.save_configuration(place, values, family, data[self.unknown], self._places)
         except ValueError as error:
-            return {self.run.message: refused(error)}
+            return {self.run.message: self.form.links.refused(error)}
         return {
             **self._remember(path, data[self.recent]),
             self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
             **self._not_saving(),
-            self.run.message: told(self._left_out(values), f"Saved to {path}"),
+            self.run.message: self._told(self._left_out(values), f"Saved to {path}"),
         }
 
     def _left_out(self, values: Mapping[str, Any]) -> list[Remark]:
@@ -361,8 +366,8 @@ class TrainingTab:
             assert run is not None
             waits = self._why_waiting(run)
         except ValueError as error:
-            return {self.run.message: refused(error)}
-        remarks = told(prepared.remarks, f"{waits}; to know:" if waits else "Started; to know:")
+            return {self.run.message: self.form.links.refused(error, start=True)}
+        remarks = self._told(prepared.remarks, f"{waits}; to know:" if waits else "Started; to know:")
         return {
             self.run.message: remarks if prepared.remarks else message("ok", waits) if waits else "",
             self.run.command: gr.update(visible=False),
@@ -388,7 +393,7 @@ class TrainingTab:
         try:
             _, opened = opened_run(row)
         except ValueError as error:
-            return {self.run.message: refused(error)}
+            return {self.run.message: self.form.links.refused(error)}
         updates = self._filled(opened.values, opened.family, "", opened.remarks, f"The settings of {row.name} are here")
         return updates | {self.unknown: opened.unknown, self.opened: ""}
 
@@ -396,11 +401,11 @@ class TrainingTab:
         try:
             prepared, _ = self._train(data, print_only=True)
         except ValueError as error:
-            return {self.run.message: refused(error)}
+            return {self.run.message: self.form.links.refused(error)}
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
         return {
-            self.run.message: told(prepared.remarks, f"The command reads {prepared.toml}, which is written"),
+            self.run.message: self._told(prepared.remarks, f"The command reads {prepared.toml}, which is written"),
             self.run.command: gr.update(value=line, visible=True),
         }
 
@@ -445,14 +450,3 @@ def fact(found: Recognised, more: str = "") -> str:
 def offer(choice: str, family: str) -> str:
     """A button that chooses another family; `choice` is the element of the choice."""
     return f' <button type="button" data-choose="{choice}:{family}">Switch to {FAMILY_TITLES[family]}</button>'
-
-
-def told(remarks: Sequence[Remark], title: str) -> str:
-    return message("warning" if remarks else "ok", title, remarks)
-
-
-def refused(error: ValueError) -> str:
-    sentences = str(error).splitlines()
-    if len(sentences) == 1:
-        return message("error", sentences[0])
-    return message("error", f"{len(sentences)} settings stand in the way", sentences)

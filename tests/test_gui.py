@@ -22,6 +22,7 @@ from kohya_gui.configuration import place_of, prepare, tab_for
 from kohya_gui.controls import Form, given, kind, shown
 from kohya_gui.draft import Draft
 from kohya_gui.dreambooth_gui import DREAMBOOTH
+from kohya_gui.field_links import NAME
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
@@ -807,6 +808,31 @@ def test_a_run_that_has_to_wait_says_why(tmp_path):
     assert tab._why_waiting(second) == "second waits in the queue and starts by itself"
     tab._queue.paused = True
     assert tab._why_waiting(first) == "first waits: the queue is paused"
+
+
+def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
+    said = form.links.sentence("min_snr_gamma: <b> needs mixed_precision = bf16; other_words stay")
+    assert (
+        re.sub("<.*?>", "", said)
+        == "Min-SNR gamma (min_snr_gamma): &lt;b&gt; needs mixed_precision = bf16; other_words stay"
+    )
+    assert re.findall('data-field="(.*?)"', said) == ["lora-min_snr_gamma", "lora-mixed_precision"]
+    assert 'data-panels="lora-panel-advanced-training lora-panel-loss"' in said
+    assert form.links.sentence("nobody: knows <this>") == "nobody: knows &lt;this&gt;"
+
+
+def test_a_refusal_counts_the_problems_and_names_the_fields_to_mark(form):
+    several = form.links.refused(ValueError("seed: a\ncache_latents, color_aug: b\nseed: c\nno: option"), start=True)
+    assert "4 problems to fix" in several
+    assert 'data-wrong="lora-seed lora-cache_latents lora-color_aug" data-go=' in several
+    assert "data-go" not in form.links.refused(ValueError("seed: a"))
+
+
+def test_a_hint_names_other_fields_by_their_labels(form):
+    assert "*Masked loss*" in form.controls["conditioning_data_dir"].info
+    for name, control in form.controls.items():
+        named = [word for word in NAME.findall(control.info) if word in form.options]
+        assert named == [], name
 
 
 def test_a_message_is_text():

@@ -41,7 +41,7 @@ def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: A
     expect(page.locator("#lora-start")).to_be_visible()
     settled(page, "#lora")
     page.locator("#lora-print").click()
-    expect(page.locator("#lora-message")).to_contain_text("settings stand in the way")
+    expect(page.locator("#lora-message")).to_contain_text("problems to fix")
     assert refused == []
     page.goto("/logout")
     expect(page.get_by_label("Password")).to_be_visible()

@@ -114,7 +114,7 @@ def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(tmp_path / "secret.toml"))
     page.locator("#lora-save-new").click()
-    expect(page.locator("#lora-message")).to_contain_text("wandb_api_key: is a secret")
+    expect(page.locator("#lora-message")).to_contain_text("(wandb_api_key): is a secret")
     assert "s3cret" not in (tmp_path / "secret.toml").read_text()
     page.reload()
     expect(field(page, "output_name")).to_have_value("kätzchen")
@@ -164,11 +164,36 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
 def test_bad_input_is_told_in_the_page_and_nothing_starts(page):
     field(page, "max_train_steps").fill("-3")
     page.locator("#lora-start").click()
-    expect(page.locator("#lora-message")).to_contain_text("max_train_steps: -3 is outside")
+    expect(page.locator("#lora-message")).to_contain_text("Max train steps (max_train_steps): -3 is outside")
     field(page, "max_train_steps").fill("10")
     page.locator("#lora-start").click()
     expect(page.locator("#lora-message")).to_contain_text("pretrained_model_name_or_path")
     expect(page.locator("#lora-run [data-action=stop]")).to_be_hidden()
+
+
+def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_it_is_changed(page, tmp_path):
+    page.locator("#lora-panel-advanced-training > .label-wrap").click()
+    page.locator("#lora-panel-loss > .label-wrap").click()
+    field(page, "min_snr_gamma").fill("-1")
+    page.locator("#lora-panel-advanced-training > .label-wrap").click()
+    expect(field(page, "min_snr_gamma")).to_be_hidden()
+    page.locator("#lora-start").click()
+    expect(field(page, "min_snr_gamma")).to_be_focused()
+    assert outline(page, "min_snr_gamma") == "solid"
+    field(page, "min_snr_gamma").fill("5")
+    assert outline(page, "min_snr_gamma") == "none"
+    field(page, "max_train_steps").fill("-3")
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(tmp_path / "bad"))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("(max_train_steps)")
+    expect(field(page, "max_train_steps")).not_to_be_focused()  # only Start takes one elsewhere
+    page.locator("#lora-message .field-link", has_text="Max train steps").click()
+    expect(field(page, "max_train_steps")).to_be_focused()
+
+
+def outline(page: Page, name: str) -> str:
+    return page.locator(f"#lora-{name}").evaluate("field => getComputedStyle(field).outlineStyle")
 
 
 def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
@@ -344,7 +369,7 @@ def test_a_secret_is_in_no_file_that_is_written(page, demo):
     field(page, "wandb_api_key").fill("s3cret-of-wandb")
     field(page, "huggingface_token").fill("hf_s3cret")
     page.locator("#lora-save").click()
-    expect(page.locator("#lora-message")).to_contain_text("huggingface_token: is a secret")
+    expect(page.locator("#lora-message")).to_contain_text("(huggingface_token): is a secret")
     page.locator("#lora-print").click()
     command = page.locator("#lora-command")
     expect(command).to_contain_text("sdxl_train_network.py")

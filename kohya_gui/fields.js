@@ -1,0 +1,87 @@
+// Fields of the training tabs: the links that lead to them, the marks of those that are wrong, the key of each, and a
+// busy sign while an answer is on its way.
+(() => {
+  const wrong = new Map(); // tab -> ids of its fields that are marked
+  const sheet = new CSSStyleSheet(); // a rule, since a folded panel has no elements yet
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  const mark = () => {
+    const ids = [...wrong.values()].flatMap((each) => [...each]).map((id) => `#${CSS.escape(id)}`);
+    sheet.replaceSync(ids.length ? `:is(${ids.join(", ")}) { outline: 2px solid var(--bad); outline-offset: 5px; border-radius: 4px; }` : "");
+  };
+  const found = (look, left = 60) =>
+    new Promise((done) => {
+      const now = () => {
+        const it = look();
+        it || !left-- ? done(it) : setTimeout(now, 50);
+      };
+      now();
+    });
+
+  /** Open the panels around a field, and go to it. */
+  const jump = async (id, panels) => {
+    for (const panel of panels) {
+      const head = await found(() => document.querySelector(`#${CSS.escape(panel)} > .label-wrap`));
+      if (head && !head.classList.contains("open")) head.click();
+    }
+    const field = await found(() => document.getElementById(id));
+    if (!field) return;
+    field.scrollIntoView({ block: "center" });
+    field.querySelector("input, textarea, button")?.focus({ preventScroll: true });
+  };
+
+  const asked = new Map(); // tab -> whether the answer to Start may lead to a field
+  const boxOf = (tab) => document.getElementById(`${tab}-message`);
+  const look = (tab) => {
+    const told = boxOf(tab)?.querySelector(".message");
+    wrong.set(tab, new Set((told?.dataset.wrong || "").split(" ").filter(Boolean)));
+    mark();
+    if (!asked.get(tab) || !told?.dataset.go) return;
+    asked.set(tab, false);
+    const first = told.querySelector("[data-field]");
+    if (first) jump(first.dataset.field, first.dataset.panels.split(" ").filter(Boolean));
+  };
+  const watched = new WeakSet();
+  const watch = (tab) => {
+    const box = boxOf(tab);
+    if (!box || watched.has(box)) return;
+    watched.add(box);
+    new MutationObserver(() => look(tab)).observe(box, { childList: true, subtree: true, characterData: true });
+  };
+  const ASKING = ["start", "print", "open", "save", "save-new"];
+  const busy = (tab, on) => boxOf(tab)?.toggleAttribute("data-busy", on);
+  const waits = {};
+
+  document.addEventListener(
+    "click",
+    (event) => {
+      const button = event.target.closest?.("button[id]");
+      const [tab, ...rest] = button?.id.split("-") ?? [];
+      if (!tab || !ASKING.includes(rest.join("-"))) return;
+      watch(tab);
+      asked.set(tab, rest[0] === "start");
+      clearTimeout(waits[tab]);
+      waits[tab] = setTimeout(busy, 150, tab, true); // an answer at once needs no sign
+    },
+    true,
+  );
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("[data-field]");
+    if (link) jump(link.dataset.field, link.dataset.panels.split(" ").filter(Boolean));
+  });
+  document.addEventListener("input", (event) => {
+    const field = event.target.closest?.(".option[id]");
+    for (const ids of field ? wrong.values() : []) if (ids.delete(field.id)) mark();
+  });
+  // the key of a field, where the mouse rests on its name
+  document.addEventListener("mouseover", (event) => {
+    const name = event.target.closest?.('.option[id] :is([data-testid="block-info"], label > span, .label-text)');
+    if (name && !name.title) name.title = name.closest(".option[id]").id.replace(/^[a-z]+-/, "");
+  });
+
+  /** Called when the server has answered, whatever it said. */
+  window.answered = (tab) => {
+    clearTimeout(waits[tab]);
+    busy(tab, false);
+    setTimeout(look, 100, tab); // also where the answer is the one before
+  };
+})();
