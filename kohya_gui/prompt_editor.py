@@ -26,15 +26,13 @@ from sd_scripts.options.prompt_lines import (
     prompts_in,
     size_of,
 )
-from sd_scripts.options.sampling import SampleOptions
-from sd_scripts.options.spec import each_option
+from sd_scripts.options.sampling import SAMPLERS
 from sd_scripts.runs.folder import write_whole
 from sd_scripts.runs.queue import RunQueue
 
 FILE = "sample_prompts"
 ABOUT = (FILE, "output_dir", "output_name", "sample_sampler")
 """Options that decide where the prompts lie and what they mean."""
-SAMPLERS = next(o.choices for o in each_option(SampleOptions) if o.name == "sample_sampler")
 EXAMPLE = "a photo of sks cat on a chair --w 1024 --h 1024 --d 1 --s 30\na drawing of sks cat, side view --d 2"
 LARGEST = 1_000_000
 """Bytes of a file that the page still edits."""

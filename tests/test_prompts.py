@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from sd_scripts.options.prompt_lines import SamplePrompt, dropped_words, line_keys, prompts_in, read_prompts
+from sd_scripts.options.prompt_lines import (
+    SamplePrompt,
+    dropped_words,
+    line_keys,
+    prompt_problems,
+    prompt_remarks,
+    prompts_in,
+    read_prompts,
+)
 
 CASES = json.loads((Path(__file__).parent / "reference" / "fixtures_prompt_lines.json").read_text())
 
@@ -28,7 +36,7 @@ def test_every_option_of_a_line_reaches_the_prompt(tmp_path: Path) -> None:
             width=768,
             height=1024,
             seed=7,
-            steps=1000,
+            steps=999,
             scale=0.5,
             guidance=2.0,
             negative_prompt="bad",
@@ -89,6 +97,8 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         ("a cat --n", ["--n needs a text"]),
         ("a cat --s 7 in a box", ["'in a box' behind --s 7 is not read: the prompt stands before the first option"]),
         ("a cat --l 7,5", ["',5' behind --l 7 is not read: the prompt stands before the first option"]),
+        ("a cat --s 0", ["--s 0 becomes 1: steps are 1 to 999"]),
+        ("a cat --s 2000", ["--s 2000 becomes 999: steps are 1 to 999"]),
         ("d 12 monkeys", ["the prompt begins like the option --d, so seed is 12 too"]),
     ],
 )
@@ -103,3 +113,56 @@ def test_what_a_table_says_without_effect_is_told() -> None:
     assert entry.dropped == ("hight is not known", "steps is not known")
     ((_, line),) = prompts_in('["y --q 3"]', Path("x.json"), SamplePrompt())
     assert line.dropped == ("--q is not known",)
+
+
+JSON = """[
+    {"prompt": "x", "sample_steps": 2000, "width": 100000}, {"sample_steps": 0}, {"sample_sampler": "nope"},
+    {"height": -8}, {"scale": NaN}, {"width": true}, {"seed": 9223372036854775808}, "y --ss nope", {"scale": 5}
+]"""
+OF_JSON = [
+    "prompt 1: sample_steps is 2000, which is not between 1 and 999",
+    "prompt 1: width is 100000, which is not between 0 and 8192",
+    "prompt 2: sample_steps is 0, which is not between 1 and 999",
+    "prompt 3: sample_sampler is 'nope', which is not one of ddim, ",
+    "prompt 4: height is -8, which is not between 0 and 8192",
+    "prompt 5: scale is nan, which is not a number that 63 bits hold",
+    "prompt 6: width is True, which is not a whole number",
+    "prompt 7: seed is 9223372036854775808, which is not a number that 63 bits hold",
+    "prompt 8: sample_sampler is 'nope', which is not one of ddim, ",
+]
+LINES = "# two\na cat --ss euler_a\n\na dog --ss nope --w 100000\n"
+OF_LINES = [
+    "line 4: sample_sampler is 'nope', which is not one of ddim, ",
+    "line 4: width is 100000, which is not between 0 and 8192",
+]
+TOML = '[prompt]\nsample_steps = 1000\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nsample_steps = 9\n'
+OF_TOML = ["prompt 1: sample_steps is 1000, which is not between 1 and 999"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [("x.json", JSON, OF_JSON), ("x.txt", LINES, OF_LINES), ("x.toml", TOML, OF_TOML)],
+)
+def test_values_that_no_sample_can_have_are_all_told_with_their_place(
+    tmp_path: Path, name: str, content: str, expected: list[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    told = prompt_problems(file, "sdxl")
+    assert len(told) == len(expected)
+    for sentence, begin in zip(told, expected, strict=True):
+        assert sentence.startswith(f"sample_prompts: '{file}', {begin}")
+
+
+def test_a_sampler_is_no_problem_where_it_has_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a cat --ss nope --s 5000\n")
+    assert prompt_problems(tmp_path / "x.txt", "flux") == []
+    assert prompt_remarks(tmp_path / "x.txt") == [
+        f"sample_prompts: '{tmp_path / 'x.txt'}', line 1: --s 5000 becomes 999: steps are 1 to 999"
+    ]
+
+
+def test_a_deeply_nested_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[" * 100_000)
+    (sentence,) = prompt_problems(tmp_path / "x.json", "sdxl")
+    assert sentence.endswith("cannot be read: its values are nested too deeply")

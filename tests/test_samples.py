@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from diffusers import UNet2DConditionModel
 from PIL import Image
-from training_help import pictures, train
+from training_help import equal, pictures, train
 
 
 @pytest.fixture
@@ -70,3 +72,41 @@ def test_prompts_that_are_not_there_are_told_before_the_model_is_loaded(
     assert made.status == 2
     assert "sample_prompts" in capsys.readouterr().err
     assert "loading" not in [event["name"] for event in made.told("phase")]
+
+
+def test_prompts_that_cannot_be_sampled_are_told_before_the_model_is_loaded(
+    miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat --ss nope\na dog --w 100000\n")
+    made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1)
+    assert made.status == 2
+    told = capsys.readouterr().err
+    assert f"sample_prompts: '{prompts}', line 1: sample_sampler is 'nope'" in told
+    assert f"sample_prompts: '{prompts}', line 2: width is 100000" in told
+    assert "Traceback" not in told
+    assert "loading" not in [event["name"] for event in made.told("phase")]
+
+
+def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_training(
+    miniature: Any, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"train_data_dir": pictures(tmp_path / "pictures", count=4), "validation_split": 0.25}
+    options = {**data, "network_args": ["rank_dropout=0.3"], "optimizer_type": "AdamWScheduleFree"}
+    plain = train(miniature, tmp_path / "plain", validate_every_n_steps=100, **options)
+    forward = UNet2DConditionModel.forward
+
+    def fails_unless_training(unet: Any, *arguments: Any, **more: Any) -> Any:
+        if not unet.training:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(unet, *arguments, **more)
+
+    monkeypatch.setattr(UNet2DConditionModel, "forward", fails_unless_training)
+    options |= {"sample_prompts": prompts, "sample_every_n_steps": 1, "validate_every_n_steps": 1}
+    made = train(miniature, tmp_path / "out", **options)
+    assert made.status == 0
+    assert made.losses == plain.losses
+    assert equal(made.tensors(), plain.tensors())
+    told = [event["text"] for event in made.told("warning")]
+    assert [text.partition(":")[0] for text in told] == ["validation_split", "sample_prompts"]
+    assert "the sample of prompt 1 could not be made: the memory of the GPU is full" in told[1]

@@ -10,9 +10,11 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
 from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl.load import load
-from sd_scripts.families.sdxl.samplers import SAMPLERS
+from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
 from sd_scripts.families.sdxl.sampling import sample
 from sd_scripts.library.prompts import SamplePrompt
+from sd_scripts.library.schedules import TIMESTEPS
+from sd_scripts.options.prompt_lines import MOST_STEPS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers asks NumPy in an old way
 
@@ -101,6 +103,14 @@ def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> N
         block.compile(backend=backend)
     assert np.array_equal(make(compiled), eager)
     assert graphs == []
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_most_steps_that_a_prompt_may_have_are_none_too_many(name: str) -> None:
+    sampler = make_sampler(name, velocity=False, zero_terminal_snr=False)
+    sampler.set_timesteps(MOST_STEPS)
+    assert 0 <= float(sampler.timesteps.min()) <= float(sampler.timesteps.max()) < TIMESTEPS
 
 
 def test_an_unknown_sampler_is_told(parts: Parts) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.options.sampling import SAMPLERS
 from sd_scripts.options.spec import ALL_FAMILIES, Families
 
 if sys.version_info >= (3, 11):
@@ -38,8 +39,9 @@ SAMPLE_DEFAULTS = {"sdxl": SamplePrompt(), "flux": SamplePrompt(steps=20, scale=
 """Family -> what a prompt leaves open."""
 SIDE_MULTIPLES = {"sdxl": 8, "flux": 16}
 """Family -> what the sides of its pictures are multiples of."""
-LEAST_SIDE = 64
-MOST_STEPS = 1000
+LEAST_SIDE, MOST_SIDE = 64, 8192
+MOST_STEPS = 999
+"""The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
 LARGEST = 2**63 - 1
 """Of a seed."""
 KINDS = (".txt", ".toml", ".json")
@@ -56,6 +58,8 @@ FIELDS: dict[str, tuple[str, type]] = {
     "sample_sampler": ("sampler", str),
 }
 """Key of a .toml or .json file -> field and type."""
+RANGES = {"width": (0, MOST_SIDE), "height": (0, MOST_SIDE), "sample_steps": (1, MOST_STEPS)}
+"""Key -> least and greatest value. Sides below LEAST_SIDE are raised to it."""
 
 WORD, WHOLE, NUMBER = r" (.+)", r" (\d+)", r" (\d+\.?\d*|\.\d+)"
 VALUES = {WORD: "a text", WHOLE: "a whole number", NUMBER: "a number"}
@@ -92,6 +96,7 @@ LINE_OPTIONS = (
     LineOption("n", WORD, "negative_prompt", "without", "blurry, low quality", "What should not be seen"),
     LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this picture", ("sdxl",)),
 )
+SAMPLER = LINE_OPTIONS[-1]
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class Entry:
     keys: dict[str, Any]
     dropped: tuple[str, ...] = ()
     """What it says without any effect, in words."""
+    place: str = ""
+    """Where it stands in the file: `line 3`, `prompt 2`."""
 
 
 def read_prompts(path: Path, defaults: SamplePrompt) -> list[SamplePrompt]:
@@ -108,14 +115,34 @@ def read_prompts(path: Path, defaults: SamplePrompt) -> list[SamplePrompt]:
 
     Raises ValueError naming sample_prompts if the file is not there, cannot be read, or holds no prompt.
     """
+    return [prompt for prompt, _ in prompts_in(_read_text(path), path, defaults)]
+
+
+def prompt_problems(path: Path, family: str) -> list[str]:
+    """Return every reason why a run of this family cannot make samples of the file's prompts, one sentence each."""
+    try:
+        text = _read_text(path)
+        entries = _entries(text, path)
+    except ValueError as error:
+        return [str(error)]
+    found = ((entry.place, why) for entry in entries for why in _problems(entry.keys, family))
+    return [f"sample_prompts: '{path}', {place}: {why}" for place, why in found]
+
+
+def prompt_remarks(path: Path) -> list[str]:
+    """Return what a readable file says without any effect, or with another than it seems."""
+    entries = _entries(_read_text(path), path)
+    return [f"sample_prompts: '{path}', {entry.place}: {what}" for entry in entries for what in entry.dropped]
+
+
+def _read_text(path: Path) -> str:
     check_kind(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"sample_prompts: '{path}' cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:  # not UTF-8, or a path that holds NUL
         raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
-    return [prompt for prompt, _ in prompts_in(text, path, defaults)]
 
 
 def check_kind(path: Path) -> None:
@@ -126,14 +153,24 @@ def check_kind(path: Path) -> None:
 
 def prompts_in(text: str, path: Path, defaults: SamplePrompt) -> list[tuple[SamplePrompt, Entry]]:
     """The prompts in the text of a file of this name, each with what the file says of it. Raises as read_prompts."""
+    entries = _entries(text, path)
+    for entry in entries:
+        for why in _problems(entry.keys):
+            raise ValueError(f"sample_prompts: '{path}', {entry.place}: {why}")
+    return [(_filled(entry.keys, defaults), entry) for entry in entries]
+
+
+def _entries(text: str, path: Path) -> list[Entry]:
     try:
         entries = READERS[path.suffix](text)
     except ValueError as error:  # not TOML, not JSON, not the right shape
         raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
+    except RecursionError:
+        raise ValueError(f"sample_prompts: '{path}' cannot be read: its values are nested too deeply") from None
     if not entries:
         raise ValueError(f"sample_prompts: there is no prompt in '{path}'; write one on each line")
-    places = (f"'{path}', prompt {number}" for number in range(1, len(entries) + 1))
-    return [(_filled(entry.keys, defaults, place), entry) for entry, place in zip(entries, places, strict=False)]
+    numbered = enumerate(entries, 1)
+    return [entry if entry.place else replace(entry, place=f"prompt {number}") for number, entry in numbered]
 
 
 def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:
@@ -176,13 +213,16 @@ def dropped_words(line: str) -> Iterator[str]:
             yield f"--{word} is not known"
         elif found is None:
             yield f"--{word} needs {VALUES[known.value]}"
+        elif known.key == "sample_steps" and not 1 <= int(found[1]) <= MOST_STEPS:
+            yield f"--{word} {found[1]} becomes {line_keys(line)[known.key]}: steps are 1 to {MOST_STEPS}"
         elif rest := part[found.end() :].strip():
             yield f"'{rest}' behind --{word} {found[1]} is not read: the prompt stands before the first option"
 
 
 def _read_lines(text: str) -> list[Entry]:
-    lines = (line.strip() for line in text.splitlines())
-    return [_line(line) for line in lines if line and not line.startswith("#")]
+    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    kept = ((number, line) for number, line in lines if line and not line.startswith("#"))
+    return [replace(_line(line), place=f"line {number}") for number, line in kept]
 
 
 def _line(line: str) -> Entry:
@@ -215,19 +255,26 @@ def _read_json(text: str) -> list[Entry]:
 READERS = dict(zip(KINDS, (_read_lines, _read_toml, _read_json), strict=True))
 
 
-def _filled(keys: Mapping[str, Any], defaults: SamplePrompt, place: str) -> SamplePrompt:
-    fields: dict[str, Any] = {}
+def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[str]:
+    """Yield what is wrong with the values of an entry; with a `family`, also with what only that one asks for."""
     for key, value in keys.items():
         if key not in FIELDS or value is None:
             continue
-        name, kind = FIELDS[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise ValueError(f"sample_prompts: {place}: {key} is {value!r}, which is not {_KINDS[kind]}")
-        if type(value) is int and abs(value) > LARGEST:
-            raise ValueError(f"sample_prompts: {place}: {key} is {value}, which is more than 63 bits hold")
-        fields[name] = value
+        kind = FIELDS[key][1]
+        least, most = RANGES.get(key, (-LARGEST, LARGEST))
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            yield f"{key} is {value!r}, which is not {_KINDS[kind]}"
+        elif isinstance(value, int | float) and not least <= value <= most:  # NaN is in no range
+            between = f"between {least} and {most}" if key in RANGES else "a number that 63 bits hold"
+            yield f"{key} is {value}, which is not {between}"
+        elif key == "sample_sampler" and family in SAMPLER.families and value not in SAMPLERS:
+            yield f"sample_sampler is {value!r}, which is not one of {', '.join(SAMPLERS)}"
+
+
+def _filled(keys: Mapping[str, Any], defaults: SamplePrompt) -> SamplePrompt:
+    """`keys` must have no problems."""
+    known = {key: value for key, value in keys.items() if key in FIELDS and value is not None}
+    fields: dict[str, Any] = {FIELDS[key][0]: FIELDS[key][1](value) for key, value in known.items()}
     return replace(defaults, **fields)
 
 

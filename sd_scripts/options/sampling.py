@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, each_option, option
 
 
 class SampleOptions(OptionGroup, title="Samples"):
@@ -41,3 +41,6 @@ class SampleOptions(OptionGroup, title="Samples"):
     ] = option(
         "ddim", "Sampler that makes them; euler_a and dpmsolver++ are good.", label="Sampler", families=("sdxl",)
     )
+
+
+SAMPLERS = next(o.choices for o in each_option(SampleOptions) if o.name == "sample_sampler")

@@ -143,3 +143,11 @@ def in_a_sentence(error: BaseException, settings: Settings) -> tuple[str, str] |
             advice(MAIN_MEMORY, settings),
         )
     return None
+
+
+def brief(error: BaseException, settings: Settings) -> str:
+    """What happened, in a few words and without remedy, for a warning about what ends no run."""
+    if known := in_a_sentence(error, settings):
+        return known[0]
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

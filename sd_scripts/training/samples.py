@@ -1,6 +1,8 @@
 """Pictures while training: when they are due, where they go."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,33 @@ import torch
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.prompts import SamplePrompt, read_prompts
 from sd_scripts.library.safetensors_io import whole_file
+from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
+from sd_scripts.training.faults import brief
 from sd_scripts.training.states import Trained
 
 
-def prompts_of(settings: Settings, defaults: SamplePrompt) -> list[SamplePrompt]:
-    """What sample_prompts holds. Raises ValueError: ask before a model is loaded, not at the first picture."""
-    file = settings[SampleOptions].sample_prompts
-    return read_prompts(Path(file), defaults) if file else []
+def prompts_of(settings: Settings, family: Family, warn: Callable[[str], None]) -> list[SamplePrompt]:
+    """What sample_prompts holds. Raises ValueError, all reasons at once: ask before a model is loaded."""
+    if not (file := settings[SampleOptions].sample_prompts):
+        return []
+    if problems := prompt_problems(Path(file), family.name):
+        raise ValueError("\n".join(problems))
+    for remark in prompt_remarks(Path(file)):
+        warn(remark)
+    return read_prompts(Path(file), family.sample_defaults)
+
+
+@dataclass(frozen=True)
+class SampleFailure:
+    """Why a sample could not be made or written, which ends no run."""
+
+    kind: str
+    """Of each kind one is told in a run."""
+    text: str
 
 
 class Sampler:
@@ -27,6 +45,7 @@ class Sampler:
         self._context, self._family, self._parts, self._trained = context, family, parts, trained
         self._options = context.settings[SampleOptions]
         self.prompts = prompts
+        self._failures: set[str] = set()
 
     def due_at_first(self) -> bool:
         return bool(self.prompts and self._options.sample_at_first)
@@ -60,14 +79,38 @@ class Sampler:
             number = first if together else first + self._context.rank
             mine = [self._make(number, folder, name, when)] if number < total else []
             for made in mine if together else self._context.gathered(mine):
-                if isinstance(made, str):
-                    self._context.warn(made)
+                if isinstance(made, SampleFailure):
+                    self._warn_once(made)
                 else:
                     self._context.tell("sample", step=step, **made)
             progress(min(first + world, total), total)
 
-    def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any] | str:
-        """One picture; returns what is told of it, or why it could not be written, which ends no run."""
+    def _warn_once(self, failure: SampleFailure) -> None:
+        if failure.kind not in self._failures:
+            self._failures.add(failure.kind)
+            self._context.warn(failure.text)
+
+    def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any] | SampleFailure:
+        """Make one image; return what is told of it, or why there is none."""
+        try:
+            return self._made(number, folder, name, when)
+        except Exception as error:
+            failure = self._failure(number, error)
+        if self._context.device.type == "cuda":  # now that the error no longer holds what the sample had computed
+            torch.cuda.empty_cache()
+        return failure
+
+    def _failure(self, number: int, error: Exception) -> SampleFailure:
+        if isinstance(error, OSError):
+            return SampleFailure(f"{type(error).__name__} {error.errno}", f"output_dir: the sample {error}")
+        why = brief(error, self._context.settings)
+        return SampleFailure(
+            type(error).__name__,
+            f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run goes on without it; "
+            "other samples that fail in the same way are not told",
+        )
+
+    def _made(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
         prompt = self.prompts[number]
         with torch.random.fork_rng(), self._trained.averaged():
             picture = self._family.sample(self._parts, prompt, self._context.settings)
@@ -75,10 +118,7 @@ class Sampler:
         stamp = time.strftime("%Y%m%d%H%M%S")
         path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
         if self._context.is_main or not self._trained.learning.shards:
-            try:
-                with whole_file(path) as part:
-                    picture.save(part, format="PNG")
-            except OSError as error:
-                return f"output_dir: the sample {error}"
+            with whole_file(path) as part:
+                picture.save(part, format="PNG")
         facts = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
         return {**facts, "width": picture.width, "height": picture.height}

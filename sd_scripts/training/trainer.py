@@ -56,7 +56,7 @@ class Trainer:
         self.saved = saved = self._find_state(settings[ResumeOptions].resume)
         if saved:
             self._take_seed(saved)
-        prompts = prompts_of(settings, family.sample_defaults)
+        prompts = prompts_of(settings, family, context.warn)
         plan = read_data(context, family)
         self.course = plan_course(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)

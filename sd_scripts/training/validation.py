@@ -9,6 +9,7 @@ from torch import Tensor
 from sd_scripts.families.family import Family
 from sd_scripts.options.dataset import ValidationOptions
 from sd_scripts.training.context import Context
+from sd_scripts.training.faults import brief
 from sd_scripts.training.material import Material
 from sd_scripts.training.states import Trained
 
@@ -28,6 +29,7 @@ class Validator:
         self._timesteps = family.validation_timesteps(context.settings)
         plan = material.plan.validation
         self._loader = material.loader(plan) if plan else None
+        self._failed = False
 
     def due_at_step(self, step: int) -> bool:
         every = self._options.validate_every_n_steps
@@ -38,8 +40,31 @@ class Validator:
         every = self._options.validate_every_n_epochs or (0 if self._options.validate_every_n_steps else 1)
         return bool(self._loader and every and epoch % every == 0)
 
-    @torch.no_grad()
     def run(self, step: int) -> None:
+        """Measure the loss and tell it. Where one process fails, all warn and the run goes on."""
+        mean, why = torch.zeros(()), ""
+        try:
+            mean = self._measure()
+        except Exception as error:
+            why = brief(error, self._context.settings)
+        failures = [each for each in self._context.gathered([why]) if each]
+        if failures:
+            self._warn_once(failures[0])
+            return
+        loss = float(self._context.mean(mean))
+        self._context.tell("validation", step=step, loss=loss)
+        self._context.accelerator.log({"loss/validation": loss}, step=step)
+
+    def _warn_once(self, why: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._context.warn(
+                f"validation_split: the validation loss could not be measured: {why}. The run goes on without it; it "
+                "is tried again when it is due, and further failures are not told"
+            )
+
+    @torch.no_grad()
+    def _measure(self) -> Tensor:
         """Mean loss over pictures and timesteps. Eager and without dropouts, so that no graph is added."""
         assert self._loader, "asked to validate without pictures"
         progress = self._context.phase("validating")
@@ -54,7 +79,4 @@ class Validator:
                     inputs = self._material.inputs(batch, *key, timestep=timestep)
                     losses.append(self._loss(inputs))
                 progress(number + 1, total)
-        mean = torch.cat(losses).mean()
-        loss = float(self._context.mean(mean))
-        self._context.tell("validation", step=step, loss=loss)
-        self._context.accelerator.log({"loss/validation": loss}, step=step)
+        return torch.cat(losses).mean()
