@@ -22,7 +22,7 @@ def metadata_steps(tab: str, queue: RunQueue, places: Places) -> Callable[[Form,
 DATA = Panel(
     DatasetOptions.title,
     ("in_json", "train_data_dir", "dataset_repeats", "dataset_config"),
-    more=("reg_data_dir", "prior_loss_weight", "conditioning_data_dir"),
+    more=("num_repeats", "reg_data_dir", "prior_loss_weight", "conditioning_data_dir"),
     tool=metadata_steps,
     open=True,
 )

@@ -9,7 +9,7 @@ from sd_scripts.options.network import NetworkOptions
 
 DATA = Panel(
     DatasetOptions.title,
-    ("train_data_dir", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    ("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
     tool=folder_helper,
     open=True,
 )

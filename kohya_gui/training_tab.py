@@ -38,6 +38,7 @@ KEPT_BY_PRESETS = (
     "t5xxl",
     "ae",
     "train_data_dir",
+    "num_repeats",
     "reg_data_dir",
     "dataset_config",
     "in_json",

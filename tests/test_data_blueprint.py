@@ -168,6 +168,63 @@ def test_a_folder_that_is_missing_or_holds_no_numbered_folder_is_refused(tmp_pat
         read_blueprint(settings_of(), pytest.fail)
 
 
+def folders_of(told: list[str], **values: Any) -> list[tuple[str, int, str | None, bool]]:
+    (dataset,) = read_blueprint(settings_of(**values), told.append).datasets
+    return [(each.name, each.num_repeats, each.class_tokens, each.is_reg) for each in dataset.subsets]
+
+
+def test_num_repeats_trains_a_flat_folder_as_it_is(tmp_path: Path) -> None:
+    for name in ("photos", "reg"):
+        make_folder(tmp_path / name, [(64, 64)])
+    told: list[str] = []
+    asked = {"train_data_dir": tmp_path / "photos", "reg_data_dir": tmp_path / "reg", "num_repeats": 7}
+    assert folders_of(told, **asked) == [("photos", 7, None, False), ("reg", 1, None, True)]
+    assert told == []
+    make_folder(tmp_path / "photos/10_cat", [(64, 64)])
+    make_folder(tmp_path / "reg/3_cat", [(64, 64)])
+    assert folders_of(told, **asked) == [("photos", 7, None, False), ("3_cat", 3, "cat", True)]
+    assert [line.partition(":")[0] for line in told] == ["train_data_dir", "reg_data_dir"]
+    assert "10_cat" in told[0]
+    with pytest.raises(ValueError, match=r"train_data_dir: no images in .* itself, which num_repeats = 7 asks for"):
+        folders_of(told, train_data_dir=tmp_path, num_repeats=7)
+
+
+def test_a_flat_folder_is_told_how_to_be_trained(tmp_path: Path) -> None:
+    make_folder(tmp_path / "photos", [(64, 64)] * 2)
+    with pytest.raises(ValueError, match="set num_repeats = 1 to train the 2 images in it as they are"):
+        folders_of([], train_data_dir=tmp_path / "photos")
+
+
+def test_a_folder_named_like_10_cat_is_taken_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path / "10_my cat", [(64, 64)])
+    assert folders_of([], train_data_dir=tmp_path / "10_my cat") == [("10_my cat", 10, "my cat", False)]
+    monkeypatch.chdir(tmp_path / "10_my cat")
+    assert [each[1:3] for each in folders_of([], train_data_dir=".")] == [(10, "my cat")]
+
+
+def test_a_date_in_a_folder_name_is_not_taken_for_repeats(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/20241122_photos", [(64, 64)])
+    make_folder(tmp_path / "long/5000_cat", [(64, 64)])
+    with pytest.raises(ValueError, match=r"'20241122_photos' asks for 20,241,122 repeats .* rename it to '1_photos'$"):
+        folders_of([], train_data_dir=tmp_path / "train", allow_many_repeats=True)
+    with pytest.raises(ValueError, match=r"'5000_cat' asks for 5,000 repeats .* or set allow_many_repeats"):
+        folders_of([], train_data_dir=tmp_path / "long")
+    allowed = folders_of([], train_data_dir=tmp_path / "long", allow_many_repeats=True)
+    assert allowed == [("5000_cat", 5000, "cat", False)]
+
+
+def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_told(tmp_path: Path) -> None:
+    make_folder(tmp_path / "1_cat", [(64, 64)])
+    make_folder(tmp_path / "0_dog", [(64, 64)])
+    make_folder(tmp_path, [(64, 64)])
+    told: list[str] = []
+    assert folders_of(told, train_data_dir=tmp_path) == [("1_cat", 1, "cat", False)]
+    assert [("1 image in" in line, "'0_dog'" in line) for line in told] == [(True, False), (False, True)]
+    (tmp_path / "1_cat").rename(tmp_path / "0_cat")
+    with pytest.raises(ValueError, match="0_cat, 0_dog: the number in the name says 0 repeats"):
+        folders_of(told, train_data_dir=tmp_path)
+
+
 def test_folder_options_beside_dataset_config_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[general]\n")
     told: list[str] = []

@@ -14,7 +14,7 @@ from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.images import Look
 from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.folder_names import numbered
+from sd_scripts.options.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -192,31 +192,26 @@ def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn
         return [{"metadata_file": options.in_json, "image_dir": options.train_data_dir}]
     if not options.train_data_dir:
         raise ValueError("train_data_dir: is required, unless dataset_config describes the data")
-    subsets = _numbered_folders("train_data_dir", options.train_data_dir, warn)
+    repeats, many = options.num_repeats, options.allow_many_repeats
+    found = image_folders(Path(options.train_data_dir), repeats, allow_many_repeats=many)
+    subsets = _folder_subsets("train_data_dir", found, warn)
     if options.conditioning_data_dir and not masked_loss:
         warn("conditioning_data_dir: is not used without masked_loss")
     elif options.conditioning_data_dir:
         subsets = [{**subset, "conditioning_data_dir": options.conditioning_data_dir} for subset in subsets]
     if options.reg_data_dir:
-        reg = _numbered_folders("reg_data_dir", options.reg_data_dir, warn)
-        subsets += [{**subset, "is_reg": True} for subset in reg]
+        found = regularisation_folders(Path(options.reg_data_dir), repeats, allow_many_repeats=many)
+        subsets += [{**subset, "is_reg": True} for subset in _folder_subsets("reg_data_dir", found, warn)]
     return subsets
 
 
-def _numbered_folders(option: str, root: str, warn: Warn) -> list[schema.Config]:
-    """`10_cat` is seen ten times, with "cat" as caption where no caption file lies beside a picture."""
-    place = Path(root)
-    if not place.is_dir():
-        raise ValueError(f"{option}: there is no folder {root!r}")
-    subsets = []
-    for folder in sorted(each for each in place.iterdir() if each.is_dir()):
-        if said := numbered(folder.name):
-            subsets.append({"image_dir": str(folder), "num_repeats": said[0], "class_tokens": said[1]})
-        else:
-            warn(f"{option}: folder {folder.name!r} is left out, since its name does not begin like 10_cat")
-    if not subsets:
-        raise ValueError(
-            f"{option}: no folder named like 10_cat in {root!r}; put the pictures into one, "
-            "its number says how often each is seen"
-        )
-    return subsets
+def _folder_subsets(name: str, found: FoundFolders, warn: Warn) -> list[schema.Config]:
+    """`10_cat` is seen ten times, with "cat" as caption where no caption file lies beside an image."""
+    if found.problem:
+        raise ValueError(f"{name}: {found.problem}")
+    for remark in found.remarks:
+        warn(f"{name}: {remark}")
+    return [
+        {"image_dir": str(folder.path), "num_repeats": folder.repeats, "class_tokens": folder.class_tokens}
+        for folder in found.folders
+    ]

@@ -256,9 +256,14 @@ PROBLEMS = (
 
 
 def data_set_twice(data: DatasetOptions) -> Findings:
-    for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir"):
+    for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
             yield name, "has no effect, since dataset_config describes the data"
+
+
+def repeats_of_a_metadata_file(data: DatasetOptions) -> Findings:
+    if data.in_json and data.num_repeats is not None and not data.dataset_config:
+        yield "num_repeats", "has no effect with in_json; set dataset_repeats"
 
 
 def masks_from_nowhere(data: DatasetOptions, augment: AugmentOptions) -> Findings:
@@ -457,6 +462,7 @@ REMARKS = (
     compiled_for_nothing,
     checkpoints_in_main_memory,
     data_set_twice,
+    repeats_of_a_metadata_file,
     masks_from_nowhere,
     workers_to_keep,
     validation_without_pictures,

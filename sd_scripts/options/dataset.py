@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from sd_scripts.options.image_folders import MANY_REPEATS, MOST_REPEATS
 from sd_scripts.options.spec import OptionGroup, option
 
 
@@ -12,7 +13,8 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     train_data_dir: str | None = option(
         None,
         "Folder with the training pictures, in subfolders named like 10_cat: the number says how often each picture "
-        "is seen in an epoch, the rest is its caption where no caption file lies beside it. With in_json any folder.",
+        "is seen in an epoch, the rest is its caption where no caption file lies beside it. A folder named like 10_cat "
+        "that holds images itself is taken too. With in_json or num_repeats any folder.",
         label="Training pictures",
         placeholder="/data/cats, with 10_cat inside",
         path=True,
@@ -22,6 +24,19 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
         "Folder with regularisation pictures, in subfolders named like 1_cat: what the model shall not forget.",
         label="Regularisation pictures",
         path=True,
+    )
+    num_repeats: int | None = option(
+        None,
+        "Train the images in train_data_dir itself, a folder without subfolders, so many times each in an epoch. "
+        "Unset, its subfolders named like 10_cat are trained.",
+        label="Repeats",
+        placeholder="from the folders' names",
+        within=(1, MOST_REPEATS),
+    )
+    allow_many_repeats: bool = option(
+        False,
+        f"Accept folder names that ask for more than {MANY_REPEATS:,} repeats. A number that large is mostly a date, "
+        "as in 20241122_photos, and not meant as repeats.",
     )
     dataset_config: str | None = option(
         None,
@@ -37,7 +52,7 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
         path=True,
     )
     dataset_repeats: int = option(
-        1, "How often each picture of the metadata file is seen in an epoch.", within=(1, 100_000)
+        1, "How often each picture of the metadata file is seen in an epoch.", within=(1, MOST_REPEATS)
     )
     conditioning_data_dir: str | None = option(
         None,

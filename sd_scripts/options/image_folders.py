@@ -1,0 +1,128 @@
+"""Which folders of a run hold its images, and how often each image is seen: for the training and for the page."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, numbered
+from sd_scripts.options.words import some
+
+IMAGE_SUFFIXES = PICTURES | PICTURES_BY_PLUGIN
+MANY_REPEATS = 1_000
+"""More is rarely meant: a number like 20241122 in a folder's name is a date."""
+MOST_REPEATS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """A folder whose images are trained."""
+
+    path: Path
+    repeats: int
+    class_tokens: str | None = None
+    """The caption of an image that has no caption file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundFolders:
+    """The image folders that an option names, and what is to be said of the others."""
+
+    folders: tuple[ImageFolder, ...] = ()
+    problem: str | None = None
+    """Why they cannot be trained, in words that follow the option's name."""
+    remarks: tuple[str, ...] = ()
+
+
+def find_images(folder: Path, suffixes: Iterable[str] = IMAGE_SUFFIXES) -> list[Path]:
+    """Return the images that lie in a folder itself, sorted."""
+    endings = frozenset(suffixes)
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in endings and path.is_file())
+
+
+def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False) -> FoundFolders:
+    """Return the image folders of a train_data_dir or reg_data_dir.
+
+    These are its subfolders named like `10_cat`; the folder itself if it is named so and holds images; and with
+    `num_repeats` the folder itself, whatever its name.
+    """
+    if not root.is_dir():
+        return FoundFolders(problem=f"there is no folder {str(root)!r}")
+    said = numbered(root.absolute().name)
+    images = find_images(root)
+    if num_repeats is not None:
+        return _flat(root, images, num_repeats, said[1] if said else None)
+    subfolders = sorted(path for path in root.iterdir() if path.is_dir())
+    named = [(path, name) for path in subfolders if (name := numbered(path.name))]
+    if not named and said and images:
+        return _checked([ImageFolder(path=root, repeats=said[0], class_tokens=said[1])], allow_many_repeats)
+    if not named:
+        return FoundFolders(problem=_no_folder(root, images))
+    folders = [ImageFolder(path=path, repeats=name[0], class_tokens=name[1]) for path, name in named]
+    left_out = [path.name for path in subfolders if not numbered(path.name)]
+    remarks = [f"folder {name!r} is left out, since its name does not begin like 10_cat" for name in left_out]
+    if images:
+        remarks.append(
+            f"{_counted(images)} in {str(root)!r} itself are left out, since only those of its folders "
+            f"named like 10_cat are trained: {some([path.name for path in images])}"
+        )
+    return _checked(folders, allow_many_repeats, remarks)
+
+
+def regularisation_folders(
+    root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False
+) -> FoundFolders:
+    """Return the image folders of a reg_data_dir: where training is flat (`num_repeats`), it may be flat too.
+
+    Its images are then seen once: they are repeated anyhow until they match the training images.
+    """
+    found = image_folders(root, allow_many_repeats=allow_many_repeats)
+    if num_repeats is None or found.problem is None or not root.is_dir():
+        return found
+    return image_folders(root, 1)
+
+
+def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | None) -> FoundFolders:
+    if not images:
+        return FoundFolders(
+            problem=f"no images in {str(root)!r} itself, which num_repeats = {num_repeats} asks for; "
+            "leave num_repeats unset to train its folders named like 10_cat"
+        )
+    below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and find_images(path)]
+    remarks = [
+        f"images in {some(below)} are left out, since num_repeats is for those in {str(root)!r} itself",
+    ] * bool(below)
+    return FoundFolders(
+        folders=(ImageFolder(path=root, repeats=num_repeats, class_tokens=class_tokens),), remarks=tuple(remarks)
+    )
+
+
+def _no_folder(root: Path, images: list[Path]) -> str:
+    none = f"no folder named like 10_cat in {str(root)!r}"
+    if images:
+        return f"{none}; set num_repeats = 1 to train the {_counted(images)} in it as they are"
+    return f"{none}; put the images into one, its number says how often each is seen"
+
+
+def _checked(folders: list[ImageFolder], allow_many: bool, remarks: Iterable[str] = ()) -> FoundFolders:
+    """The folders that are seen at all, unless one asks for more repeats than can be meant."""
+    never = [folder.path.name for folder in folders if not folder.repeats]
+    if len(never) == len(folders):
+        return FoundFolders(problem=f"{some(never)}: the number in the name says 0 repeats; write 1 or more")
+    most = MOST_REPEATS if allow_many else MANY_REPEATS
+    if beyond := [folder for folder in folders if folder.repeats > most]:
+        return FoundFolders(problem=_too_many(beyond[0]))
+    remarks = [*remarks, *(f"folder {name!r} is left out, since its name says 0 repeats" for name in never)]
+    return FoundFolders(folders=tuple(folder for folder in folders if folder.repeats), remarks=tuple(remarks))
+
+
+def _too_many(folder: ImageFolder) -> str:
+    other = f"1_{folder.class_tokens or 'images'}"
+    allow = f", or set allow_many_repeats if it is meant (at most {MOST_REPEATS:,})"
+    return (
+        f"folder {folder.path.absolute().name!r} asks for {folder.repeats:,} repeats of each image; "
+        f"rename it to {other!r}{allow if folder.repeats <= MOST_REPEATS else ''}"
+    )
+
+
+def _counted(images: list[Path]) -> str:
+    return f"{len(images)} image{'s' * (len(images) != 1)}"
