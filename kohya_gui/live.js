@@ -143,8 +143,8 @@
       (run) => run.started,
     );
     const over = latest(
-      board.runs.filter((run) => run.ended),
-      (run) => run.ended,
+      board.runs.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
+      (run) => run.ended ?? Infinity, // it ends just now, and the list does not know yet when
     );
     return (living ?? over ?? latest(board.runs, (run) => -run.place))?.id ?? null;
   };
@@ -189,7 +189,7 @@
     const key = JSON.stringify([waiting.map((run) => [run.id, run.name]), board.paused]);
     if (strip.key === key) return;
     strip.key = key;
-    const words = waiting.length ? `${waiting.length} waiting` : "No run waits";
+    const words = waiting.length ? `${waiting.length} waiting` : "No runs queued";
     strip.replaceChildren(
       el("b", {}, words),
       ...waiting
@@ -223,6 +223,14 @@
       if (button.title !== title) button.title = title;
     }
   };
+  /** What Start said of a run that waited is over once that run began: the view tells it from there. */
+  const hideOldAnswers = () => {
+    for (const said of document.querySelectorAll("[data-waits]")) {
+      const run = board.runs.find((each) => each.id === Number(said.dataset.waits));
+      const over = Boolean(run) && run.state !== "queued";
+      if (said.hidden !== over) said.hidden = over;
+    }
+  };
   const shares = (some, others) =>
     some === "cpu" ||
     some === "all" ||
@@ -249,6 +257,7 @@
       if (place()) {
         await askBoard();
         nameStart();
+        hideOldAnswers();
         view.show(shown());
         await view.ask();
         if (view.id == null) view.nothing(...NO_RUN);

@@ -201,6 +201,7 @@ class LiveRoutes:
 
     def _brief(self, row: RunRow) -> dict[str, Any]:
         story = self._queue.watch(row.id).refresh() if row.state in LIVING else None
+        state = story.state if story else row.state
         loss, can_continue = _last_words(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
         return {
             "id": row.id,
@@ -209,12 +210,13 @@ class LiveRoutes:
             "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
             "family": row.family,
             "family_title": FAMILY_TITLES.get(row.family, row.family),
-            "state": story.state if story else row.state,
+            "state": state,
+            "word": WORDS[state],
             "gpus": row.gpus,
             "place": row.place,
             "created": row.created,
             "started": row.started,
-            "ended": row.ended,
+            "ended": row.ended or (story.ended if story else row.started or row.created),
             "step": story.step if story else row.step,
             "max_steps": story.max_steps if story else row.max_steps,
             "fraction": story.fraction if story else 0.0,

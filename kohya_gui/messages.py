@@ -1,11 +1,11 @@
-"""What the page tells the user: in the page, of three kinds, never in a native dialog."""
+"""What the page tells the user: in the page, never in a native dialog."""
 
 from collections.abc import Iterable
 from html import escape
 from typing import Literal
 
-Kind = Literal["ok", "warning", "error"]
-SIGNS = {"ok": "✓", "warning": "!", "error": "✕"}
+Kind = Literal["ok", "note", "warning", "error"]
+SIGNS = {"ok": "✓", "note": "i", "warning": "!", "error": "✕"}
 
 
 class Html(str):

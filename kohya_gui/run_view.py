@@ -20,7 +20,7 @@ WORDS = {
     "stopped": "Stopped",
     "finished": "Finished",
     "failed": "Failed",
-    "lost": "Ended without a word",
+    "lost": "Crashed",
 }
 FIRST_FILES = 6
 """Saved files that are not folded away."""
@@ -55,7 +55,7 @@ def sections(story: RunStory, row: RunRow, now: float | None = None) -> dict[str
         "controls": controls(story, row),
         "failure": failure(story) if not waiting else hold(row.error),
         "result": result(story),
-        "tiles": "" if waiting or (story.over and not len(story.losses)) else tiles(story, now),
+        "tiles": "" if waiting or (story.over and not len(story.losses)) else tiles(story, row, now),
         "files": files(story, row.id),
         "warnings": warnings(story),
         "compile": compile_facts(story),
@@ -109,11 +109,11 @@ def controls(story: RunStory, row: RunRow) -> str:
         return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
     if state in LIVING:
         return living_controls(story)
-    again = [("continue", "Continue", "A new run with these settings goes on from the newest state")]
+    again = [("continue", "Continue", "Start a new run with these settings from the newest state")]
     buttons = [
         *(again if newest_state(story) else []),
         ("load", "Load settings", "Fill in the form of its tab with what this run was started with"),
-        ("forget", "Forget", "Take it off the list; its folder and files stay"),
+        ("forget", "Remove from list", "Its folder and files stay"),
     ]
     return actions(buttons)
 
@@ -138,12 +138,20 @@ def living_controls(story: RunStory) -> str:
 
 def what_is_lost(story: RunStory) -> str:
     """What ending the processes at once would cost."""
-    states = [made.step for made in story.saved if made.path.name.endswith(STATE_ENDING)]
-    if story.state == "stopping" and not story.step:
+    begun = story.facts.get("step") or 0
+    if story.step <= begun:
         return "Ends the run at once. Nothing is trained yet, so nothing is lost."
+    states = [made.step for made in story.saved if made.path.name.endswith(STATE_ENDING)]
     if states:
         return f"Ends the run at once, without saving: what it learned after step {states[-1]} is lost."
-    return "Ends the run at once, without saving: all that it learned is lost."
+    if story.saved:
+        return (
+            f"Ends the run at once, without saving: its files up to step {story.saved[-1].step} stay, what it learned "
+            "after that is lost, and it cannot be continued."
+        )
+    if begun:
+        return f"Ends the run at once, without saving: what it learned after step {begun} is lost."
+    return "Ends the run at once, without saving: everything it learned is lost."
 
 
 def actions(buttons: Iterable[tuple[str, str, str]]) -> str:
@@ -173,6 +181,8 @@ def copied(path: str) -> str:
 def failure(story: RunStory) -> str:
     if not story.failure:
         return ""
+    if story.state == "stopped":
+        return message("note", story.failure.get("error", ""))
     why = escape(story.failure.get("error", ""))
     remedy = f"<p>{escape(story.failure['remedy'])}</p>" if story.failure.get("remedy") else ""
     details = story.failure.get("details")
@@ -197,8 +207,9 @@ def result(story: RunStory) -> str:
     )
 
 
-def tiles(story: RunStory, now: float | None = None) -> str:
-    took = (story.ended or now or time.time()) - story.started if story.started else None
+def tiles(story: RunStory, row: RunRow, now: float | None = None) -> str:
+    began, ended = row.started or story.started, row.ended or story.ended
+    took = (ended or now or time.time()) - began if began else None
     left, took_words = story.seconds_left, "Took" if story.over else "So far"
     shown = [
         ("Loss", number(story.average if story.average is not None else story.loss), "mean of the epoch"),

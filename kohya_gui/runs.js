@@ -1,16 +1,6 @@
 // The tab Runs: the queue to put in order, the runs there have been, and several of them side by side.
 (() => {
   const { el, write, send, ask, board } = Studio;
-  const WORDS = {
-    queued: "Waiting",
-    starting: "Starting",
-    running: "Running",
-    stopping: "Stopping",
-    stopped: "Stopped",
-    finished: "Finished",
-    failed: "Failed",
-    lost: "Lost",
-  };
   const picked = new Set();
   let home = null,
     comparing = null;
@@ -76,7 +66,7 @@
     const [badge, name, cards, bar, order] = row.children;
     const waits = run.state === "queued";
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
-    write(badge, waits ? `${run.place}` : WORDS[run.state]);
+    write(badge, waits ? `${run.place}` : run.word);
     write(name, run.name);
     write(
       cards,
@@ -126,7 +116,7 @@
     cells[0].firstChild.checked = picked.has(run.id);
     write(cells[1].firstChild, run.name);
     cells[1].firstChild.title = run.folder;
-    write(cells[2].firstChild, WORDS[run.state]);
+    write(cells[2].firstChild, run.word);
     cells[2].firstChild.title = run.error || "";
     write(cells[3], [run.tab_title, run.family_title].filter(Boolean).join(" · "));
     write(cells[4], !run.max_steps ? "" : run.step === run.max_steps ? run.step : `${run.step} / ${run.max_steps}`);
@@ -305,7 +295,7 @@
     home.empty.hidden = living.length + waiting.length > 0;
     const words = home.find.value.trim().toLowerCase().split(/\s+/);
     const text = (run) =>
-      [run.name, run.tab_title, run.family_title, WORDS[run.state], run.folder].join(" ").toLowerCase();
+      [run.name, run.tab_title, run.family_title, run.word, run.folder].join(" ").toLowerCase();
     const past = board.runs.filter((run) => run.state !== "queued" && words.every((word) => text(run).includes(word)));
     keyed(home.rows, past, historyRow, fillHistoryRow);
     home.older.hidden = board.runs.length < board.limit;

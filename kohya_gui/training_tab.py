@@ -370,7 +370,11 @@ class TrainingTab:
             return {self.run.message: self.form.links.refused(error, start=True)}
         remarks = self._told(prepared.remarks, f"{waits}; to know:" if waits else "Started; to know:")
         return {
-            self.run.message: remarks if prepared.remarks else message("ok", waits) if waits else "",
+            self.run.message: remarks
+            if prepared.remarks
+            else message("ok", waits, face=f' data-waits="{run}"')
+            if waits
+            else "",
             self.run.command: gr.update(visible=False),
         }
 

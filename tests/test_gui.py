@@ -683,6 +683,21 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
     assert "<i>.safe" not in html
 
 
+def test_a_run_that_a_person_ended_is_not_told_as_a_failure():
+    story = trained()
+    story.asked_for({"kind": "end"})
+    story.ended_as("stopped", "You stopped this run at once at step 30")
+    html = run_view(story)
+    assert 'message-note" role="status"' in html
+    assert "You stopped this run at once at step 30" in html
+    assert "message-error" not in html
+
+
+def test_the_time_that_a_run_took_is_that_of_its_row():
+    story = trained("finished")
+    assert "<b>4:02</b><span>Took" in run_view(story, row("finished", started=1000.0, ended=1242.0))
+
+
 def test_a_section_is_the_same_html_while_nothing_of_it_changes():
     story = trained()
     before = sections(story, row())
@@ -707,8 +722,11 @@ def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers(
 
 
 def test_ending_at_once_says_what_is_lost():
+    assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
     story = trained()
-    assert "all that it learned is lost" in run_view(story)
+    assert "everything it learned is lost" in run_view(story)
+    story.tell({"kind": "saved", "path": "/out/a-step10.safetensors", "step": 10})
+    assert "its files up to step 10 stay" in run_view(story)
     story.tell({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
     assert "what it learned after step 20 is lost" in run_view(story)
 

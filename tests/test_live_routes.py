@@ -299,6 +299,29 @@ def test_a_running_run_acknowledges_what_it_is_asked_and_stops(studio):
     assert "Load settings" in controls()
 
 
+LEAVES_SLOWLY = """
+import sys, time
+from pathlib import Path
+from sd_scripts.runs.folder import RunFolder
+log = RunFolder(Path(sys.argv[1])).log()
+log("started", max_steps=1, epochs=1)
+log("step", step=1, epoch=1, loss=0.5)
+log("finished", step=1)
+time.sleep(600)
+"""
+"""A training that is over while its process still leaves."""
+
+
+def test_a_run_that_is_over_is_told_with_its_end_before_its_process_is_gone(studio):
+    run = studio.wait("cat", LEAVES_SLOWLY)
+    studio.queue.open()
+    wait_for(lambda: studio.queue.watch(run).refresh().over)
+    brief = studio.get("board").json()["runs"][0]
+    assert (brief["state"], brief["word"]) == ("finished", "Finished")
+    assert brief["ended"] is not None
+    assert studio.queue.store.row(run).ended is None
+
+
 # Past runs
 
 

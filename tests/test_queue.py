@@ -230,8 +230,11 @@ def test_a_run_that_a_person_ended_is_no_failure(place: Place):
     wait_for(lambda: queue.row(id).state in ("starting", "running") and queue.watch(id).alive)
     queue.end_now(id)
     wait_for(lambda: over(queue))
-    assert "ended before it could save" in queue.row(id).error
+    assert queue.row(id).state == "stopped"
+    assert queue.row(id).error.startswith("You stopped this run at once")
     assert not queue.paused
+    later = place.queue().watch(id).refresh()
+    assert (later.state, later.ended) == ("stopped", queue.row(id).ended)
 
 
 def test_a_running_run_hears_what_it_is_asked(place: Place):
@@ -489,7 +492,7 @@ def test_a_run_whose_folder_is_deleted_under_it_can_still_be_ended_by_the_next_g
         later.check_free("all")
     later.end_now(id)
     wait_for(lambda: over(later))
-    assert later.row(id).state == "lost"
+    assert later.row(id).state == "stopped"
 
 
 def test_a_queued_run_whose_folder_was_deleted_fails_with_a_sentence(place: Place):

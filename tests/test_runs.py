@@ -254,6 +254,22 @@ def test_what_was_asked_waits_until_the_run_says_that_it_heard(tmp_path):
     assert watched.refresh().waiting_for == []
 
 
+@pytest.mark.parametrize(("saved", "told"), [(False, "not saved anything yet"), (True, "saved before is still there")])
+def test_a_run_that_a_person_ended_at_once_is_stopped_for_every_later_gui(tmp_path, saved, told):
+    folder = RunFolder(tmp_path)
+    log = folder.log()
+    log("started", max_steps=10)
+    log("step", step=4)
+    if saved:
+        log("saved", path=str(tmp_path / "a-state"), step=2)
+    folder.command("end")
+    story = WatchedRun(folder, None).refresh()
+    assert story.state == "stopped"
+    assert story.failure["error"].startswith("You stopped this run at once at step 4, without saving.")
+    assert told in story.failure["error"]
+    assert story.ended == folder.events_file.stat().st_mtime
+
+
 def test_events_that_cannot_be_read_are_one_sentence(tmp_path):
     (tmp_path / "events.jsonl").mkdir()
     story = WatchedRun(RunFolder(tmp_path), None).refresh()

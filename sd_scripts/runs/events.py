@@ -23,6 +23,8 @@ Kind = Literal[
     "heard",
 ]
 Command = Literal["stop", "save", "sample"]
+END: Literal["end"] = "end"
+"""Written beside the commands when a person ends the processes at once: the run does not act on it, readers tell it."""
 
 
 class EventLog:
@@ -34,7 +36,7 @@ class EventLog:
         if _is_cut(path):
             self._file.write("\n")
 
-    def __call__(self, kind: Kind | Command, **facts: Any) -> None:
+    def __call__(self, kind: Kind | Command | Literal["end"], **facts: Any) -> None:
         self._file.write(json.dumps({"time": time.time(), "kind": kind, **facts}) + "\n")
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sd_scripts.runs.events import Command, EventLog, EventTail
 
@@ -60,7 +60,7 @@ class RunFolder:
         """What the GUI asked of the run: objects with a `kind` of stop, save or sample."""
         return EventTail(self.path / "commands.jsonl")
 
-    def command(self, kind: Command) -> str:
+    def command(self, kind: Command | Literal["end"]) -> str:
         """Ask the run for something at the end of its current step: `stop`, `save` or `sample`.
 
         Returns the id by which the run will say that it heard it.

@@ -370,7 +370,7 @@ def _found(row: RunRow) -> WatchedRun:
     if row.state in LIVING:
         run = process.find(folder, row.process)
         return WatchedRun(folder, run, waiting=run is None and row.state == "starting" and process.is_alive(row.owner))
-    return WatchedRun(folder, None, End(row.state, row.error))
+    return WatchedRun(folder, None, End(row.state, row.error, row.ended))
 
 
 def _stop_orphans(run: RunningRun, grace: float) -> None:

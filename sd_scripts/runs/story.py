@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.runs.events import END
 from sd_scripts.runs.series import Series
 
 State = Literal["queued", "starting", "running", "stopping", "stopped", "finished", "failed", "lost"]
@@ -137,17 +138,23 @@ class RunStory:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 teller(event)
 
-    def ended_as(self, state: State, why: str = "", details: str = "") -> None:
+    def ended_as(self, state: State, why: str = "", details: str = "", ended: float | None = None) -> None:
         """What is known of the end of a run that told nothing of it itself."""
         if not self.over:
             self.state = state
+            self.ended = ended or self.ended
             if why:
                 self.failure = {"error": why} | ({"details": details} if details else {})
             self.told += 1
 
-    def lost(self, why: str, details: str = "") -> None:
+    def lost(self, why: str, details: str = "", ended: float | None = None) -> None:
         """The process is gone and said nothing of it."""
-        self.ended_as("lost", why, details)
+        self.ended_as("lost", why, details, ended)
+
+    @property
+    def ended_by_hand(self) -> bool:
+        """Whether a person ended the processes at once, as the folder of the run remembers it."""
+        return any(asked.kind == END for asked in self.asked)
 
     def warn(self, text: str) -> None:
         """Something went wrong with the telling itself."""
@@ -160,7 +167,7 @@ class RunStory:
         asked.heard = self._heard.get(asked.id)
         self.asked.append(asked)
         self.told += 1
-        if asked.kind == "stop":
+        if asked.kind in ("stop", END):
             self.asked_to_stop()
 
     def asked_to_stop(self) -> None:

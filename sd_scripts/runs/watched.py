@@ -1,10 +1,11 @@
 """A run as one process sees it, read once for every viewer: started here, found again, or over."""
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
 
-from sd_scripts.runs.events import Command, EventTail
+from sd_scripts.runs.events import END, Command, EventTail
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.process import RunningRun
 from sd_scripts.runs.story import RunStory, State
@@ -19,6 +20,7 @@ class End:
 
     state: State
     why: str = ""
+    ended: float | None = None
 
 
 @dataclass
@@ -51,10 +53,28 @@ class WatchedRun:
             trouble = self._listen()
             self._read = time.monotonic()
             if not alive and self.end:
-                self.story.ended_as(self.end.state, self.end.why, self.folder.console_tail())
-            elif not alive:
-                self.story.lost(trouble or self._last_sight(), self.folder.console_tail())
+                self.story.ended_as(self.end.state, self.end.why, self.folder.console_tail(), self.end.ended)
+            elif not alive and not self.story.over:
+                self._tell_end(trouble)
             return self.story
+
+    def _tell_end(self, trouble: str) -> None:
+        """The process is gone and did not say why: tell what is known."""
+        ended = time.time() if self.run else self._last_sign()
+        if self.ended_by_hand or self.story.ended_by_hand:
+            self.story.ended_as("stopped", self._ended_at_once(), ended=ended)
+        else:
+            self.story.lost(trouble or self._last_sight(), self.folder.console_tail(), ended)
+
+    def _last_sign(self) -> float | None:
+        """When a run that ended unseen wrote its last line."""
+        written = [path.stat().st_mtime for path in (self.folder.events_file, self.folder.console) if path.is_file()]
+        return max(written, default=None)
+
+    def _ended_at_once(self) -> str:
+        step = f" at step {self.story.step}" if self.story.step else ""
+        kept = "What it had saved before is still there." if self.story.saved else "It had not saved anything yet."
+        return f"You stopped this run at once{step}, without saving. {kept}"
 
     def _listen(self) -> str:
         """Take in what was told and asked since; a sentence if it cannot be read."""
@@ -77,7 +97,7 @@ class WatchedRun:
     @property
     def ended_by_a_person(self) -> bool:
         """Whether somebody wished it to end, so that its end is no failure."""
-        return self.ended_by_hand or any(asked.kind == "stop" for asked in self.story.asked)
+        return self.ended_by_hand or any(asked.kind in ("stop", END) for asked in self.story.asked)
 
     @property
     def alive(self) -> bool:
@@ -105,6 +125,9 @@ class WatchedRun:
         """Do not wait for the step: end the processes."""
         if self.run:
             self.ended_by_hand = True
+            with contextlib.suppress(OSError):  # on a full disk no later GUI will know that it was a person
+                self.folder.command(END)
+            self.story.asked_to_stop()
             self.run.terminate()
 
     def _last_sight(self) -> str:
@@ -113,7 +136,7 @@ class WatchedRun:
             return (
                 "The run ended by itself, and what it told is gone: was its folder deleted? What it saved may be there"
             )
-        if self.story.state == "stopping" or self.ended_by_hand:
+        if self.story.state == "stopping":
             return "The run was ended before it could save; what it had saved earlier is still there"
         if not self.folder.path.is_dir():
             return (

@@ -97,6 +97,38 @@ def look_at(page: Any, name: str) -> Any:
     return view
 
 
+LEAVES_SLOWLY = """
+import sys, time
+from pathlib import Path
+from sd_scripts.runs.folder import RunFolder
+log = RunFolder(Path(sys.argv[1])).log()
+log("started", max_steps=1, epochs=1)
+log("step", step=1, epoch=1, loss=0.5)
+log("finished", step=1)
+time.sleep(600)
+"""
+"""A training that is over while its process still leaves."""
+
+
+def plan(folder: RunFolder, name: str, program: str, *words: str) -> Planned:
+    argv = [sys.executable, "-c", program, str(folder.path), *words]
+    return Planned(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name=name, tab="lora")
+
+
+def test_the_panel_stays_with_a_run_that_ends(page, queue, over, tmp_path):
+    run = queue.add(plan(new_run_folder(tmp_path, "leaving"), "leaving", LEAVES_SLOWLY))
+    view = page.locator("#lora-run .run")
+    expect(view.locator(".run-name")).to_have_text("leaving")
+    expect(view.locator(".badge")).to_have_text("Finished")
+    asked = page.evaluate("Studio.board.known")
+    queue.store.update(over, ended=1.0)  # the page asks for the whole board again
+    page.wait_for_function("known => Studio.board.known !== known", arg=asked)
+    page.evaluate("Studio.beat()")
+    expect(view.locator(".run-name")).to_have_text("leaving")
+    assert page.evaluate("Studio.shown()") == run
+    queue.end_now(run)
+
+
 def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
     view = look_at(page, "past")
     expect(view.locator(".badge")).to_have_text("Failed")
