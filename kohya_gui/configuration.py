@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Opened:
     family: str
     unknown: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
+    not_trained: str = ""
+    """The model that the file is for, where no script of ours trains it; its values are then read for `family`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = E
         family = legacy.family if legacy.family in families else families[0]
         prompts, told = _prompt_file(path, legacy.prompts)
         settings = from_values(script_for(family, tab.method), legacy.values, prompts)
-        return _opened(settings, family, (*(r for r in legacy.remarks if r.name not in prompts), *told))
+        opened = _opened(settings, family, (*(r for r in legacy.remarks if r.name not in prompts), *told))
+        return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
     if (told_by := _tab_of(raw)) and told_by.method != tab.method:
         _check_tab(path, told_by, tab)

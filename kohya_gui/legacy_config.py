@@ -23,6 +23,7 @@ from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, flux_fields, network_
 from kohya_gui.legacy_networks import is_on as _on
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
+from sd_scripts.options.checks import IGNORES_WARMUP, WITHOUT_WARMUP
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.words import shell_words
@@ -35,6 +36,7 @@ class LegacyConfig:
     """What a file of kohya_ss says, in our words."""
 
     family: str
+    """Of the model that it trains; one that none of our scripts trains, too."""
     values: Values
     """By option name; keys that neither kohya_ss nor we know are among them, for the file to keep."""
     prompts: str = ""
@@ -66,9 +68,9 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     """Keys of the tab of kohya_ss in our words; a key left out means what it meant there."""
     family = next((name for key, name in FAMILIES.items() if _on(legacy.get(key))), "sd15")
     keys = KOHYA_TABS[tab]
-    said = [Remark(key, why) for key, why in keys.cannot_in(family).items() if _number(legacy.get(key)) > 0]
-    if all(script.family != family for script in SCRIPTS):
-        said.insert(0, Remark("sdxl", f"is off: this is for {TITLES[family]}, which cannot be trained yet"))
+    said = [Remark(key, why) for key, why in keys.cannot_in(family).items() if _asks(legacy.get(key))]
+    if title := not_trained(family):
+        said.insert(0, Remark("sdxl", f"is off: these settings are for {title}, which is not trained here"))
     values = _same_meaning(legacy, family, keys)
     for function in (_warmup, _length, _tracker):
         values |= function(legacy, keys)
@@ -81,13 +83,18 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     flags, unread = _additional(legacy, family, TABS[tab].method)
     said += unread
     schedule = str(values.get("lr_scheduler"))
-    if values.get("lr_warmup_steps") and schedule in ("constant", "adafactor"):
+    if values.get("lr_warmup_steps") and schedule in (*WITHOUT_WARMUP, IGNORES_WARMUP):
         del values["lr_warmup_steps"]
         said.append(Remark("lr_warmup", f"left out, since the schedule {schedule} has no warm-up"))
     prompts = str(legacy.get("sample_prompts") or "").strip()
     if prompts:
         said.append(Remark("sample_prompts", "the prompts stood in the configuration; put them into a text file"))
     return LegacyConfig(family=family, values=values | flags, prompts=prompts, remarks=tuple(said))
+
+
+def not_trained(family: str) -> str:
+    """The title of a model that kohya_ss trains and no script of ours; empty for the others."""
+    return "" if any(script.family == family for script in SCRIPTS) else TITLES[family]
 
 
 def _same_meaning(legacy: Mapping[str, Any], family: str, keys: KohyaTab) -> Values:
@@ -288,6 +295,14 @@ def _plain(value: Any) -> Any:
 def _of(legacy: Mapping[str, Any], key: str, keys: KohyaTab = LORA) -> Any:
     value = legacy.get(key)
     return keys.defaults.get(key) if value is None else value
+
+
+def _asks(value: Any) -> bool:
+    """Whether a field asks for something: a number above 0, a switch that is on, a text."""
+    try:
+        return float(value or 0) > 0
+    except (TypeError, ValueError):
+        return not _off(value)
 
 
 def _off(value: Any) -> bool:

@@ -127,12 +127,15 @@ DROPPED = _names(
     model_list lowvram save_as_bool save_as file_path headless print_only use_wandb no_token_padding
     stop_text_encoder_training_pct dynamo_mode dynamo_use_fullgraph dynamo_use_dynamic clip_g
     clip_g_dropout_rate split_mode enable_all_linear logit_mean logit_std mode_scale pos_emb_random_crop_rate
-    save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme show_timesteps show_timesteps_resolution
+    save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme show_timesteps_resolution
     """
 )
 """Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's own way
 to compile, in whose place stands compile; and those of other models."""
-NO_INPAINTING = {"train_inpainting": "inpainting models are not trained here"}
+CANNOT = {
+    "train_inpainting": "inpainting models are not trained here",
+    "show_timesteps": "is not shown here; sd-scripts draws the timesteps and ends, and this trains instead",
+}
 
 LORA = KohyaTab(
     same=SAME
@@ -145,7 +148,7 @@ LORA = KohyaTab(
     defaults_for=DEFAULTS_FOR,
     dropped=DROPPED | _names("t5xxl_lr conv_dims conv_alphas mem_eff_save single_blocks_to_swap double_blocks_to_swap"),
     cannot={
-        **NO_INPAINTING,
+        **CANNOT,
         "stop_text_encoder_training": "text encoders learn to the end; set network_train_unet_only to leave them alone",
     },
     cannot_for={
@@ -176,7 +179,7 @@ DREAMBOOTH = KohyaTab(
     # clip_l and t5xxl are those of SD 3 in this tab
     dropped=DROPPED | _names("learning_rate_te clip_l t5xxl flux_fused_backward_pass"),
     cannot={
-        **NO_INPAINTING,
+        **CANNOT,
         "stop_text_encoder_training": "text encoders learn to the end; turn train_text_encoder off to leave them alone",
     },
 )
@@ -201,7 +204,7 @@ FINETUNE = replace(
     dropped=DREAMBOOTH.dropped
     | _names("train_dir caption_metadata_filename latent_metadata_filename use_latent_files")
     | _names("create_caption create_buckets generate_caption_database generate_image_buckets batch_size full_path"),
-    cannot=NO_INPAINTING,
+    cannot=CANNOT,
 )
 KOHYA_TABS = {"lora": LORA, "dreambooth": DREAMBOOTH, "finetune": FINETUNE}
 """By the name of our tab."""

@@ -19,6 +19,11 @@ def print_command(name: str | None, config: Path) -> int:
     try:
         tab = TABS[name] if name else tab_for(config)
         opened = open_file(config, tab)
+        if opened.not_trained:
+            raise ValueError(
+                f"{config.name}: these settings are for {opened.not_trained}, which is not trained here. Open the file "
+                "in the page to take over for SDXL what suits it (images, schedule, saving), then choose an SDXL preset"
+            )
         prepared = prepare(opened.values, script_for(opened.family, tab.method), opened.unknown, print_only=True)
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -60,7 +60,7 @@ def test_old_flags_are_understood():
         ("--max_train_steps 1.5", "max_train_steps: 1.5 is not a whole number"),
         ("--max_train_steps 0", "max_train_steps: 0 is outside 1..10000000"),
         ("--mixed_precision banana", "mixed_precision: 'banana' is not one of no, fp16, bf16"),
-        ("--max_token_length 100", "max_token_length: 100 is not one of 150, 225"),
+        ("--max_token_length -1", "max_token_length: -1 is not one of 150, 225"),
         ("--network_dim", "network_dim: expected one argument"),
         ("--config_file nowhere/at_all", "config_file: there is no file nowhere/at_all.toml"),
         ("my cats", "my: is not preceded by an option; put text with spaces into quotation marks"),

@@ -366,8 +366,10 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
             "LoRA_type: LyCORIS/LoKr is made by the lycoris package: pip install lycoris_lora",
         ),
         ({"LoRA_type": "Kohya DyLoRA"}, "LoRA_type: Kohya DyLoRA cannot be trained here; a standard LoRA"),
-        ({"sdxl": False, "sd3_checkbox": True}, "sdxl: is off: this is for SD 3, which cannot be trained yet"),
-        ({"sdxl": False}, "sdxl: is off: this is for Stable Diffusion 1.5"),
+        ({"sdxl": False, "sd3_checkbox": True}, "sdxl: is off: these settings are for SD 3, which is not trained here"),
+        ({"sdxl": False}, "sdxl: is off: these settings are for Stable Diffusion 1.5"),
+        ({"show_timesteps": "image"}, "show_timesteps: is not shown here"),
+        ({"lr_scheduler": "piecewise_constant"}, "lr_warmup: left out, since the schedule piecewise_constant has no"),
         ({"train_inpainting": True}, "train_inpainting: inpainting models are not trained here"),
         ({"stop_text_encoder_training": 50}, "stop_text_encoder_training: text encoders learn to the end"),
         ({"lr_scheduler": "constant"}, "lr_warmup: left out, since the schedule constant has no warm-up"),
@@ -377,6 +379,10 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
 )
 def test_what_is_lost_is_told(legacy, told):
     assert any(line.startswith(told) for line in remarks(**legacy)), remarks(**legacy)
+
+
+def test_fields_that_ask_for_nothing_get_no_remark():
+    assert remarks(show_timesteps="", train_inpainting=False, stop_text_encoder_training="0") == []
 
 
 def test_an_ordinary_configuration_loses_nothing():

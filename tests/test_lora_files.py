@@ -1,6 +1,7 @@
 """LoRA files as they go out and come in: diffusers reads ours, we read theirs, base weights take them up."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors import safe_open
 from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.networks.lora import adaptable
+from sd_scripts.options.model_file import describe
 from sd_scripts.training.methods import Lora
 
 pytestmark = [
@@ -118,6 +120,45 @@ def test_a_file_with_diffusers_names_for_the_unet_is_the_same_file(
     assert again.warnings == []
     ours = again.network.file_tensors(None)
     assert all(torch.equal(tensor, ours[key]) for key, tensor in prepared.network.file_tensors(None).items())
+
+
+PEFT = {"down": "lora_A", "up": "lora_B"}
+"""As diffusers writes a LoRA of SDXL."""
+BEFORE_PEFT = {"down": "lora.down", "up": "lora.up"}
+IN_PROCESSORS = re.compile(r"\.(to_[qkv]|to_out)(?:\.0)?\.lora\.")
+"""How diffusers first wrote attention layers: `attn1.processor.to_out_lora.down`."""
+
+
+def as_diffusers_writes(file: Path, parts: Parts, called: dict[str, str]) -> dict[str, torch.Tensor]:
+    """The file under diffusers' names; it knows no alpha, so that up takes it."""
+    prefixes = zip(("unet", "text_encoder", "text_encoder_2"), (parts.denoiser, *parts.text_encoders), strict=True)
+    targets = (SDXL.lora, *SDXL.lora_text_encoders)
+    tensors, theirs = safetensors.torch.load_file(file), {}
+    for (prefix, module), target in zip(prefixes, targets, strict=True):
+        for path, _ in adaptable(module, target, conv=True):
+            ours = target.name(path)
+            down, up = (tensors[f"{ours}.lora_{part}.weight"] for part in ("down", "up"))
+            theirs[f"{prefix}.{path}.{called['down']}.weight"] = down
+            theirs[f"{prefix}.{path}.{called['up']}.weight"] = up * (float(tensors[f"{ours}.alpha"]) / len(down))
+    return theirs
+
+
+@pytest.mark.parametrize("form", ["peft", "before peft", "in processors"])
+def test_a_lora_of_diffusers_is_merged_as_ours_is(
+    model: Path, trained: tuple[Prepared, Path], tmp_path: Path, form: str
+) -> None:
+    _, file = trained
+    theirs = as_diffusers_writes(file, base(model), PEFT if form == "peft" else BEFORE_PEFT)
+    if form == "in processors":
+        theirs = {IN_PROCESSORS.sub(r".processor.\1_lora.", key): tensor for key, tensor in theirs.items()}
+        assert any(".processor.to_out_lora.down." in key for key in theirs)
+    safetensors.torch.save_file(theirs, tmp_path / "theirs.safetensors")
+    assert describe(tmp_path / "theirs.safetensors").variant.endswith("LoRA")
+    ours, read = (
+        prepare(model, tmp_path, base_weights=[str(each)]) for each in (file, tmp_path / "theirs.safetensors")
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(losses(read.parts), losses(ours.parts), rtol=1e-5, atol=1e-6)
 
 
 def test_dim_from_weights_takes_ranks_and_alphas_of_the_file(model: Path, tmp_path: Path) -> None:

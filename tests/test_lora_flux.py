@@ -31,6 +31,7 @@ from sd_scripts.networks.plan import (
 )
 from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.flux import FluxNetworkOptions
+from sd_scripts.options.model_file import describe
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.learning import LoraLearning
@@ -404,6 +405,59 @@ def test_a_file_with_the_names_of_diffusers_is_read_as_ours(prefix: str, tmp_pat
     assert merge(adapted(merged), tensors, 1.0) == 5
     close(predict(merged), predict(model))
     assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
+
+
+ONETRAINER = {
+    **{f"attn.to_{part}": f"lora_transformer_transformer_blocks_1_attn_to_{part}" for part in "qkv"},
+    "attn.to_out.0": "lora_transformer_transformer_blocks_1_attn_to_out_0",
+    "ff.net.2": "lora_transformer_transformer_blocks_1_ff_net_2",
+}
+
+
+def test_a_file_of_onetrainer_is_read_as_ours(tmp_path: Path) -> None:
+    model, merged = tiny(), tiny()
+    made: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name in ONETRAINER:
+            _add_peft(made, model, f"transformer_blocks.1.{name}", 2)
+    theirs = {}
+    for name, its in ONETRAINER.items():
+        for part, called in (("lora_A", "lora_down"), ("lora_B", "lora_up")):
+            theirs[f"{its}.{called}.weight"] = made[f"transformer_blocks.1.{name}.{part}.weight"]
+        theirs[f"{its}.alpha"] = torch.tensor(2.0)
+    safetensors.torch.save_file(theirs, tmp_path / "onetrainer.safetensors")
+    tensors = read_plain_lora("base_weights", tmp_path / "onetrainer.safetensors", adapted(merged))
+    assert merge(adapted(merged), tensors, 1.0) == 3
+    close(predict(merged), predict(model))
+    assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
+
+
+XLABS = {
+    "qkv_lora1": "img_attn.qkv",
+    "proj_lora1": "img_attn.proj",
+    "qkv_lora2": "txt_attn.qkv",
+    "proj_lora2": "txt_attn.proj",
+}
+
+
+def test_a_file_of_xlabs_is_read_as_ours_and_one_with_single_blocks_refused(tmp_path: Path) -> None:
+    model, merged, file = tiny(), tiny(), tmp_path / "xlabs.safetensors"
+    theirs: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for its, path in XLABS.items():
+            weight = model.double_blocks[1].get_parameter(f"{path}.weight")
+            down, up = torch.randn(2, weight.shape[1]) * 0.1, torch.randn(weight.shape[0], 2) * 0.1
+            theirs |= {f"double_blocks.1.processor.{its}.{part}.weight": t for part, t in (("down", down), ("up", up))}
+            weight += up @ down
+    safetensors.torch.save_file(theirs, file)
+    assert describe(file).variant == "FLUX.1 LoRA"
+    assert merge(adapted(merged), read_plain_lora("base_weights", file, adapted(merged)), 1.0) == 4
+    close(predict(merged), predict(model))
+    assert (predict(merged) - predict(tiny())).abs().max() > 1e-3
+
+    safetensors.torch.save_file({**theirs, "single_blocks.0.processor.qkv_lora.down.weight": torch.zeros(2, 4)}, file)
+    with pytest.raises(ValueError, match=r"^base_weights: .* is a LoRA of XLabs with single blocks"):
+        read_plain_lora("base_weights", file, adapted(merged))
 
 
 def _add_peft(made: dict[str, Tensor], model: FluxTransformer, name: str, rank: int) -> None:

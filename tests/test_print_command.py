@@ -52,6 +52,13 @@ def test_a_file_for_flux_is_printed_with_its_own_script(tmp_path, capsys):
     assert read_toml(Path(toml)) == flux
 
 
+def test_a_file_for_a_model_that_is_not_trained_is_told_before_anything_else(tmp_path, capsys):
+    (tmp_path / "in.json").write_text(json.dumps({**START, "bucket_reso_steps": 1, "v_parameterization": True}))
+    assert print_command("lora", tmp_path / "in.json") == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("in.json: these settings are for Stable Diffusion 1.5, which is not trained here. Open the")
+
+
 def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
     write_toml(tmp_path / "in.toml", {"resolution": "1024"})
     assert print_command("lora", tmp_path / "in.toml") == 2

@@ -164,6 +164,9 @@ def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
         ({"network_train_text_encoder_only": True, "unet_lr": 1e-4}, "unet_lr"),
         ({"deepspeed": True}, "deepspeed"),
         ({"min_bucket_reso": 512}, "min_bucket_reso"),
+        ({"max_token_length": 255}, "max_token_length"),
+        ({"lr_scheduler": "piecewise_constant", "lr_warmup_steps": 10}, "lr_warmup_steps"),
+        ({"dynamo_backend": "inductor"}, "dynamo_backend"),
     ],
 )
 def test_what_does_nothing_is_a_remark(values, named):
@@ -176,6 +179,9 @@ def test_what_does_nothing_is_a_remark(values, named):
     [
         ({"max_token_length": 75}, {}),
         ({"max_token_length": "150"}, {"max_token_length": 150}),
+        ({"max_token_length": 255}, {"max_token_length": 225}),
+        ({"max_token_length": 77}, {}),
+        ({"huber_c": 0, "huber_scale": 0.0}, {}),
         ({"clip_skip": 1, "dynamo_backend": "no", "noise_offset_type": "Original"}, {}),
         ({"epoch": 4}, {"max_train_epochs": 4}),
         ({"epoch": 4, "max_train_steps": 900}, {"max_train_steps": 900}),
@@ -199,6 +205,21 @@ def test_old_spellings_mean_what_they_meant(old, new):
     opened = settings(**old)
     assert opened.problems() == []
     assert opened.changed() == {**START, **new}
+
+
+def test_what_sd_scripts_itself_writes_of_its_compiler_gets_no_remark():
+    assert remarks(torch_compile=False, dynamo_backend="inductor") == []
+
+
+def test_lycoris_takes_a_rank_that_our_lora_does_not():
+    assert settings(network_dim=100_000, network_alpha=100_000, network_module="lycoris.kohya").problems() == []
+    (problem,) = settings(network_dim=10_000).problems()
+    assert problem.startswith("network_dim: 10000 is above 4096")
+
+
+def test_flux_loras_are_not_made_for_sdxl():
+    (problem,) = settings(network_module="networks.lora_flux").problems()
+    assert problem.startswith("network_module: networks.lora_flux makes LoRAs for FLUX.1, and this run trains SDXL")
 
 
 def test_torch_compile_points_to_compile():

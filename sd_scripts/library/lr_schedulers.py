@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library.key_values import class_by_path, key_values
 from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, updater
+from sd_scripts.options.checks import IGNORES_WARMUP
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 
 Maker = Callable[..., LRScheduler]
@@ -73,7 +74,7 @@ def make_scheduler(
         processes=processes,
     )
     name, make, own = _choose(options, optimizer, span)
-    if name not in WITH_WARMUP and span.warmup:
+    if name not in WITH_WARMUP and name != IGNORES_WARMUP and span.warmup:
         raise ValueError(f"lr_warmup_steps: {name} has no warm-up; set it to 0, or lr_scheduler = constant_with_warmup")
     arguments = {**own, **key_values("lr_scheduler_args", options.lr_scheduler_args)}
     try:

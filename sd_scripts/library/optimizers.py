@@ -73,9 +73,22 @@ KNOWN: dict[str, Known] = {
     "AdamWScheduleFree": _schedulefree("AdamWScheduleFree"),
     "SGDScheduleFree": _schedulefree("SGDScheduleFree"),
 }
+ELSEWHERE = {
+    "CAME": "came_pytorch.CAME",
+    "ProdigyPlusScheduleFree": "prodigyplus.ProdigyPlusScheduleFree",
+    "ProdigyPlus": "prodigyplus.ProdigyPlusScheduleFree",
+}
+"""Optimizers that people name, of packages that we neither install nor test -> their dotted path."""
+PACKAGES = {
+    "came_pytorch": "came-pytorch",
+    "prodigyplus": "prodigy-plus-schedule-free",
+    "pytorch_optimizer": "pytorch-optimizer",
+}
+"""How a dotted path begins -> what pip calls its package."""
 TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
 """Arguments of AdamW that RoundingAdamW does not know; who gives one wants torch's."""
 _BY_LOWER_NAME = {name.lower(): name for name in KNOWN}
+_BY_LOWER_NAME_ELSEWHERE = {name.lower(): path for name, path in ELSEWHERE.items()}
 
 
 def optimizer_name(options: OptimizerOptions) -> str:
@@ -199,7 +212,9 @@ def eval_mode(optimizer: Optimizer) -> None:
 
 def _class(name: str) -> type:
     if name not in KNOWN:
-        path = name if "." in name else f"torch.optim.{name}"
+        path = _BY_LOWER_NAME_ELSEWHERE.get(name.lower()) or (name if "." in name else f"torch.optim.{name}")
+        if missing := _missing_package(path):
+            raise ValueError(f"optimizer_type: there is no '{path}', {missing}")
         try:
             return class_by_path("optimizer_type", path)
         except ValueError as error:
@@ -208,6 +223,15 @@ def _class(name: str) -> type:
     if importlib.util.find_spec(known.path.partition(".")[0]) is None:
         raise ValueError(f"optimizer_type: {name} needs a library that is missing: pip install {known.package}")
     return class_by_path("optimizer_type", known.path)
+
+
+def _missing_package(path: str) -> str:
+    """Why a class cannot be had, where its package is not installed."""
+    package = path.partition(".")[0]
+    if not package.isidentifier() or importlib.util.find_spec(package):
+        return ""
+    remedy = f"pip install {PACKAGES[package]}" if package in PACKAGES else "install it, or choose another optimizer"
+    return f"since the package {package} is not installed: {remedy}"
 
 
 def _check_one_rate(name: str, groups: list[Group]) -> None:

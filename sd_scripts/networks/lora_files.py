@@ -1,6 +1,6 @@
 """LoRA files as they come in: read whole, brought to our names, added to base weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import safetensors.torch
@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.networks.lora import adaptable, read_pair
+from sd_scripts.networks.lora_names import XLABS_SINGLE, Tensors, with_our_names
 from sd_scripts.networks.plan import Adapted
-
-Tensors = dict[str, Tensor]
 
 OTHER_KINDS = {
     "dora_scale": "DoRA",
@@ -22,9 +21,6 @@ OTHER_KINDS = {
     "oft_": "OFT",
 }
 """How a tensor's name begins, after its layer's -> what the file is; up · down is not what such a layer does."""
-
-PEFT_PREFIXES = ("transformer.", "diffusion_model.", "")
-"""What stands before a layer's name in the files of diffusers and ai-toolkit, and of ComfyUI."""
 
 
 def read_lora(option: str, path: Path) -> Tensors:
@@ -47,8 +43,13 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[Adapted]) -> Tens
     Raises ValueError for other kinds of network.
     """
     modules = list(modules)
-    tensors = with_our_names(from_peft(read_lora(option, path), modules), modules)
+    tensors = with_our_names(read_lora(option, path), modules)
     for key in tensors:
+        if XLABS_SINGLE.search(key):
+            raise ValueError(
+                f"{option}: '{path}' is a LoRA of XLabs with single blocks ({key}), which act on no layer of the "
+                "model; only XLabs' double blocks can be read"
+            )
         if ".lora_A." in key or ".lora_B." in key:
             raise ValueError(
                 f"{option}: '{path}' has key names of peft that are not known here, such as {key}; convert it to those "
@@ -62,59 +63,6 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[Adapted]) -> Tens
 
 def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
     return {key.removesuffix(".lora_down.weight") for key in tensors if key.endswith(".lora_down.weight")}
-
-
-def with_our_names(tensors: Mapping[str, Tensor], modules: Iterable[Adapted]) -> Tensors:
-    """The same tensors; layers that the file calls by another program's name (LoraTarget.alias) get ours."""
-    ours = {
-        each.target.alias(path): each.target.name(path)
-        for each in modules
-        if each.target.alias
-        for path, _ in adaptable(each.module, each.target, conv=True)
-    }
-    split = ((key, *key.partition(".")) for key in tensors)
-    return {f"{ours.get(layer, layer)}{dot}{rest}": tensors[key] for key, layer, dot, rest in split}
-
-
-def from_peft(tensors: Mapping[str, Tensor], modules: Iterable[Adapted]) -> Tensors:
-    """The same tensors; layers of families that tell their names in peft's files (LoraTarget.parts) get ours.
-
-    Parts of one of our layers become one pair, whose up is block diagonal: rows that no part of the file is for are 0.
-    """
-    left, found = dict(tensors), {}
-    if not any(".lora_A." in key for key in tensors):
-        return left
-    for each in modules:
-        if each.target.parts is None:
-            continue
-        for path, layer in adaptable(each.module, each.target, conv=False):
-            for names in ((path,), each.target.parts(path)):
-                pairs = [_take_peft_pair(left, name) for name in names]
-                if any(pairs):
-                    name = each.target.name(path)
-                    found[f"{name}.lora_down.weight"] = torch.cat([down for down, _ in filter(None, pairs)])
-                    found[f"{name}.lora_up.weight"] = _block_diagonal(pairs, layer.weight)
-    return {**left, **found}
-
-
-def _take_peft_pair(left: Tensors, name: str) -> tuple[Tensor, Tensor] | None:
-    """Down, and up with alpha / rank in it; they are taken out of `left`."""
-    for prefix in PEFT_PREFIXES:
-        down = left.pop(f"{prefix}{name}.lora_A.weight", None)
-        up = left.pop(f"{prefix}{name}.lora_B.weight", None)
-        alpha = left.pop(f"{prefix}{name}.alpha", None)
-        if down is not None and up is not None:
-            return down, up if alpha is None else up * (float(alpha) / len(down))
-    return None
-
-
-def _block_diagonal(pairs: Sequence[tuple[Tensor, Tensor] | None], weight: Tensor) -> Tensor:
-    """Every part but the last has as many rows as the layer has inputs."""
-    out, width = weight.shape
-    rows = [width] * (len(pairs) - 1)
-    rows.append(out - sum(rows))
-    blocks = [pair[1] if pair else torch.zeros(count, 0) for pair, count in zip(pairs, rows, strict=True)]
-    return torch.block_diag(*blocks)
 
 
 @torch.no_grad()

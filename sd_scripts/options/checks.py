@@ -142,7 +142,9 @@ def velocity_losses(model: ModelOptions, loss: LossOptions, flux: FluxObjectiveO
         yield "v_pred_like_loss", "is for models that predict noise; turn it or v_parameterization off"
 
 
-WITHOUT_WARMUP = ("constant", "adafactor", "piecewise_constant", "reduce_lr_on_plateau")
+WITHOUT_WARMUP = ("constant", "adafactor", "reduce_lr_on_plateau")
+IGNORES_WARMUP = "piecewise_constant"
+"""It has no warm-up either, but sd-scripts lets one stand there, and files do."""
 
 
 def warmup_of_the_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
@@ -207,6 +209,15 @@ def weights_that_learn_and_move(memory: FluxMemoryOptions, network: NetworkOptio
             )
 
 
+def network_of_another_family(network: NetworkOptions, flux: FluxNetworkOptions | None) -> Findings:
+    if flux is None and (network.network_module or "").endswith("networks.lora_flux"):
+        yield (
+            "network_module",
+            f"{network.network_module} makes LoRAs for FLUX.1, and this run trains SDXL; leave it unset, or train "
+            "FLUX.1",
+        )
+
+
 def updates_within_backward(fused: FusedOptions, training: TrainingOptions, full: FullOptions) -> Findings:
     if not (name := fused.chosen):
         return
@@ -248,6 +259,7 @@ PROBLEMS = (
     products_in_fp8,
     weights_that_learn_and_move,
     huber_schedule_of_another,
+    network_of_another_family,
     updates_within_backward,
     models_that_learn_and_move,
     text_that_learns_and_rests,
@@ -284,6 +296,11 @@ def validation_without_pictures(validation: ValidationOptions, data: DatasetOpti
     for name in ("validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps"):
         if getattr(validation, name) is not None:
             yield name, "has no effect while validation_split is 0"
+
+
+def warmup_that_is_ignored(schedule: LrSchedulerOptions) -> Findings:
+    if schedule.lr_warmup_steps and schedule.lr_scheduler == IGNORES_WARMUP and not schedule.lr_scheduler_type:
+        yield "lr_warmup_steps", f"has no effect with lr_scheduler = {IGNORES_WARMUP}"
 
 
 def zero_terminal_without_velocity(model: ModelOptions, noise: NoiseOptions) -> Findings:
@@ -466,6 +483,7 @@ REMARKS = (
     masks_from_nowhere,
     workers_to_keep,
     validation_without_pictures,
+    warmup_that_is_ignored,
     zero_terminal_without_velocity,
     strength_of_no_noise,
     learning_rate_of_a_lora,

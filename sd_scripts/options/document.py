@@ -23,6 +23,9 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 
 - A file is checked as the flags are: type, choices and range. There, any value of a file was taken as it stood.
 - `lr_warmup_steps = 100.0` in a file is 100 steps. There it was a hundred times the run.
+- SDXL's `clip_skip` of 3 or more reads an earlier layer of the text encoders. There, SDXL reads the layer before the
+  last whatever `clip_skip` says.
+- `max_token_length` may be any number in a file: its whole pieces of 75 tokens count, three at most, with a warning.
 - `--no-x` undoes what a file switched on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` and `wandb_api_key`.
 - A 0 that means something, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.

@@ -70,8 +70,8 @@ def _torch_compile(value: Any, others: Values) -> tuple[Values, str]:
 
 
 def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
-    if not _is_on(others.get("torch_compile")) and str(value).lower() in ("no", "inductor", ""):
-        return {}, ""  # every file of kohya_ss says "no"
+    if str(value).lower() in ("no", "") or _is_off(others.get("torch_compile")):
+        return {}, ""  # every file of kohya_ss says "no", and every one that sd-scripts writes says both
     return {}, "is not used here; set compile and compile_backend"
 
 
@@ -119,7 +119,23 @@ def _nothing(value: Any, others: Values) -> tuple[Values, str]:
 
 
 def _max_token_length(value: Any, others: Values) -> tuple[Values, str]:
-    return {"max_token_length": None if str(value) == "75" else value}, ""
+    """Captions are read in pieces of 75 tokens; sd-scripts takes any number from a file and reads its whole pieces."""
+    tokens = _number(value)
+    if tokens <= 0:
+        return {"max_token_length": value}, ""
+    pieces = min(max(tokens // 75, 1), 3)
+    told = f"{tokens} is read as {75 * pieces}, since captions are read in pieces of 75 tokens"
+    said = "" if tokens == 75 * pieces else told
+    return {"max_token_length": None if pieces == 1 else 75 * pieces}, said
+
+
+def _zero_is_unset(name: str) -> Translator:
+    """0 makes no sense as a value; files of the field mean that nothing is set."""
+
+    def read(value: Any, others: Values) -> tuple[Values, str]:
+        return ({} if _is_zero(value) else {name: value}), ""
+
+    return read
 
 
 def _clip_skip(value: Any, others: Values) -> tuple[Values, str]:
@@ -152,6 +168,18 @@ def _is_on(value: Any) -> bool:
     return value is True or str(value).lower() in ("1", "true")
 
 
+def _is_off(value: Any) -> bool:
+    """Said to be off, which is more than not said to be on."""
+    return value is False or str(value).lower() in ("0", "false")
+
+
+def _is_zero(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and float(value) == 0
+    except (TypeError, ValueError):
+        return False
+
+
 TRANSLATORS: dict[str, Translator] = {
     "caption_extention": _renamed("caption_extension"),
     "skip_latents_validity_check": _renamed("skip_cache_check"),
@@ -169,6 +197,10 @@ TRANSLATORS: dict[str, Translator] = {
     "clip_skip": _clip_skip,
     "mixed_precision": _mixed_precision,
     "resolution": _resolution,
+    **{
+        name: _zero_is_unset(name)
+        for name in ("huber_c", "huber_scale", "t5xxl_max_token_length", "discrete_flow_shift")
+    },
     "optimizer_args": _words("optimizer_args"),
     "lr_scheduler_args": _words("lr_scheduler_args"),
     "network_args": _words("network_args"),

@@ -149,6 +149,12 @@ WIDTHS: tuple[tuple[str, str, int, int, str], ...] = (
 )
 """(variant, end of a key, axis, size there, what it is then)."""
 
+LORA_PARTS = (
+    *(".lora_down.", ".lora_A.", ".hada_w1_a", ".lokr_w"),
+    *("_lora.down.", ".lora.down.", ".lora_linear_layer.down.", "_lora1.down.", "_lora2.down."),
+)
+"""Parts of keys that make a file a LoRA: ours and LyCORIS', then those of diffusers before peft, and of XLabs."""
+
 LORA_MARKS: tuple[tuple[str, str, str], ...] = (
     ("double_blocks", "flux", "FLUX.1 LoRA"),
     ("single_transformer_blocks", "flux", "FLUX.1 LoRA"),
@@ -169,7 +175,7 @@ LORA_VERSIONS = (("sdxl", "sdxl", "SDXL LoRA"), ("flux", "flux", "FLUX.1 LoRA"),
 def recognise(header: Header) -> tuple[str | None, str]:
     """(family, variant) from keys and metadata; (None, "") if no mark is there."""
     keys = header.shapes
-    if any(part in key for key in keys for part in (".lora_down.", ".lora_A.", ".hada_w1_a", ".lokr_w")):
+    if any(part in key for key in keys for part in LORA_PARTS):
         return _recognise_lora(header)
     for prefix in ("", "model.diffusion_model."):
         if any(prefix + mark in keys for mark in FLUX_MARKS):

@@ -6,6 +6,8 @@ from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option
 
 OURS = ("networks.lora", "networks.lora_flux")
+LARGEST_RANK = 4096
+"""Of our LoRA. LyCORIS knows no such bound: its users write 10000 or 100000 for a layer's whole rank."""
 
 
 class NetworkOptions(OptionGroup, title="Network"):
@@ -22,7 +24,7 @@ class NetworkOptions(OptionGroup, title="Network"):
         None,
         "Rank: how much the LoRA can learn. 8 to 32 suits most; unset is 4.",
         label="Rank (network_dim)",
-        within=(1, 4096),
+        within=(1, 1_000_000),
         methods=("lora",),
     )
     network_alpha: float = option(
@@ -30,7 +32,7 @@ class NetworkOptions(OptionGroup, title="Network"):
         "Strength: what is learned is scaled by network_alpha / network_dim. Half of the rank, or the rank itself, "
         "is usual; when it changes, the learning rate has to follow.",
         label="Alpha",
-        within=(0.0, 4096.0),
+        within=(0.0, 1_000_000.0),
         methods=("lora",),
     )
     network_dropout: float | None = option(
@@ -121,6 +123,12 @@ class NetworkOptions(OptionGroup, title="Network"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("network_args", self.network_args)
+        if self.is_ours and (self.network_dim or 0) > LARGEST_RANK:
+            yield (
+                "network_dim",
+                f"{self.network_dim} is above {LARGEST_RANK}, more than any layer has; 8 to 32 suits most. Only "
+                "LyCORIS takes a larger number, as the whole rank",
+            )
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield (
                 "network_train_unet_only",

@@ -1,0 +1,126 @@
+"""How other programs call the layers of a LoRA: diffusers (with peft and before), ai-toolkit, ComfyUI, OneTrainer
+and XLabs.
+
+Files come in under any of these names and leave this module under ours, those of sd-scripts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sd_scripts.networks.lora import adaptable
+from sd_scripts.networks.plan import Adapted
+
+Tensors = dict[str, Tensor]
+
+DENOISER_PREFIXES = ("transformer.", "unet.", "diffusion_model.", "")
+"""What stands before a layer of the denoiser: diffusers and ai-toolkit, diffusers' U-Net, ComfyUI, peft itself."""
+ENCODER_PREFIXES = (("text_encoder.",), ("text_encoder_2.",))
+"""The same for the text encoders, in the order of the family."""
+
+BEFORE_PEFT = re.compile(
+    r"(?P<layer>.+?)(?:\.processor\.(?P<projection>to_q|to_k|to_v|to_out)_lora|\.lora_linear_layer|\.lora)"
+    r"\.(?P<part>down|up)\.weight"
+)
+"""diffusers before version 0.22: `unet.mid_block.attentions.0.….attn1.processor.to_q_lora.down.weight`."""
+XLABS = re.compile(
+    r"(?:diffusion_model\.)?(?P<block>double_blocks\.\d+)\.processor\.(?P<layer>qkv|proj)_lora(?P<stream>[12])"
+    r"\.(?P<part>down|up)\.weight"
+)
+"""XLabs' files for FLUX.1; stream 1 is the image, 2 the text."""
+XLABS_SINGLE = re.compile(r"single_blocks\.\d+\.processor\.")
+"""XLabs adds these to what a block has computed, not to a layer of it."""
+
+LETTERS = {"down": "A", "up": "B"}
+
+
+def with_peft_names(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The same tensors; names from before peft, and XLabs', become peft's."""
+    return {_peft_name(key): tensor for key, tensor in tensors.items()}
+
+
+def _peft_name(key: str) -> str:
+    if found := XLABS.fullmatch(key):
+        attention = "img_attn" if found["stream"] == "1" else "txt_attn"
+        return f"{found['block']}.{attention}.{found['layer']}.lora_{LETTERS[found['part']]}.weight"
+    if found := BEFORE_PEFT.fullmatch(key):
+        projection = {"to_out": ".to_out.0", None: ""}.get(found["projection"], f".{found['projection']}")
+        return f"{found['layer']}{projection}.lora_{LETTERS[found['part']]}.weight"
+    return key
+
+
+def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[Adapted]) -> Tensors:
+    """The same tensors; layers of `modules` that a file calls as another program does get our names.
+
+    `modules` are the denoiser, then the text encoders. Where a file has several modules in the place of one layer of
+    ours, they become one pair, whose up is block diagonal: rows that no part of the file is for are 0.
+    """
+    left = with_peft_names(tensors)
+    found: Tensors = {}
+    for number, each in enumerate(modules):
+        for path, layer in adaptable(each.module, each.target, conv=True):
+            ours = each.target.name(path)
+            for modules_there in _layers_there(each, path):
+                pairs = [_take_pair(left, _spellings(each, number, name, ours)) for name in modules_there]
+                if any(pairs):
+                    found |= _joined(ours, pairs, layer.weight)
+    return {**left, **found}
+
+
+def _layers_there(each: Adapted, path: str) -> Iterator[tuple[str, ...]]:
+    """What other programs have in the place of a layer: the same one, or several modules in the order of its rows."""
+    yield (path,)
+    if each.target.parts and (parts := each.target.parts(path)) != (path,):
+        yield parts
+
+
+def _spellings(each: Adapted, number: int, name: str, ours: str) -> Iterator[tuple[str, str, str]]:
+    """Each way to write a layer's name, with how down and up are called after it."""
+    prefixes = ENCODER_PREFIXES[number - 1] if 0 < number <= len(ENCODER_PREFIXES) else DENOISER_PREFIXES
+    inner = name.removeprefix("text_model.")  # which transformers has left out of the paths of CLIP
+    for written in dict.fromkeys((name, inner, f"text_model.{inner}") if number else (name,)):
+        for prefix in prefixes:
+            yield f"{prefix}{written}", "lora_A", "lora_B"
+    flat = name.replace(".", "_")
+    others = [f"lora_te{number}_{flat}"] if number else [f"lora_transformer_{flat}"]  # OneTrainer
+    if not number and each.target.alias:
+        others.append(each.target.alias(name))
+    for other in others:
+        if other != ours:
+            yield other, "lora_down", "lora_up"
+
+
+class _Pair(NamedTuple):
+    down: Tensor
+    up: Tensor
+    alpha: Tensor | None
+
+    def scaled_up(self) -> Tensor:
+        """Up with alpha / rank in it."""
+        return self.up if self.alpha is None else self.up * (float(self.alpha) / len(self.down))
+
+
+def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> _Pair | None:
+    """The tensors of a layer, which are taken out of `left`."""
+    for name, a, b in spellings:
+        down, up = left.get(f"{name}.{a}.weight"), left.get(f"{name}.{b}.weight")
+        if down is None or up is None:
+            continue
+        del left[f"{name}.{a}.weight"], left[f"{name}.{b}.weight"]
+        return _Pair(down, up, left.pop(f"{name}.alpha", None))
+    return None
+
+
+def _joined(ours: str, pairs: Sequence[_Pair | None], weight: Tensor) -> Tensors:
+    """The tensors of our layer. Of several modules, every one but the last has as many rows as the layer has inputs."""
+    down, up = f"{ours}.lora_down.weight", f"{ours}.lora_up.weight"
+    if len(pairs) == 1 and (only := pairs[0]):
+        return {down: only.down, up: only.up, **({} if only.alpha is None else {f"{ours}.alpha": only.alpha})}
+    out, width = weight.shape
+    rows = [width] * (len(pairs) - 1)
+    rows.append(out - sum(rows))
+    blocks = [pair.scaled_up() if pair else torch.zeros(count, 0) for pair, count in zip(pairs, rows, strict=True)]
+    return {down: torch.cat([pair.down for pair in pairs if pair]), up: torch.block_diag(*blocks)}
