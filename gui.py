@@ -1,19 +1,26 @@
 """Opens the GUI in the browser: `python gui.py`. See `python gui.py --help` for the rest."""
 
 import argparse
+import html
 import ipaddress
 import os
 import signal
+import socket
 import sys
+import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kohya_gui import credentials
 from kohya_gui.gate import OWN_NAMES, Door
+from kohya_gui.guesses import LoginLog
 from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.sessions import Credential, Sessions
 from kohya_gui.tabs import TABS
+from sd_scripts.runs.private import private_file, private_folder
 from sd_scripts.runs.store import state_folder
 
 if TYPE_CHECKING:
@@ -31,7 +38,26 @@ def parser() -> argparse.ArgumentParser:
         "--server_port", type=int, default=0, metavar="PORT", help="default: the first free one from 7860"
     )
     made.add_argument("--username", default="", help="name to log in with")
-    made.add_argument("--password", default="", help="needed for --share and for other addresses than this machine's")
+    made.add_argument(
+        "--password",
+        nargs="?",
+        const=credentials.ASK,
+        metavar="WORD",
+        help="needed for --share and for other addresses than this machine's; without WORD it is asked for. Better "
+        "give it by STUDIO_PASSWORD in the environment or by --password_file: the process list shows WORD to everybody",
+    )
+    made.add_argument("--password_file", type=Path, metavar="FILE", help="file whose first line is the password")
+    made.add_argument(
+        "--token",
+        metavar="WORD",
+        help="token of the printed address where there is no password, or STUDIO_TOKEN in the environment; default: "
+        "one that is made once and kept in the state folder",
+    )
+    made.add_argument(
+        "--no-token",
+        action="store_true",
+        help="let in every account of this machine, for a proxy with a login of its own",
+    )
     made.add_argument("--share", action="store_true", help="make a public link through Gradio's servers")
     made.add_argument("--inbrowser", action="store_true", help="open the browser")
     made.add_argument("--headless", action="store_true", help="never open a browser, whatever else is said")
@@ -70,9 +96,10 @@ def open_to_others(flags: argparse.Namespace) -> bool:
 
 def refusal(flags: argparse.Namespace) -> str | None:
     """Why the page must not be served like that."""
-    if bool(flags.username) != bool(flags.password):
-        return "--username and --password go together: give both or neither"
-    if open_to_others(flags) and not flags.password and not flags.insecure:
+    if why := credentials.refusal(flags):
+        return why
+    guarded = credentials.has_password(flags) or credentials.has_token(flags)
+    if open_to_others(flags) and not guarded and not flags.insecure:
         how = "--share" if flags.share else f"--listen {flags.listen}"
         return f"{how} opens the page to others: give --username and --password, or say --insecure"
     if flags.config and not flags.config.is_file():
@@ -96,16 +123,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return serve(flags)
 
 
-def door(flags: argparse.Namespace) -> Door:
-    """Who is let in: everybody at this machine, or who knows the password."""
-    own = not open_to_others(flags) and not flags.password and not flags.root_path
+def credential(flags: argparse.Namespace) -> Credential | None:
+    """What opens the page; None: nothing is needed."""
+    if credentials.has_password(flags):
+        return Credential("password", credentials.password(flags), flags.username)
+    if flags.no_token or (open_to_others(flags) and not credentials.has_token(flags)):  # which takes --insecure
+        return None
+    return Credential("token", credentials.token(flags, state_folder()))
+
+
+def door(flags: argparse.Namespace, opens: Credential | None) -> Door:
+    """Who is let in, and by which names the page is called.
+
+    A name that a stranger has pointed at this machine is refused where the page may be known by none but ours. Where a
+    proxy shows it by a name that we were not told, the cookie keeps strangers out; without one the name is needed.
+    """
+    others, shown = open_to_others(flags), urlsplit(flags.root_path)
     listen = f"[{flags.listen}]" if ":" in flags.listen else flags.listen
+    names = {*OWN_NAMES, listen, shown.hostname or "localhost", *(machine_names() if others else ())}
+    unknown = opens is not None and (opens.kind == "password" or others or (flags.root_path and not shown.netloc))
     return Door(
-        locked=bool(flags.password),
-        names=tuple({*OWN_NAMES, listen}) if own else (),
-        outside=urlsplit(flags.root_path).netloc,
+        sessions=Sessions(state_folder() / "sessions", opens) if opens else None,
+        names=() if unknown else tuple(names),
+        any_address=others,
+        outside=shown.netloc,
+        prefix=shown.path.rstrip("/"),
         behind_proxy=bool(flags.share or flags.root_path),
+        log=LoginLog(state_folder() / "logins.log"),
     )
+
+
+def machine_names() -> set[str]:
+    """What a network calls this machine."""
+    name = socket.gethostname().lower()
+    return {name, f"{name.partition('.')[0]}.local"}
 
 
 def places(flags: argparse.Namespace) -> Places:
@@ -133,6 +184,10 @@ def past_proxies(address: str) -> Iterator[None]:
 
 def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     """Serve the page, until the process is told to end or, without `wait`, in a thread."""
+    opens = credential(flags)
+    private_folder(state_folder())
+    # not /tmp/gradio, which may belong to another account; read when Gradio is imported
+    os.environ["GRADIO_TEMP_DIR"] = os.environ.get("GRADIO_TEMP_DIR") or str(private_folder(state_folder() / "gradio"))
     # imported late: --help and a refusal answer at once
     from kohya_gui import live_routes, prompt_editor
     from kohya_gui.app import build
@@ -147,9 +202,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
         app, _, _ = page.launch(
             server_name=flags.listen,
             server_port=flags.server_port or None,
-            auth=(flags.username, flags.password) if flags.password else None,
             share=flags.share,
-            inbrowser=flags.inbrowser and not flags.headless,
             root_path=flags.root_path or None,
             ssr_mode=False,
             footer_links=[],
@@ -158,17 +211,45 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             enable_monitoring=False,
             pwa=False,
             mcp_server=False,
-            app_kwargs={"middleware": [door(flags).middleware()], "routes": routes},
+            app_kwargs={"middleware": [door(flags, opens).middleware()], "routes": routes},
             prevent_thread_lock=True,
+            quiet=True,  # the address that it would print has no token
             _frontend=False,  # which would give up where the page takes longer than 3 s to come, as on a busy machine
             **look(),
         )
     queue.open()  # now that the address is ours
+    address = address_with(opens, flags.root_path if urlsplit(flags.root_path).netloc else page.local_url)
+    tell_address(address, opens)
+    if flags.inbrowser and not flags.headless:
+        open_browser(address)
     if wait:
         if sys.platform != "linux":  # which ends TensorBoard with us by itself, and at once
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         page.block_thread()
     return app
+
+
+def address_with(opens: Credential | None, address: str) -> str:
+    """Where the page is, with the token that opens it."""
+    whole = f"{address.rstrip('/')}/"
+    return f"{whole}?token={opens.secret}" if opens and opens.kind == "token" else whole
+
+
+def tell_address(address: str, opens: Credential | None) -> None:
+    print(f"Open in a browser: {address}", flush=True)
+    if opens and opens.kind == "token":
+        print("The token keeps other accounts of this machine out; it stays the same when the GUI is restarted.")
+    sys.stdout.flush()
+
+
+def open_browser(address: str) -> None:
+    """Open the address by a private file that leads there: the process list shows a browser's words to everybody."""
+    if Path("/snap/bin").is_dir():  # a browser in a snap may not read files below ~/.local
+        webbrowser.open(address)
+        return
+    leading = private_file(state_folder() / "open.html")
+    leading.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
+    webbrowser.open(leading.as_uri())
 
 
 def serve(flags: argparse.Namespace) -> int:
@@ -177,7 +258,7 @@ def serve(flags: argparse.Namespace) -> int:
     except OSError as error:  # the port is taken, or the address is not of this machine
         print(f"--listen {flags.listen} --server_port {flags.server_port}: {error}", file=sys.stderr)
         return 2
-    except ValueError as error:  # the list of runs cannot be read or written
+    except ValueError as error:  # the list of runs cannot be read or written, or a password
         print(error, file=sys.stderr)
         return 2
     return 0

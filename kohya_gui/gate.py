@@ -1,17 +1,20 @@
 """Who may ask the page for anything: the door before every route, Gradio's and ours, those of tomorrow too."""
 
+import ipaddress
 import re
-import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kohya_gui.guesses import Guesses, LoginLog
+from kohya_gui.login_pages import LOGIN_PAGE, token_page
+from kohya_gui.sessions import LIFETIME, Sessions
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """What this machine calls itself. Served to nobody else, another Host means that a stranger's name points at it."""
@@ -29,54 +32,42 @@ NOT_OURS = (
     *(f"{API}/component_server", f"{API}/openapi.json", "/openapi.json", "/monitoring", "/pwa_icon"),
 )
 """Beginnings of Gradio's routes that the page makes no use of, and that nobody gets: some keep or fetch things."""
-FREE_GUESSES = 5
-LONGEST_WAIT = 60.0
-REMEMBERED = 10_000
-"""Addresses whose wrong guesses are counted."""
 LARGEST_LOGIN = 4096
 """Bytes of a name and a password."""
+LARGEST_ASK = 1_000_000
+"""Bytes of what is sent to a route of ours."""
+LARGEST_BODY = 16_000_000
+"""Bytes of what is sent to a route of Gradio's: all settings of a tab, and the texts in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
     """How the page is served: what decides who is let in."""
 
-    locked: bool = False
-    """A password is set: who did not log in gets the login page and nothing else."""
+    sessions: Sessions | None = None
+    """Who did not log in gets the login page and nothing else; None lets everybody in."""
     names: tuple[str, ...] = ()
     """What the Host may be; empty: anything."""
+    any_address: bool = False
+    """The Host may also be an IP address or a name without a dot, which no stranger can have pointed at us."""
     outside: str = ""
     """The host by which a proxy shows the page, where that is known."""
+    prefix: str = ""
+    """The path below which a proxy shows the page."""
     behind_proxy: bool = False
     """X-Forwarded-Host is written by a proxy of ours, not by a stranger."""
+    log: LoginLog | None = None
 
     def middleware(self) -> Middleware:
         """For launch(app_kwargs={"middleware": [...]})."""
         return Middleware(Gate, door=self)
 
-
-@dataclass
-class Guesses:
-    """Wrong passwords by address: after a few, each makes the next wait longer."""
-
-    now: Callable[[], float] = time.monotonic
-    _failed: OrderedDict[str, tuple[int, float]] = field(default_factory=OrderedDict)
-
-    def wait(self, address: str) -> float:
-        """Seconds until this address may try again; 0 counts as a try, before it is known how it ends."""
-        failed, until = self._failed.get(address, (0, 0.0))
-        if (left := until - self.now()) > 0:
-            return left
-        pause = 0.0 if failed < FREE_GUESSES else min(2.0 ** (failed - FREE_GUESSES), LONGEST_WAIT)
-        self._failed[address] = (failed + 1, self.now() + pause)
-        self._failed.move_to_end(address)
-        if len(self._failed) > REMEMBERED:
-            self._failed.popitem(last=False)
-        return 0.0
-
-    def right(self, address: str) -> None:
-        """Forget what this address got wrong."""
-        self._failed.pop(address, None)
+    def answers_to(self, host: str) -> bool:
+        """Whether this Host is a name of ours."""
+        name = _name(host)
+        if not self.names or name in self.names:
+            return True
+        return self.any_address and bool(name) and (_is_ip(name) or "." not in name)
 
 
 class Gate:
@@ -87,29 +78,39 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
-        if scope["type"] != "http":  # the page has no web sockets
-            return await send({"type": "websocket.close", "code": 1008})
-        answer = self._refusal(scope)
-        # a login that is not refused goes on to Gradio, which knows the password
-        if answer is None and _path(scope).rstrip("/") == "/login" and scope["method"] == "POST":
-            send = self._noting_success(_address(scope), send)
-        return await (answer or self._app)(scope, receive, _with_headers(send))
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":  # the page has no web sockets
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            answer = self._refusal(scope) or await self._login(scope, receive) or _too_long(scope)
+            await (answer or self._app)(scope, _at_most(_most(scope), receive), _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """What a request gets instead of what it asks for; None lets it through."""
+        """What a request gets that no login would help."""
         headers, path = Headers(scope=scope), _path(scope)
         if why := self._stranger(scope, headers, path):
             return PlainTextResponse(why, 403)
         if path.startswith(NOT_OURS):
             return Response(status_code=404)
-        if path.rstrip("/") == "/login" and scope["method"] == "POST":
-            return self._no_login(scope, headers)
+        return None
+
+    async def _login(self, scope: Scope, receive: Receive) -> Response | None:
+        """What a request gets by who sends it: a login, a log out, the login page, nothing; None lets it through."""
+        headers, path = Headers(scope=scope), _path(scope)
         reads = scope["method"] in ("GET", "HEAD")
-        if self._door.locked and not _logged_in(scope) and not _is_launch(scope, path):
-            if reads and path in ("/", ""):
-                return HTMLResponse(LOGIN_PAGE, headers={"Cache-Control": "no-store"})
-            return Response(status_code=401)
+        sessions = self._door.sessions
+        if sessions and path.rstrip("/") == "/login" and scope["method"] == "POST":
+            return await self._log_in(sessions, scope, receive)
+        if sessions and not _is_launch(scope, path) and not _is_logged_in(scope, sessions):
+            token = _token(scope) if path == "/" and scope["method"] == "GET" else None
+            if token is not None and sessions.credential.kind == "token":
+                return self._open_with_token(sessions, scope, token)
+            if not self._bears_token(sessions, scope, headers):
+                return _login_page(sessions) if reads and path == "/" else Response(status_code=401)
+        if sessions and path == "/logout" and reads:
+            return self._log_out(sessions, scope)
+        if path == "/" and reads and _token(scope) is not None:
+            return self._clean_address(scope)
         if path.startswith("/studio/") and not reads and "x-studio" not in headers:  # which no form can send
             return PlainTextResponse("The header X-Studio is missing: the request does not come from the page", 403)
         return None
@@ -117,7 +118,7 @@ class Gate:
     def _stranger(self, scope: Scope, headers: Headers, path: str) -> str | None:
         """Why a request does not come from a page of ours."""
         host = headers.get("host", "")
-        if self._door.names and _name(host) not in self._door.names:
+        if not self._door.answers_to(host) and (not host or host != _shared(scope)):
             return (
                 f"{_name(host) or 'No name'} is not a name of this machine: open http://localhost, or start the GUI "
                 "with --root_path and the address at which a proxy shows it"
@@ -127,33 +128,86 @@ class Gate:
         if origin is not None and (not urlsplit(origin).netloc or urlsplit(origin).netloc not in ours):
             return f"The request comes from another site ({origin}): behind a proxy, name its address with --root_path"
         # "none": typed by the user; a link on another site may lead to the page and no deeper
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and path not in ("/", ""):
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and path != "/":
             return "The request comes from another site"
         return None
 
-    def _no_login(self, scope: Scope, headers: Headers) -> Response | None:
-        length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > LARGEST_LOGIN:
+    async def _log_in(self, sessions: Sessions, scope: Scope, receive: Receive) -> Response:
+        if _length(scope) > LARGEST_LOGIN or "content-length" not in Headers(scope=scope):
             return PlainTextResponse("This is longer than a name and a password", 413)
+        try:
+            form = parse_qs((await _body(receive)).decode(), strict_parsing=True)
+            username, password = form["username"][0], form["password"][0]
+        except (ValueError, KeyError):
+            return PlainTextResponse("A username and a password are needed", 422)
+        if too_often := self._too_often(scope, "passwords"):
+            return too_often
+        if sessions.credential.kind != "password" or not sessions.credential.fits(password, username):
+            return self._wrong(scope, "password", JSONResponse({"detail": "Incorrect credentials."}, 400))
+        self._guesses.right(_address(scope))
+        return self._with_session(sessions, scope, JSONResponse({"success": True}))
+
+    def _open_with_token(self, sessions: Sessions, scope: Scope, token: str) -> Response:
+        """The browser gets a session for the token, and the address without it."""
+        if too_often := self._too_often(scope, "tokens"):
+            return too_often
+        if not sessions.credential.fits(token):
+            return self._wrong(scope, "token", _html(token_page(wrong=True), 401))
+        self._guesses.right(_address(scope))
+        return self._with_session(sessions, scope, self._clean_address(scope))
+
+    def _bears_token(self, sessions: Sessions, scope: Scope, headers: Headers) -> bool:
+        """Whether a script sends the token with its request."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or sessions.credential.kind != "token" or self._too_often(scope, "tokens"):
+            return False
+        if not sessions.credential.fits(token.strip()):
+            self._wrong(scope, "token", Response())
+            return False
+        self._guesses.right(_address(scope))
+        return True
+
+    def _too_often(self, scope: Scope, what: str) -> Response | None:
         if wait := self._guesses.wait(_address(scope)):
-            return PlainTextResponse(
-                f"Too many wrong passwords: try again in {wait:.0f} s", 429, {"Retry-After": f"{wait:.0f}"}
-            )
+            headers = {"Retry-After": f"{wait:.0f}"}
+            return PlainTextResponse(f"Too many wrong {what}: try again in {wait:.0f} s", 429, headers)
         return None
 
-    def _noting_success(self, address: str, send: Send) -> Send:
-        async def noting(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 200:
-                self._guesses.right(address)
-            await send(message)
+    def _wrong(self, scope: Scope, what: str, answer: Response) -> Response:
+        if self._door.log:
+            self._door.log.failed(_address(scope), what)
+        return answer
 
-        return noting
+    def _log_out(self, sessions: Sessions, scope: Scope) -> Response:
+        name = _cookie_name(sessions, scope)
+        sessions.end(HTTPConnection(scope).cookies.get(name, ""))
+        answer = RedirectResponse(f"{self._door.prefix}/", 303)
+        answer.delete_cookie(name, path=f"{self._door.prefix}/")
+        return answer
+
+    def _with_session(self, sessions: Sessions, scope: Scope, answer: Response) -> Response:
+        answer.set_cookie(
+            _cookie_name(sessions, scope),
+            sessions.begin(),
+            max_age=LIFETIME,
+            path=f"{self._door.prefix}/",
+            secure=scope["scheme"] == "https",
+            httponly=True,
+            samesite="lax",
+        )
+        answer.headers["Cache-Control"] = "no-store"
+        return answer
+
+    def _clean_address(self, scope: Scope) -> Response:
+        """The same page without the token, which nobody is to see in the address bar or to find in the history."""
+        rest = urlencode([(name, value) for name, value in parse_qsl(_query(scope)) if name != "token"])
+        return RedirectResponse(f"{self._door.prefix}/{'?' if rest else ''}{rest}", 303, {"Cache-Control": "no-store"})
 
 
 def _path(scope: Scope) -> str:
     """The path as the router will see it: without the prefix that a proxy may have left on it."""
     path, root = scope["path"], scope.get("root_path", "")
-    return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path
+    return (path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path) or "/"
 
 
 def _name(host: str) -> str:
@@ -164,19 +218,89 @@ def _name(host: str) -> str:
 
 def _names_outside(scope: Scope, headers: Headers) -> tuple[str, ...]:
     """What the page is called beyond a proxy that writes it into the request, or beyond the link of --share."""
-    shared = urlsplit(scope["app"].get_blocks().share_url or "").netloc
-    return headers.get("x-forwarded-host", "").partition(",")[0].strip(), shared
+    return headers.get("x-forwarded-host", "").partition(",")[0].strip(), _shared(scope)
+
+
+def _shared(scope: Scope) -> str:
+    return urlsplit(scope["app"].get_blocks().share_url or "").netloc
 
 
 def _address(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def _logged_in(scope: Scope) -> bool:
-    """Whether the request carries a session of Gradio's, which hands them out and takes them back."""
-    app, cookies = scope["app"], HTTPConnection(scope).cookies
-    names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
-    return any(cookies.get(name) in app.tokens for name in names)
+def _is_ip(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _query(scope: Scope) -> str:
+    return str(scope["query_string"].decode("latin-1"))
+
+
+def _token(scope: Scope) -> str | None:
+    """The token of an address; None for an address without one."""
+    return next((value for name, value in parse_qsl(_query(scope), True) if name == "token"), None)
+
+
+def _cookie_name(sessions: Sessions, scope: Scope) -> str:
+    """By port as well: browsers send a cookie to every port of a machine."""
+    return f"{sessions.name}-{(scope.get('server') or ('', 0))[1]}"
+
+
+def _is_logged_in(scope: Scope, sessions: Sessions) -> bool:
+    return sessions.is_open(HTTPConnection(scope).cookies.get(_cookie_name(sessions, scope), ""))
+
+
+def _login_page(sessions: Sessions) -> Response:
+    return _html(LOGIN_PAGE, 200) if sessions.credential.kind == "password" else _html(token_page(), 401)
+
+
+def _html(page: str, status: int) -> Response:
+    return HTMLResponse(page, status, {"Cache-Control": "no-store"})
+
+
+def _length(scope: Scope) -> int:
+    """How many bytes a request says that it brings."""
+    length = Headers(scope=scope).get("content-length", "0")
+    return int(length) if length.isascii() and length.isdecimal() and len(length) < 16 else 10**16
+
+
+def _most(scope: Scope) -> int:
+    """How many bytes a request may bring."""
+    return LARGEST_ASK if _path(scope).startswith("/studio/") else LARGEST_BODY
+
+
+def _too_long(scope: Scope) -> Response | None:
+    most = _most(scope)
+    return PlainTextResponse(f"More than {most} bytes are not read", 413) if _length(scope) > most else None
+
+
+def _at_most(most: int, receive: Receive) -> Receive:
+    """A request that says nothing of its length, or too little, is cut off as well."""
+    got = 0
+
+    async def receiving() -> Message:
+        nonlocal got
+        message = await receive()
+        got += len(message.get("body", b""))
+        if got > most:
+            raise HTTPException(413, f"More than {most} bytes are not read")
+        return message
+
+    return receiving
+
+
+async def _body(receive: Receive) -> bytes:
+    parts, more = [], True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message["type"] == "http.request" and message.get("more_body", False)
+    return b"".join(parts)
 
 
 def _is_launch(scope: Scope, path: str) -> bool:
@@ -194,53 +318,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-LOGIN_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Log in</title>
-<style>
-  body { margin: 0; min-height: 100vh; display: grid; place-items: center;
-         font: 14px/1.5 Inter, ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
-         background: light-dark(#f1f5f9, #020617); color: light-dark(#334155, #e2e8f0); }
-  form { width: 280px; padding: 24px; border-radius: 8px; display: grid; gap: 12px;
-         background: light-dark(#fff, #0f172a); border: 1px solid light-dark(#e2e8f0, #1e293b); }
-  h1 { margin: 0 0 4px; font-size: 18px; }
-  label { display: grid; gap: 4px; font-weight: 600; }
-  input { font: inherit; font-weight: 400; padding: 6px 10px; border-radius: 6px;
-          border: 1px solid light-dark(#cbd5e1, #334155); background: light-dark(#f8fafc, #1e293b); color: inherit; }
-  button { font: inherit; font-weight: 600; padding: 9px 16px; border: 0; border-radius: 6px; cursor: pointer;
-           background: #0d9488; color: #fff; }
-  p { margin: 0; min-height: 1.5em; color: light-dark(#b91c1c, #fca5a5); }
-</style>
-</head>
-<body>
-<form method="post" action="login">
-  <h1>Log in</h1>
-  <label>Username <input name="username" autocomplete="username" autofocus required></label>
-  <label>Password <input name="password" type="password" autocomplete="current-password" required></label>
-  <button>Login</button>
-  <p role="alert"></p>
-</form>
-<script>
-  const form = document.querySelector("form");
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const says = (text) => (document.querySelector("p").textContent = text);
-    const where = location.pathname.replace(/\\/$/, "") + "/login"; // also below a prefix
-    try {
-      const answer = await fetch(where, { method: "POST", body: new URLSearchParams(new FormData(form)) });
-      if (answer.ok) return location.reload();
-      says(answer.status === 400 ? "The name or the password is wrong" : await answer.text());
-    } catch {
-      says("The GUI does not answer");
-    }
-  });
-</script>
-</body>
-</html>
-"""

@@ -3,7 +3,10 @@
 import http.client
 import os
 import re
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -11,7 +14,22 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import gui
-from kohya_gui.gate import FREE_GUESSES, LOGIN_PAGE, LONGEST_WAIT, NOT_OURS, OWN_NAMES, REMEMBERED, Guesses
+from kohya_gui.gate import LARGEST_ASK, LARGEST_BODY, NOT_OURS, OWN_NAMES
+from kohya_gui.guesses import (
+    FORGOTTEN,
+    FREE_FOR_ALL,
+    FREE_GUESSES,
+    LINES_A_MINUTE,
+    LONGEST_FOR_ALL,
+    LONGEST_WAIT,
+    REMEMBERED,
+    Guesses,
+    LoginLog,
+    network_of,
+)
+from kohya_gui.login_pages import LOGIN_PAGE, token_page
+from kohya_gui.sessions import CHECKED_AGAIN, LIFETIME, Credential, Sessions
+from sd_scripts.runs.store import state_folder
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 NOTHING = {401, 403, 404, 405, 413}
@@ -54,8 +72,16 @@ class Server:
 
     def log_in(self, password: str) -> int:
         status, headers, _ = self.ask_fully("POST", "/login", urlencode({"username": "me", "password": password}))
-        self.cookie = "; ".join(each.partition(";")[0] for each in headers.get_all("Set-Cookie", []))
+        self.take_cookie(headers)
         return status
+
+    def take_cookie(self, headers: Any) -> None:
+        self.cookie = "; ".join(each.partition(";")[0] for each in headers.get_all("Set-Cookie", []))
+
+    @property
+    def token(self) -> str:
+        """What the address holds that the GUI printed."""
+        return (state_folder() / "token").read_text().strip()
 
     def routes(self) -> list[Any]:
         """Every route of the page, those of included routers too."""
@@ -100,6 +126,15 @@ def locked(state: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def open_(state: Path) -> Iterator[Server]:
+    """Served to whoever is at this machine."""
+    server = Server("--no-token")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def tokened(state: Path) -> Iterator[Server]:
+    """Served as by `python gui.py`."""
     server = Server()
     yield server
     server.close()
@@ -134,8 +169,9 @@ def test_the_login_page_tells_nothing_of_the_page_behind_it():
 
 
 def test_a_session_that_nobody_was_given_opens_nothing(locked):
-    name = f"access-token-unsecure-{locked.app.cookie_id}"
-    for value in ("", "x", "None", "null", "undefined"):
+    assert locked.log_in("open sesame") == 200
+    name, locked.cookie = locked.cookie.partition("=")[0], ""
+    for value in ("", "x", "None", "null", "undefined", "..", "../token", "a" * 2000):
         assert locked.ask("GET", "/config", Cookie=f"{name}={value}")[0] == 401
     assert locked.ask("GET", "/config", Cookie="access-token=me; %%%; =")[0] == 401
 
@@ -218,7 +254,7 @@ def test_the_proxy_of_the_environment_is_not_in_the_way(state, monkeypatch, spar
         monkeypatch.delenv(name, raising=False)
     for name, value in spared.items():
         monkeypatch.setenv(name, value)
-    server = Server()
+    server = Server("--no-token")
     try:
         assert server.ask("GET", "/config")[0] == 200
         assert {name: os.environ[name] for name in names if name in os.environ} == spared
@@ -229,11 +265,14 @@ def test_the_proxy_of_the_environment_is_not_in_the_way(state, monkeypatch, spar
 def test_behind_a_proxy_its_name_counts_and_nowhere_else(open_, state):
     told = {"Origin": "https://my.site", "X_Forwarded_Host": "my.site"}
     assert open_.ask("GET", "/config", **told)[0] == 403
-    proxied = Server("--root_path", "https://other.site/studio")
+    proxied = Server("--root_path", "https://other.site/studio", "--no-token")
     try:
         assert proxied.ask("GET", "/config", Host="127.0.0.1", **told)[0] == 200
         assert proxied.ask("GET", "/config", Host="127.0.0.1", Origin="https://other.site")[0] == 200
         assert proxied.ask("GET", "/config", Host="127.0.0.1", Origin="https://evil.example")[0] == 403
+        assert proxied.ask("GET", "/config", Host="other.site", Origin="https://other.site")[0] == 200
+        pointed_here = {"Host": "evil.example:7860", "Origin": "http://evil.example:7860"}
+        assert proxied.ask("POST", "/studio/queue", X_Studio="1", **pointed_here)[0] == 403
     finally:
         proxied.close()
 
@@ -272,19 +311,28 @@ def test_every_answer_says_that_it_must_not_be_framed_or_guessed_at(open_):
 
 
 def door(words: str) -> Any:
-    return gui.door(gui.parser().parse_args(words.split()))
+    flags = gui.parser().parse_args(words.split())
+    return gui.door(flags, gui.credential(flags))
 
 
-def test_how_the_page_is_served_decides_who_is_let_in():
+def test_how_the_page_is_served_decides_who_is_let_in(state):
     login = "--username me --password secret"
     assert set(door("").names) == set(OWN_NAMES)
     assert "[::1]" in door("--listen ::1").names
     assert "127.0.0.2" in door("--listen 127.0.0.2").names
-    assert not door("").locked
-    assert door(login).locked
-    for words in (login, f"--listen 0.0.0.0 {login}", f"--share {login}", "--root_path https://x.org/studio"):
-        assert door(words).names == ()
+    assert door("").sessions.credential.kind == "token"
+    assert door("--root_path /studio").sessions.credential.kind == "token"
+    assert door(login).sessions.credential == Credential("password", "secret", "me")
+    for words in ("--no-token", "--listen 0.0.0.0 --insecure"):
+        assert door(words).sessions is None
+    for words in (login, f"--listen 0.0.0.0 {login}", f"--share {login}", "--root_path /studio"):
+        assert door(words).answers_to("any.example")  # what keeps strangers out is the cookie
+    for words in ("", "--no-token", "--root_path /studio --no-token", "--root_path https://x.org/studio"):
+        assert not door(words).answers_to("evil.example")
+        assert not door(words).answers_to("192.168.0.7")
+    assert door("--root_path https://x.org:8443/studio").answers_to("x.org:8443")
     assert door("--root_path https://x.org/studio").outside == "x.org"
+    assert door("--root_path https://x.org/studio").prefix == "/studio"
     assert door("--root_path /studio").behind_proxy
     assert not door(f"--listen 0.0.0.0 {login}").behind_proxy
 
@@ -294,7 +342,7 @@ def test_wrong_passwords_make_the_next_guess_wait_longer():
     guesses = Guesses(now=lambda: clock[0])
     assert [guesses.wait("a") for _ in range(FREE_GUESSES + 1)] == [0.0] * (FREE_GUESSES + 1)
     assert guesses.wait("a") == 1.0
-    assert guesses.wait("b") == 0.0
+    assert guesses.wait("b") == 0.0  # another one is not made to wait
     waits = []
     for _ in range(10):
         clock[0] += (left := guesses.wait("a"))
@@ -307,7 +355,8 @@ def test_wrong_passwords_make_the_next_guess_wait_longer():
 
 
 def test_guesses_of_a_whole_network_do_not_fill_the_memory():
-    guesses = Guesses()
+    clock = count(0.0, LONGEST_FOR_ALL)
+    guesses = Guesses(now=lambda: next(clock))
     for number in range(REMEMBERED + 10):
         guesses.wait(str(number))
     assert len(guesses._failed) == REMEMBERED
@@ -321,5 +370,238 @@ def test_a_guesser_is_told_to_wait_and_the_right_password_then_works(locked):
     assert locked.log_in("open sesame") == 429  # the right one waits too: else the answer would tell it
 
 
-def test_a_login_that_is_longer_than_a_password_is_not_read(open_):
-    assert open_.ask("POST", "/login", "x" * 5000)[0] == 413
+def test_a_login_that_is_longer_than_a_password_is_not_read(tokened):
+    assert tokened.ask("POST", "/login", "x" * 5000)[0] == 413
+
+
+# The token
+
+
+def test_without_the_token_nothing_is_given_and_a_page_says_where_it_is(tokened):
+    for path in tokened.paths():
+        for method in ("GET", "POST"):
+            status, content = tokened.ask(method, path, X_Studio="1")
+            if (path, method) == ("/", "GET"):
+                assert (status, content) == (401, token_page().encode())
+            elif path.rstrip("/") != "/login" or method == "GET":
+                assert (status in NOTHING, content) == (True, b""), path
+    assert b"printed in its terminal" in token_page().encode()
+    assert not [word for word in WORDS_OF_A_PAGE if word in token_page().encode()]
+
+
+def test_the_address_with_the_token_opens_the_page_and_leaves_a_clean_address(tokened):
+    status, headers, _ = tokened.ask_fully("GET", f"/?token={tokened.token}&__theme=dark")
+    assert (status, headers["Location"]) == (303, "/?__theme=dark")
+    assert {"HttpOnly", "SameSite=lax", f"Max-Age={LIFETIME}"} <= set(headers["Set-Cookie"].split("; "))
+    assert tokened.token not in headers["Set-Cookie"]
+    tokened.take_cookie(headers)
+    for path in ("/", "/config", "/studio/board", "/gradio_api/info"):
+        assert tokened.ask("GET", path)[0] == 200
+    assert tokened.ask("POST", "/gradio_api/queue/join", "")[0] == 422
+    assert tokened.ask_fully("GET", "/?token=old")[1]["Location"] == "/"
+    assert tokened.ask("GET", "/logout")[0] == 303
+    assert tokened.ask("GET", "/config") == (401, b"")
+    tokened.cookie = ""
+
+
+def test_a_wrong_token_is_told_counted_and_logged(state):
+    server = Server("--token", "right-token")
+    try:
+        for _ in range(FREE_GUESSES):
+            status, content = server.ask("GET", "/?token=wrong")
+            assert (status, b"This token is wrong" in content) == (401, True)
+        while (status := server.ask("GET", "/?token=wrong")[0]) == 401:
+            pass
+        assert status == 429
+        assert server.ask("GET", "/?token=right-token")[0] == 429
+        logged = (state_folder() / "logins.log").read_text()
+        assert "failed login: wrong token from 127.0.0.1" in logged
+        assert "right-token" not in logged
+    finally:
+        server.close()
+
+
+def test_a_script_sends_the_token_with_its_request(tokened):
+    assert tokened.ask("GET", "/studio/board", Authorization=f"Bearer {tokened.token}")[0] == 200
+    for wrong in ("Bearer x", f"Basic {tokened.token}", tokened.token, "Bearer "):
+        assert tokened.ask("GET", "/studio/board", Authorization=wrong) == (401, b"")
+
+
+def test_a_restart_keeps_the_token_and_who_is_logged_in(state):
+    first = Server()
+    _, headers, _ = first.ask_fully("GET", f"/?token={first.token}")
+    token, port = first.token, first.port
+    first.close()
+    second = Server("--server_port", str(port))
+    try:
+        second.take_cookie(headers)
+        assert second.ask("GET", "/config")[0] == 200
+        assert second.token == token
+    finally:
+        second.close()
+
+
+def test_what_others_may_not_read_is_closed_to_them(state, tokened):
+    tokened.ask("GET", f"/?token={tokened.token}")
+    folder = state_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir() if file.is_file()} == {0o600}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "sessions").iterdir()} == {0o600}
+
+
+def test_a_session_ends_by_itself_at_the_log_out_and_with_its_password(tmp_path):
+    clock = [1e9]
+    mine = Sessions(tmp_path, Credential("password", "old", "me"), now=lambda: clock[0])
+    id, other = mine.begin(), mine.begin()
+    for file in tmp_path.iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert mine.is_open(id)
+    mine.end(id)
+    assert [mine.is_open(each) for each in (id, other)] == [False, True]
+    assert not Sessions(tmp_path, Credential("password", "new", "me"), now=lambda: clock[0]).is_open(other)
+    assert not Sessions(tmp_path, Credential("token", "old"), now=lambda: clock[0]).is_open(other)
+    clock[0] += LIFETIME + CHECKED_AGAIN
+    assert not mine.is_open(other)
+    mine.begin()
+    assert len(list(tmp_path.iterdir())) == 1  # the old one is deleted
+
+
+# Wrong guesses
+
+
+def test_guesses_from_many_addresses_wait_together_and_spare_who_logged_in_before():
+    clock = [0.0]
+    guesses = Guesses(now=lambda: clock[0])
+    guesses.wait("home")
+    guesses.right("home")
+    tried = sum(guesses.wait(f"10.0.{n // 250}.{n % 250}") == 0.0 for n in range(2000))
+    assert tried == FREE_FOR_ALL + 1
+    assert guesses.wait("home") == 0.0
+    clock[0] += 600.0
+    for _ in range(600):  # ten minutes of guessing with ever new addresses
+        clock[0] += 1.0
+        tried += guesses.wait(f"new {clock[0]}") == 0.0
+    assert tried <= FREE_FOR_ALL + 10 + 600 / LONGEST_FOR_ALL
+    clock[0] += FORGOTTEN + LONGEST_FOR_ALL + 1
+    assert [guesses.wait("a") for _ in range(FREE_GUESSES)] == [0.0] * FREE_GUESSES
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("2001:db8:1:2:3::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("", ""),
+    ],
+)
+def test_guesses_are_counted_by_network(address, network):
+    assert network_of(address) == network
+
+
+def test_failed_logins_are_logged_and_a_flood_of_them_in_some_lines_a_minute(tmp_path):
+    clock = [0.0]
+    log = LoginLog(tmp_path / "logins.log", now=lambda: clock[0])
+    for _ in range(LINES_A_MINUTE + 30):
+        log.failed("10.0.0.1", "password")
+    clock[0] += 61.0
+    log.failed("10.0.0.2", "token")
+    lines = (tmp_path / "logins.log").read_text().splitlines()
+    assert len(lines) == LINES_A_MINUTE + 1
+    assert lines[0].endswith("failed login: wrong password from 10.0.0.1")
+    assert lines[-1].endswith("failed login: wrong token from 10.0.0.2 (30 more before it)")
+
+
+# Bodies
+
+
+@pytest.mark.parametrize(("path", "most"), [("/studio/queue", LARGEST_ASK), ("/gradio_api/queue/join", LARGEST_BODY)])
+def test_a_body_that_is_too_large_is_not_read(open_, path, most):
+    assert open_.ask("POST", path, Content_Length=str(most + 1), X_Studio="1")[0] == 413
+    assert open_.ask("POST", path, Content_Length="9" * 30, X_Studio="1")[0] in (400, 413)
+
+
+def test_a_body_that_does_not_tell_its_length_is_cut_off(open_):
+    connection = http.client.HTTPConnection("127.0.0.1", open_.port, timeout=20)
+    connection.putrequest("POST", "/studio/queue")
+    for name, value in (("X-Studio", "1"), ("Transfer-Encoding", "chunked")):
+        connection.putheader(name, value)
+    connection.endheaders()
+    part = b"x" * 100_000
+    with suppress(OSError):  # it answers before all is sent
+        for _ in range(LARGEST_ASK // len(part) + 2):
+            connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+        connection.send(b"0\r\n\r\n")
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+# Where the password comes from
+
+
+def flags_of(words: str) -> Any:
+    return gui.parser().parse_args(words.split())
+
+
+def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a_warning(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "password"
+    file.write_text("of the file\nsecond line")
+    file.chmod(0o600)
+    assert gui.credential(flags_of(f"--username me --password_file {file}")).secret == "of the file"
+    monkeypatch.setenv("STUDIO_PASSWORD", "of the environment")
+    flags = flags_of("--listen 0.0.0.0 --username me")
+    assert gui.refusal(flags) is None
+    assert gui.credential(flags).secret == "of the environment"
+    assert "STUDIO_PASSWORD" not in os.environ  # a training would inherit it
+    monkeypatch.setattr("getpass.getpass", lambda question: "typed")
+    assert gui.credential(flags_of("--username me --password")).secret == "typed"
+    assert capsys.readouterr().err == ""
+    assert gui.credential(flags_of("--username me --password word")).secret == "word"
+    assert "process list" in capsys.readouterr().err
+    file.chmod(0o644)
+    gui.credential(flags_of(f"--username me --password_file {file}"))
+    assert "other accounts may read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "why"),
+    [
+        ("", {"STUDIO_PASSWORD": "x"}, "--username is missing beside the password (STUDIO_PASSWORD)"),
+        ("--username me --password a --password_file b", {}, "give one of them"),
+        ("--username me --password a --token abcdefgh", {}, "choose one way"),
+        ("--token abcdefgh --no-token", {}, "choose one"),
+        ("--token short", {}, "--token: give 8 characters or more"),
+        ("", {"STUDIO_TOKEN": "with a space"}, "STUDIO_TOKEN: give 8 characters or more"),
+    ],
+)
+def test_ways_to_log_in_that_do_not_go_together_are_told(monkeypatch, words, environment, why):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert why in (gui.refusal(flags_of(words)) or "")
+
+
+@pytest.mark.parametrize("made", ["missing", "empty", "binary"])
+def test_a_password_file_that_holds_no_password_is_told(tmp_path, capsys, made):
+    file = tmp_path / "password"
+    if made != "missing":
+        file.write_bytes(b"\xff\xfe" if made == "binary" else b"\n")
+    assert gui.main(["--username", "me", "--password_file", str(file), "--headless"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("--password")
+
+
+def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
+    monkeypatch.setenv("STUDIO_TOKEN", "of-the-environment")
+    assert gui.credential(flags_of("--listen 0.0.0.0")).secret == "of-the-environment"
+    assert "STUDIO_TOKEN" not in os.environ
+    assert gui.credential(flags_of("--token of-the-flag")).secret == "of-the-flag"
+
+
+@pytest.mark.parametrize("host", ["192.168.0.7:7860", "[fd00::1]:7860", "studio:7860", "localhost"])
+def test_served_to_a_network_without_a_password_addresses_and_plain_names_are_answered(host):
+    served = door("--listen 0.0.0.0 --insecure")
+    assert served.answers_to(host)
+    assert served.answers_to(f"{gui.socket.gethostname().lower()}:7860")
+    for stranger in ("evil.example:7860", "", "1.2.3.4.evil.example", "evil.example."):
+        assert not served.answers_to(stranger)

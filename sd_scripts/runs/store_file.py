@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sd_scripts.runs import older
+from sd_scripts.runs.private import private_file, private_folder
 
 logger = logging.getLogger("sd_scripts")
 
@@ -67,6 +68,8 @@ class StoreFile:
         self._mending = threading.Lock()
         self._anchor: sqlite3.Connection | None = None
         """Never used: while it is open, SQLite keeps its files beside ours, which a full disk has no room for."""
+        with contextlib.suppress(OSError):  # told when it is opened
+            private_file(private_folder(path.parent) / path.name)  # names and folders are nobody else's business
         self.read(lambda db: None)  # made, or put aside, before anybody asks
         self._drop_anchor()
 
@@ -105,7 +108,8 @@ class StoreFile:
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                private_file(private_folder(self.path.parent) / self.path.name)
             db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise ValueError(f"{self.path}: the list of runs cannot be opened ({error})") from error

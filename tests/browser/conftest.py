@@ -25,8 +25,8 @@ def gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
 
 @pytest.fixture(scope="module")
 def server(gui: Gui) -> str:
-    """Where the GUI answers."""
-    return gui.url
+    """Where a browser begins."""
+    return gui.address
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,11 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(chromium: Any, server: str) -> Iterator[Any]:
+def page(chromium: Any, gui: Gui, server: str) -> Iterator[Any]:
     """A browser of its own, which must not call anyone but our server."""
     context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=server)
     strangers: list[str] = []
-    context.on("request", lambda request: strangers.append(request.url) if _is_strange(request.url, server) else None)
+    context.on("request", lambda request: strangers.append(request.url) if _is_strange(request.url, gui.url) else None)
     page = context.new_page()
     page.set_default_timeout(SLOW)
     page.goto(server)

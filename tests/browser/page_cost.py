@@ -58,7 +58,7 @@ def measured(gui: Gui, browser: Any, demo: Path) -> dict[str, float]:
     page = context.new_page()
     watch = Watch(page)
     flux = page.locator("#lora-family label", has_text="FLUX")
-    found = {"a new page": watch.seconds(lambda: page.goto(gui.url))}
+    found = {"a new page": watch.seconds(lambda: page.goto(gui.address))}
     found["another model family chosen"] = watch.seconds(flux.click)
     found["a settings file opened"] = watch.seconds(lambda: ask_for(page, demo))
     name = field(page, "output_name")

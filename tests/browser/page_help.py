@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -45,21 +46,24 @@ class Gui:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
+        self.address = self.url
+        """Where a browser begins: as the GUI printed it, with the token."""
 
     def start(self) -> None:
         homes = {"XDG_STATE_HOME": str(self._state), "LOCALAPPDATA": str(self._state), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(self._port), "--headless", *self._flags]
         with (self._state / "gui.log").open("a") as log:
+            printed_before = log.tell()
             self._process = subprocess.Popen(
                 command, env={**os.environ, **homes}, stdout=log, stderr=subprocess.STDOUT, cwd=self._state
             )
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(self.url).close()
+        for _ in range(600):
+            printed = (self._state / "gui.log").read_text()
+            if found := re.search(r"^Open in a browser: (\S+)\n", printed[printed_before:], re.M):
+                self.address = found[1]
                 return
-            except OSError:
-                assert self._process.poll() is None, (self._state / "gui.log").read_text()
-                time.sleep(0.2)
+            assert self._process.poll() is None, printed
+            time.sleep(0.2)
         raise AssertionError("the GUI does not answer")
 
     def stop(self) -> None:
@@ -82,7 +86,8 @@ class Gui:
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/studio/{path}", data, {"X-Studio": "1"})
+        headers = {"X-Studio": "1", "Authorization": f"Bearer {self.address.partition('=')[2]}"}
+        request = urllib.request.Request(f"{self.url}/studio/{path}", data, headers)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 

@@ -76,3 +76,19 @@ def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
     expect(link).to_have_attribute("href", re.compile(r"^http://127\.0\.0\.1:\d+/$"), timeout=90_000)
     page.locator("#lora-stop-tensorboard").click()
     expect(page.locator("#lora-tensorboard-told")).to_contain_text("has ended")
+
+
+def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_stranger(chromium: Any, gui: Gui) -> None:
+    context = chromium.new_context(base_url=gui.url)
+    page = context.new_page()
+    page.goto("/")
+    expect(page.get_by_role("heading")).to_have_text("Token needed")
+    page.get_by_label("Token").fill("an older one")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("This token is wrong")
+    page.goto(gui.address)
+    expect(page.locator("#lora-start")).to_be_visible()
+    assert page.url == f"{gui.url}/"
+    page.reload()
+    expect(page.locator("#lora-start")).to_be_visible()
+    context.close()

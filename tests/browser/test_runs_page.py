@@ -144,6 +144,7 @@ def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(pa
 def ended(chromium: Any, server: str, three: dict[str, int]) -> dict[str, int]:
     """The three, when all of them are over."""
     page = chromium.new_context(base_url=server).new_page()
+    page.goto(server)
     if brief(page, "first")["state"] != "stopped":
         wait_for(lambda: brief(page, "first")["step"] > 0, TRAINING / 1000)
         page.request.post(f"/studio/run/{three['first']}/stop", headers={"X-Studio": "1"})

@@ -1,0 +1,120 @@
+"""Wrong passwords and tokens: each makes the next one wait, and a log tells of them."""
+
+import ipaddress
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from sd_scripts.runs.private import private_file
+
+logger = logging.getLogger("sd_scripts")
+T = TypeVar("T")
+
+FREE_GUESSES = 5
+LONGEST_WAIT = 60.0
+FREE_FOR_ALL = 50
+"""Wrong guesses of all addresses together before those who never logged in wait too."""
+LONGEST_FOR_ALL = 10.0
+FORGOTTEN = 3600.0
+"""Seconds without a wrong guess after which those before are forgotten."""
+REMEMBERED = 10_000
+"""Addresses whose wrong guesses are counted."""
+LINES_A_MINUTE = 10
+LARGEST_LOG = 1_000_000
+
+
+@dataclass
+class Count:
+    """Wrong guesses in a row, and until when the next one waits."""
+
+    failed: int = 0
+    until: float = 0.0
+
+    def add(self, now: float, free: int, longest: float) -> None:
+        if now - self.until > FORGOTTEN:
+            self.failed = 0
+        # the exponent is bounded: 2.0 ** 1024 is no number
+        pause = 0.0 if self.failed < free else min(2.0 ** min(self.failed - free, 16), longest)
+        self.failed, self.until = self.failed + 1, now + pause
+
+
+@dataclass
+class Guesses:
+    """Wrong guesses by network address and over all of them: after a few, each makes the next wait longer."""
+
+    now: Callable[[], float] = time.monotonic
+    _failed: OrderedDict[str, Count] = field(default_factory=OrderedDict)
+    _all: Count = field(default_factory=Count)
+    _known: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    """Networks from which somebody logged in: strangers do not make them wait."""
+
+    def wait(self, address: str) -> float:
+        """Seconds until this address may try again; 0 counts as a try, before it is known how it ends."""
+        network, now = network_of(address), self.now()
+        mine = self._failed.get(network, Count())
+        left = max(mine.until, 0.0 if network in self._known else self._all.until) - now
+        if left > 0:
+            return left
+        mine.add(now, FREE_GUESSES, LONGEST_WAIT)
+        self._all.add(now, FREE_FOR_ALL, LONGEST_FOR_ALL)
+        _keep(self._failed, network, mine)
+        return 0.0
+
+    def right(self, address: str) -> None:
+        """Forget what this address got wrong."""
+        network = network_of(address)
+        self._failed.pop(network, None)
+        self._all.failed = max(self._all.failed - 1, 0)
+        _keep(self._known, network, None)
+
+
+def _keep(where: OrderedDict[str, T], key: str, value: T) -> None:
+    where[key] = value
+    where.move_to_end(key)
+    if len(where) > REMEMBERED:
+        where.popitem(last=False)
+
+
+def network_of(address: str) -> str:
+    """The address, or of IPv6 the /64 that one customer has: its addresses are too many to be counted one by one."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.version == 6 and ip.ipv4_mapped:
+        return str(ip.ipv4_mapped)
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+@dataclass
+class LoginLog:
+    """Failed logins, a line each, in a file and on the console; of a flood, some lines a minute with a count."""
+
+    path: Path
+    now: Callable[[], float] = time.monotonic
+    _minute: float = field(default=float("-inf"))
+    _lines: int = 0
+    _left_out: int = 0
+
+    def failed(self, address: str, what: str) -> None:
+        """Tell of a wrong `what`: password or token. What was typed stays untold: it may be a password elsewhere."""
+        if self.now() - self._minute >= 60.0:
+            self._minute, self._lines = self.now(), 0
+        if self._lines >= LINES_A_MINUTE:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more before it)" if self._left_out else ""
+        self._lines, self._left_out = self._lines + 1, 0
+        text = f"failed login: wrong {what} from {address or 'an unknown address'}{more}"
+        logger.warning(text)
+        with suppress(OSError):  # a full disk lets nobody in
+            if self.path.exists() and self.path.stat().st_size > LARGEST_LOG:
+                os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+            with private_file(self.path).open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")

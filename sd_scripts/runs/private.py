@@ -1,0 +1,26 @@
+"""Files and folders that only the account which made them may read."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder, readable by its owner alone; one that is there already becomes so."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _close(folder, 0o700)
+    return folder
+
+
+def private_file(file: Path) -> Path:
+    """Make an empty file, readable by its owner alone; one that is there keeps its contents and becomes so."""
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))
+    _close(file, 0o600)
+    return file
+
+
+def _close(path: Path, mode: int) -> None:
+    if os.name == "posix":
+        with suppress(OSError):  # another owner's, or a file system without modes
+            if path.stat().st_mode & 0o777 != mode:
+                path.chmod(mode)
