@@ -91,12 +91,21 @@
       if (this.facts?.state !== told.state) write(this.status, `${told.name}: ${told.word}`);
       this.facts = told;
       this.known = told.told;
+      this.behind = told.now - Date.now() / 1000; // the clock of the server may be another
       this.none.hidden = true;
       this.run.hidden = false;
       this.run.className = `run run-${told.state}`;
       this.run.dataset.run = told.id;
       for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
       if (told.samples) this.samples.show(told.samples);
+      this.tick();
+    }
+
+    /** Write how long something lasts by now: what takes minutes tells nothing meanwhile. */
+    tick() {
+      const now = Date.now() / 1000 + (this.behind ?? 0);
+      for (const element of this.run.querySelectorAll("[data-since]"))
+        write(element, Studio.duration(now - Number(element.dataset.since)));
     }
 
     async clicked(event) {
@@ -293,6 +302,8 @@
     write(banner.firstChild, gone ? words : "The GUI was started again. What stands in the form is kept");
     banner.lastChild.hidden = Boolean(gone && !refused);
   };
+
+  setInterval(() => !document.hidden && view?.tick(), 1000);
 
   const closeMenus = (event) => {
     for (const menu of document.querySelectorAll(".live .menu[open]"))

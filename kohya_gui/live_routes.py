@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
@@ -105,6 +106,7 @@ class LiveRoutes:
             "name": row.name,
             "tab": tab_of(row).name,
             "told": known,
+            "now": time.time(),
             "state": state,
             "word": WORDS[state],
             "over": state in ENDED,

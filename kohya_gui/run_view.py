@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kohya_gui.messages import message
 from kohya_gui.recognise import size
+from sd_scripts.runs.events import END
 from sd_scripts.runs.queue import STATE_ENDING
 from sd_scripts.runs.store import RunRow
 from sd_scripts.runs.story import ENDED, LIVING, Made, RunStory, State
@@ -41,6 +42,7 @@ COMMANDS = (
     ("stop", "Stop after this step", "Save the state and leave: the run can be continued"),
 )
 """What a run can be asked for: command, words, what it does."""
+AVERAGED = "of the last 100 steps; the chart shows each step"
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so Stop now loses nothing"
 
@@ -51,7 +53,7 @@ def sections(story: RunStory, row: RunRow, now: float | None = None) -> dict[str
     waiting = row.state == "queued"
     return {
         "head": head(story, row),
-        "progress": "" if waiting else progress(story),
+        "progress": "" if waiting else progress(story, row),
         "controls": controls(story, row),
         "failure": failure(story) if not waiting else hold(row.error),
         "result": result(story),
@@ -81,7 +83,7 @@ def shown_state(story: RunStory, row: RunRow) -> State:
     return row.state if row.state == "queued" or (story.state == "starting" and row.state in ENDED) else story.state
 
 
-def progress(story: RunStory) -> str:
+def progress(story: RunStory, row: RunRow) -> str:
     doing = "" if story.over or not story.phase else story.phase
     waiting = story.state in LIVING and story.phase != "training"
     if waiting and story.total:
@@ -89,17 +91,29 @@ def progress(story: RunStory) -> str:
     else:
         fraction = story.fraction
     unknown = waiting and not story.total
+    since = story.phase_since if waiting else None
+    if doing and story.phase_note:
+        doing += f" · {story.phase_note}"
     if story.state == "stopping":
         doing = "ending the step, saving, leaving" if story.step else UNTRAINED
+        since = next((asked.time for asked in story.asked if asked.kind in ("stop", END)), None)
     if story.state == "starting":
-        doing = "starting Python and PyTorch"
+        doing, since = "starting Python and PyTorch", row.started
     percent = f"{100 * fraction:.1f}"
     now = "" if unknown else f' aria-valuenow="{percent}"'
     bar = (
         f'<div class="bar{" bar-unknown" if unknown else ""}" role="progressbar" aria-label="Progress"{now}>'
         f'<i style="width:{percent}%"></i></div>'
     )
-    return f'{bar}<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}</div>' if doing else bar
+    if not doing:
+        return bar
+    ticks = f' · <span class="ticks" {ticking(since)}></span>' if since else ""
+    return f'{bar}<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{ticks}</div>'
+
+
+def ticking(since: float) -> str:
+    """The attribute by which the page writes, every second, how long ago that was."""
+    return f'data-since="{since:.1f}"'
 
 
 def controls(story: RunStory, row: RunRow) -> str:
@@ -211,19 +225,21 @@ def tiles(story: RunStory, row: RunRow, now: float | None = None) -> str:
     began, ended = row.started or story.started, row.ended or story.ended
     took = (ended or now or time.time()) - began if began else None
     left, took_words = story.seconds_left, "Took" if story.over else "So far"
+    ticks = "" if story.over or not began else f" {ticking(began)}"
     shown = [
-        ("Loss", number(story.average if story.average is not None else story.loss), "mean of the epoch"),
+        ("Loss, mean", number(story.average if story.average is not None else story.loss), AVERAGED),
         ("Speed", speed(story.seconds_per_step), "without warm-up and compiling"),
         ("Time left", duration(left), "at this speed") if left is not None else (took_words, duration(took), "in all"),
-        ("Images", per_second(story.images_per_second), "pictures learned from each second"),
+        ("Images", per_second(story.images_per_second), "images trained on per second"),
         ("VRAM", memory(story.vram), f"at the peak; {memory(story.vram_now)} when last asked"),
         ("RAM", memory(story.ram), "of the training process"),
         ("Learning rate", *rates(story.learning_rates)),
     ]
     cells = "".join(
-        f'<div class="tile" title="{escape(hint)}"><b>{value}</b><span>{word}</span></div>'
+        f'<div class="tile" title="{escape(hint)}"><b{ticks if word == "So far" else ""}>{value}</b>'
+        f"<span>{word}</span></div>"
         for word, value, hint in shown
-        if value != "–" or word in ("Loss", "Speed")
+        if value != "–" or word in ("Loss, mean", "Speed")
     )
     return f'<div class="tiles">{cells}</div>'
 

@@ -698,6 +698,18 @@ def test_the_time_that_a_run_took_is_that_of_its_row():
     assert "<b>4:02</b><span>Took" in run_view(story, row("finished", started=1000.0, ended=1242.0))
 
 
+def test_what_takes_its_time_ticks_in_the_page():
+    story = RunStory()
+    started = row("starting", started=100.0)
+    assert 'data-since="100.0"' in sections(story, started)["progress"]
+    story.tell({"kind": "phase", "name": "compiling", "time": 130.0})
+    story.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 160.0})
+    html = sections(story, started)["progress"]
+    assert "Compiling · 12 graphs so far" in html
+    assert 'data-since="130.0"' in html
+    assert "data-since" not in sections(trained(), started)["progress"]
+
+
 def test_a_section_is_the_same_html_while_nothing_of_it_changes():
     story = trained()
     before = sections(story, row())

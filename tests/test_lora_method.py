@@ -9,6 +9,8 @@ import torch
 from lora_sdxl import Prepared, base, context, losses, prepare, save, say_something
 
 from sd_scripts.families.sdxl import SDXL
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.compile_progress import CompileProgress
 from sd_scripts.training.foreign import find_module
 from sd_scripts.training.methods import Lora
 
@@ -216,3 +218,29 @@ def test_a_network_that_cannot_be_made_is_told_in_one_sentence(model: Path, tmp_
 def test_classes_have_their_names_again_when_it_is_made(model: Path, tmp_path: Path) -> None:
     prepared = foreign(model, tmp_path)
     assert {"Attention", "TimestepEmbedding"} <= {type(part).__name__ for part in prepared.parts.denoiser.modules()}
+
+
+def test_the_recording_of_cuda_graphs_is_a_phase_of_its_own_and_only_of_steps(model, tmp_path):
+    from torch._dynamo.callback import CallbackTrigger
+
+    given = context(model, tmp_path)
+    progress = CompileProgress(given, lambda: 14)
+    progress.install()
+    recording = torch._dynamo.callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0")
+    given.phase("sampling")
+    with recording:
+        pass
+    given.phase("training")
+    for trigger in (CallbackTrigger.DYNAMO, CallbackTrigger.CUDAGRAPH_RECORDING):
+        with torch._dynamo.callback_handler.install_callbacks(trigger, "0/0"):
+            pass
+    progress.remove()
+    with torch._dynamo.callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+        pass
+    told = [(event["name"], event.get("note")) for event in RunFolder(given.run_dir).events()]
+    assert told == [
+        ("sampling", None),
+        ("training", None),
+        ("compiling", "14 graphs so far"),
+        ("recording CUDA graphs", "2 graphs"),
+    ]

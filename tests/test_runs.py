@@ -314,6 +314,15 @@ def test_a_run_that_goes_on_begins_where_it_was():
     assert (story.step, story.fraction, story.started) == (40, 0.4, 1.0)
 
 
+def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
+    story = RunStory()
+    story.tell({"kind": "phase", "name": "compiling", "time": 1.0})
+    story.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 5.0})
+    assert (story.phase_since, story.phase_note) == (1.0, "12 graphs so far")
+    story.tell({"kind": "step", "step": 1, "time": 9.0})
+    assert (story.phase, story.phase_since, story.phase_note) == ("training", 9.0, "")
+
+
 def test_a_loss_that_is_no_number_breaks_no_curve():
     story = RunStory()
     story.tell(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,7 +118,10 @@ def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path) ->
     assert made.told("step")[0]["ram"] > 2**20
     compiled = train(each_miniature, tmp_path / "compiled", compile=True, compile_backend="aot_eager")
     assert "training" not in [event["name"] for event in compiled.told("phase")]  # which the first step says itself
-    assert "compiling" in [event["name"] for event in compiled.told("phase")]
+    compiling = [event for event in compiled.told("phase") if event["name"] == "compiling"]
+    assert "compiling" not in {event["name"] for event in made.told("phase")}
+    assert any(re.fullmatch(r"\d+ graphs? so far", event.get("note", "")) for event in compiling)
+    assert compiling[-1]["time"] < compiled.told("step")[0]["time"]  # told while the first step waits
 
 
 def test_what_no_command_looks_like_is_not_heard(miniature: Any, tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ class RunStory:
     done: int = 0
     total: int = 0
     """Progress of the phase; of the training itself see `step` and `max_steps`."""
+    phase_note: str = ""
+    """What else the phase told: "12 graphs so far"."""
+    phase_since: float | None = None
+    """When the phase began."""
     step: int = 0
     max_steps: int = 0
     epoch: int = 0
@@ -188,10 +192,16 @@ class RunStory:
         self.max_steps, self.epochs = event.get("max_steps") or 0, event.get("epochs") or 0
 
     def _on_phase(self, event: dict[str, Any]) -> None:
-        self.phase, self.done, self.total = event["name"], event.get("done") or 0, event.get("total") or 0
+        self._enter(event["name"], event)
+        self.done, self.total = event.get("done") or 0, event.get("total") or 0
+        self.phase_note = str(event.get("note") or "")
+
+    def _enter(self, phase: str, event: dict[str, Any]) -> None:
+        if phase != self.phase:
+            self.phase, self.phase_since, self.phase_note = phase, event.get("time"), ""
 
     def _on_step(self, event: dict[str, Any]) -> None:
-        self.phase = "training"
+        self._enter("training", event)
         self.step, self.epoch = event["step"], event.get("epoch", self.epoch)
         self.loss, self.average = event.get("loss"), event.get("average")
         self.vram_now = event.get("vram") or self.vram_now

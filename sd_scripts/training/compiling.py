@@ -21,6 +21,7 @@ from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.compile_utils import LEAST_LIMIT, compile_model
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 
 T = TypeVar("T")
@@ -139,6 +140,9 @@ class Compilation:
         wait_until_warm()
         self._before = self._seen = Counts()
         self._failed = self.limited = False
+        self._progress = CompileProgress(context, lambda: Counts().graphs - self._before.graphs)
+        if self.active:
+            self._progress.install()
 
     @property
     def active(self) -> bool:
@@ -174,7 +178,7 @@ class Compilation:
         if vae and self._beside:
             self._compile_vae(self._beside, expected)
         if expected:
-            self._context.phase("compiling")
+            self._context.phase(COMPILING)
 
     def _graphs_of_vae(self) -> int:
         """Batches of pictures may go through it in slices, the last one smaller."""
@@ -221,6 +225,7 @@ class Compilation:
         eagerly."""
         if not self.active:
             return
+        self._progress.step_done()
         now = Counts()
         if now.refused > self._before.refused and not self.limited:
             self.limited = True

@@ -48,6 +48,8 @@ class Context:
     seed: int
     listens_from: float = 0.0
     """In seconds since 1970: what commands.jsonl held by then was said to an earlier run in this folder."""
+    phase_name: str = field(default="", init=False)
+    """What the run is doing, as it told last."""
     _started: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -115,6 +117,7 @@ class Context:
         """Tell that a phase begins; returns what to call with (done, total) as it goes on."""
         if self.is_main:
             logger.info("%s", name)
+        self.phase_name = name
         self.tell("phase", name=name)
         return lambda done, total: self.tell("phase", name=name, done=done, total=total)
 

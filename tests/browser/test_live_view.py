@@ -129,6 +129,25 @@ def test_the_panel_stays_with_a_run_that_ends(page, queue, over, tmp_path):
     queue.end_now(run)
 
 
+COMPILES = """
+import sys, time
+from pathlib import Path
+from sd_scripts.runs.folder import RunFolder
+RunFolder(Path(sys.argv[1])).log()("phase", name="compiling", note="3 graphs so far")
+time.sleep(600)
+"""
+
+
+def test_the_time_that_compiling_takes_goes_on_while_nothing_is_told(page, queue, tmp_path):
+    run = queue.add(plan(new_run_folder(tmp_path, "compiling"), "compiling", COMPILES))
+    view = page.locator("#lora-run .run")
+    expect(view.locator(".run-phase")).to_contain_text("Compiling · 3 graphs so far")
+    ticks = view.locator(".run-phase .ticks")
+    expect(ticks).not_to_be_empty()
+    expect(ticks).not_to_have_text(ticks.inner_text())
+    queue.end_now(run)
+
+
 def test_an_error_is_shown_with_its_remedy_and_its_details_folded(page, over):
     view = look_at(page, "past")
     expect(view.locator(".badge")).to_have_text("Failed")
