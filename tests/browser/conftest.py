@@ -32,7 +32,12 @@ def server(gui: Gui) -> str:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=QUIET)
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM,
+            headless=True,
+            args=QUIET,
+            ignore_default_args=["--hide-scrollbars"],  # people see those that take room, and what they uncover
+        )
         yield browser
         browser.close()
 

@@ -1,0 +1,113 @@
+"""The page fits its window: no part of it scrolls sideways, in real Chromium with scrollbars that take room."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.page_help import CHROMIUM, Gui, settled
+from sd_scripts.runs.folder import new_run_folder
+from sd_scripts.runs.store import RunStore
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+TRAINING_TABS = ("lora", "dreambooth", "finetune")
+SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("*")]
+  .filter((element) => element.getClientRects().length && element.scrollWidth > element.clientWidth)
+  .filter((element) => element === document.documentElement
+    || ["auto", "scroll"].includes(getComputedStyle(element).overflowX))
+  .map((element) => `${element.tagName}#${element.id}.${element.className}: `
+    + `${element.scrollWidth} in ${element.clientWidth}`)"""
+UNFOLD = """(tab) => {
+  const folded = [...document.querySelectorAll(`#${tab} .gr-accordion > .label-wrap:not(.open)`)]
+    .filter((head) => head.getClientRects().length);
+  folded.forEach((head) => head.click());
+  return folded.length;
+}"""
+
+
+LONG = "a_long_name_of_a_run_of_somebody_who_writes_everything_into_it"
+
+
+def list_runs(home: Path) -> None:
+    """Runs of the past, with long names and reasons, and waiting ones, for the GUI that gets this home."""
+    store = RunStore(home / "sd-scripts-studio" / "runs.sqlite")
+    store.pause(True)
+    for number, error in enumerate(("", "", f"train_data_dir: there is no folder /data/{LONG}")):
+        folder = new_run_folder(home / "runs", f"{LONG}{number}")
+        folder.config.write_text(f'output_name = "{LONG}"\nseed = {number}\n')
+        with closing(folder.log()) as log:
+            log("started", max_steps=5000, epochs=10)
+            for step in range(1, 50):
+                log("step", step=step, epoch=1, loss=1 / step, average=0.25, lr={"unet": 1e-4}, seconds=0.1)
+            log("failed", error=error) if error else log("finished", step=5000)
+        row = store.add(folder, name=f"{LONG}{number}", tab="finetune", family="flux", gpus="cpu", state="running")
+        results = () if error else (f"/home/somebody/models/loras/{LONG}.safetensors",)
+        facts = {"error": error, "step": 5000, "max_steps": 5000, "results": results}
+        store.update(row.id, started=1.0)
+        store.end(row.id, "failed" if error else "finished", ended=9999.0, **facts)
+    for number in range(2):
+        store.add(home / f"waits{number}", name=f"{LONG}-waits{number}", tab="lora", family="sdxl", gpus="cpu")
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
+    """One GUI for the module, which has runs already."""
+    home = tmp_path_factory.mktemp("state")
+    list_runs(home)
+    gui = Gui(home)
+    gui.start()
+    yield gui
+    gui.stop()
+
+
+def too_wide(page: Any) -> set[str]:
+    return set(page.evaluate(SCROLLS_SIDEWAYS))
+
+
+def unfolded(page: Any, tab: str) -> set[str]:
+    """Unfold all panels of a tab, level by level; returns what scrolls sideways on the way."""
+    found = too_wide(page)
+    while page.evaluate(UNFOLD, tab):
+        settled(page, f"#{tab}")
+        found |= too_wide(page)
+    return found
+
+
+@pytest.mark.parametrize("width", [1400, 800, 390])
+def test_nothing_scrolls_sideways_on_any_tab_with_panels_folded_and_unfolded(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    found: dict[str, set[str]] = {"at first": too_wide(page)}
+    for tab in TRAINING_TABS:
+        page.evaluate("(tab) => document.getElementById(`${tab}-button`).click()", tab)
+        expect(page.locator(f"#{tab}-start")).to_be_visible()
+        for family in ("SDXL", "FLUX.1"):
+            page.locator(f"#{tab}-family").get_by_text(family, exact=True).click()
+            settled(page, f"#{tab}")
+            found[f"{tab} {family}"] = unfolded(page, tab)
+    page.evaluate("document.getElementById('runs-button').click()")
+    page.locator(".history [data-run] .run-link").last.click()
+    expect(page.locator("#runs-run .studio-chart canvas").first).to_be_visible()
+    found["runs"] = too_wide(page)
+    for box in page.locator(".history input").all():
+        box.check()
+    page.locator("[data-action=compare]").click()
+    expect(page.locator(".comparison table")).to_be_visible()
+    found["comparison"] = too_wide(page)
+    assert {where: wide for where, wide in found.items() if wide} == {}
+
+
+def test_scrollbars_are_dark_where_the_page_is(page):
+    scheme = "getComputedStyle(document.documentElement).colorScheme"
+    assert page.evaluate(scheme) == "light"
+    page.locator("#theme-switch").click()
+    assert page.evaluate(scheme) == "dark"
