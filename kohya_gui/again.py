@@ -21,6 +21,7 @@ NAMED_OTHERWISE = ("output_dir", "logging_dir", "resume")
 
 def plan(prepared: Prepared, tab: Tab, family: str) -> Planned:
     """A prepared run as the queue takes it."""
+    assert prepared.folder is not None
     environment, settings = prepared.command.environment, prepared.command.toml
     return Planned(
         folder=prepared.folder,

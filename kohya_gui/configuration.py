@@ -1,5 +1,6 @@
 """Files in and out, and the way from the page's values to a command: all that a tab does and that needs no page."""
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.model_file import describe, is_hub_id
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, prompts_in
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Settings
@@ -22,6 +24,7 @@ from sd_scripts.options.spec import OptionGroup, each_option
 from sd_scripts.options.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
 
+PROMPTS = "sample_prompts"
 HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
 """How models on the Hugging Face Hub are called."""
 SECRET_LENGTH = 8
@@ -40,15 +43,16 @@ class Opened:
     remarks: tuple[Remark, ...] = ()
     not_trained: str = ""
     """The model that the file is for, where no script of ours trains it; its values are then read for `family`."""
+    prompts: str = ""
+    """Sample prompts that stand in the file itself, as kohya_ss keeps them."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked run, its TOML written, ready to start."""
+    """A checked run, its TOML written, ready to start; or a command to print, for which nothing is written."""
 
     command: LaunchCommand
-    folder: RunFolder
-    toml: Path
+    folder: RunFolder | None
     remarks: tuple[Remark, ...]
 
 
@@ -85,9 +89,11 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = E
         _check_tab(path, legacy_config.tab_of(raw), tab)
         legacy = legacy_config.from_kohya(raw, tab.name)
         family = legacy.family if legacy.family in families else families[0]
-        prompts, told = _prompt_file(path, legacy.prompts)
-        settings = from_values(script_for(family, tab.method), legacy.values, prompts)
-        opened = _opened(settings, family, (*(r for r in legacy.remarks if r.name not in prompts), *told))
+        settings = from_values(script_for(family, tab.method), legacy.values)
+        remarks = [remark for remark in legacy.remarks if remark.name != PROMPTS]
+        if legacy.prompts:
+            remarks.append(Remark(PROMPTS, f"the prompts of {path.name} are kept here; Save and Start write them"))
+        opened = _opened(settings, family, tuple(remarks), legacy.prompts)
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
     if (told_by := _tab_of(raw)) and told_by.method != tab.method:
@@ -146,21 +152,24 @@ def _family_of_model(name: str, places: Places) -> str | None:
     return next((family for word, family in HUB_WORDS.items() if word in name.lower()), None)
 
 
-def _prompt_file(path: Path, prompts: str) -> tuple[dict[str, Any], tuple[Remark, ...]]:
-    """kohya_ss keeps the sample prompts in the JSON; they move into a text file beside it, as the option wants them."""
-    if not prompts:
-        return {}, ()
-    beside = path.with_name(f"{path.stem}-prompts.txt").absolute()
-    try:
-        if not beside.exists():
-            write_whole(beside, prompts + "\n")
-    except OSError as error:
-        return {}, (Remark("sample_prompts", f"{beside} cannot be written: {error.strerror}"),)
-    return {"sample_prompts": str(beside)}, (Remark("sample_prompts", f"the prompts are in {beside} now"),)
+def save_prompts(beside: Path, prompts: str, places: Places = EVERYWHERE) -> Path:
+    """Write sample prompts into a text file beside a configuration: over no other. Raises ValueError, one sentence."""
+    text = prompts.rstrip() + "\n"
+    for number in itertools.count(1):
+        place = beside.with_name(f"{beside.stem}-prompts{f'-{number}' if number > 1 else ''}.txt").absolute()
+        places.check(PROMPTS, place)
+        try:
+            if not place.exists():
+                write_whole(place, text)
+            if place.read_bytes() == text.encode():
+                return place
+        except OSError as error:
+            raise ValueError(f"{PROMPTS}: '{place}' cannot be written: {error.strerror}") from error
+    raise AssertionError
 
 
-def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = ()) -> Opened:
-    return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks))
+def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
+    return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks), prompts)
 
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
@@ -206,28 +215,41 @@ def prepare(
     unknown: Mapping[str, Any],
     print_only: bool,
     places: Places = EVERYWHERE,
+    prompts: str = "",
 ) -> Prepared:
-    """Check the settings and write the TOML that the training reads.
+    """Check the settings and write what the training reads into a new run folder; `print_only` writes nothing.
 
+    `prompts` are those that are in no file yet; they count where sample_prompts is unset.
     Raises ValueError with one sentence a line for all that stands in the way.
     """
     values = of_family(values, script)
-    settings = from_values(script, unknown, values)
-    # places come first: the other checks tell what is there
-    if problems := places.problems(settings.values(), settings.options.values()) or settings.problems():
-        raise ValueError("\n".join(problems))
-    if told := _told_secrets(settings):
-        raise ValueError("\n".join(told))
+    settings = checked(values, script, unknown, places)
     output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
-    # a printed command may be pasted anywhere
-    settings = from_values(script, unknown, {**values, "output_dir": str(output)})
-    name = settings[SavingOptions].output_name or ""
+    values["output_dir"] = str(output)  # a printed command may be pasted anywhere
+    prompts = "" if values.get(PROMPTS) else prompts
+    if prompts:
+        prompts_in(prompts, Path("prompts.txt"), SAMPLE_DEFAULTS[script.family])
+    if print_only:
+        command = build(from_values(script, unknown, values), script)
+        kept = (Remark(PROMPTS, "are in no file yet, so the command has none; press Save first"),) if prompts else ()
+        return Prepared(command, None, (*command.remarks, *kept))
     try:
-        folder = RunFolder(output) if print_only else new_run_folder(output / "runs", name)
-        # a name of its own: the user's file of that name may stand there
-        toml = output / f"{name or 'last'}-command.toml" if print_only else folder.config
-        command = build(settings, script, toml, run_dir=None if print_only else folder.path)
-        write_toml(toml, command.toml)
+        folder = new_run_folder(output / "runs", settings[SavingOptions].output_name or "")
+        if prompts:
+            values[PROMPTS] = str(folder.path / "prompts.txt")
+            write_whole(folder.path / "prompts.txt", prompts.rstrip() + "\n")
+        command = build(from_values(script, unknown, values), script, folder.config, run_dir=folder.path)
+        write_toml(folder.config, command.toml)
     except OSError as error:
         raise ValueError(f"output_dir: {output} cannot be written ({error.strerror}); choose another folder") from error
-    return Prepared(command, folder, toml, command.remarks)
+    return Prepared(command, folder, command.remarks)
+
+
+def checked(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any], places: Places) -> Settings:
+    """The settings, where nothing is wrong with them. Raises ValueError with one sentence a line."""
+    settings = from_values(script, unknown, values)
+    # places come first: the other checks tell what is there
+    problems = places.problems(settings.values(), settings.options.values()) or settings.problems()
+    if told := problems or _told_secrets(settings):
+        raise ValueError("\n".join(map(str, told)))
+    return settings

@@ -16,6 +16,8 @@ SLIDER_STEPS = 64
 """A whole number with no more values than this gets a slider."""
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progress_on": (), "api_visibility": "private"}
 """How the page talks to itself; progress shown nowhere spares the browser a walk over the page for each output."""
+BROWSER_SECRET = "no-secret"
+"""Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it."""
 UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
@@ -143,6 +145,8 @@ class Form:
         self.group_of = {o.name: group for group in groups for o in each_option(group)}
         self.controls: dict[str, FormComponent] = {}
         self.links = FieldLinks(self.options, self.controls)
+        self.prompts = gr.BrowserState("", storage_key=f"{tab}-prompts-text", secret=BROWSER_SECRET, render=False)
+        """Sample prompts of a file of kohya_ss, which are in no file of their own yet."""
         self.facts: dict[str, gr.HTML] = {}
         """A line under a control for what is found at the path in it."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []

@@ -7,10 +7,7 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from kohya_gui.controls import Form, given, shown
-
-SECRET = "no-secret"
-"""Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it."""
+from kohya_gui.controls import BROWSER_SECRET, Form, given, shown
 
 
 class Draft:
@@ -22,7 +19,7 @@ class Draft:
 
     def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
         self._form, self._launch = form, launch
-        self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=SECRET, render=False)
+        self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=BROWSER_SECRET, render=False)
         kept = {"family": family, "file": file, "preset": preset}
         kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
         names = json.dumps(list(kept))

@@ -33,17 +33,23 @@ class LaunchCommand:
 
     argv: list[str]
     toml: dict[str, Any]
-    """The settings, for the file that `argv` names behind --config_file."""
+    """The settings, for the file that `argv` names behind --config_file, if it names one."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the process's own: secrets, and what accelerate takes no flag for."""
     remarks: tuple[Remark, ...] = ()
 
 
 def build(
-    settings: Settings, script: Script, toml_path: Path, *, run_dir: Path | None = None, cpu: bool | None = None
+    settings: Settings,
+    script: Script,
+    toml_path: Path | None = None,
+    *,
+    run_dir: Path | None = None,
+    cpu: bool | None = None,
 ) -> LaunchCommand:
     """The command that trains with `settings`, which must have no problems.
 
+    They stand in the file `toml_path`; without one, as flags in the command itself, which then needs no file.
     `cpu` says that there is no GPU to train on; None looks. Nothing is written and nothing started.
     """
     launch = settings[LaunchOptions]
@@ -53,7 +59,8 @@ def build(
     argv = [
         *accelerate_launch(),
         *_accelerate_flags(launch, settings[TrainingOptions].mixed_precision),
-        *(str(where), "--config_file", str(toml_path)),
+        str(where),
+        *(("--config_file", str(toml_path)) if toml_path else setting_flags(settings, script)),
         *compile_flags(settings[CompileOptions]),
         *(("--run_dir", str(run_dir)) if run_dir else ()),
     ]
@@ -63,6 +70,24 @@ def build(
         environment["ACCELERATE_USE_CPU"] = "true"
         remarks.append(Remark("num_processes", "no GPU is seen; the command needs ACCELERATE_USE_CPU=true around it"))
     return LaunchCommand(argv=argv, toml=settings.saved(), environment=environment, remarks=tuple(remarks))
+
+
+def setting_flags(settings: Settings, script: Script) -> list[str]:
+    """What differs from the defaults, but for secrets and for the compile options, which stand at the end."""
+    flags: list[str] = []
+    changed = settings.changed()
+    groups = (group for group in script.flag_groups if group is not CompileOptions)
+    for name in (o.name for group in groups for o in each_option(group) if o.name in changed):
+        match changed[name]:
+            case bool(on):
+                flags.append(f"--{name}" if on else f"--no-{name}")
+            case list(values):
+                flags += [f"--{name}", *map(str, values)]
+            case value:
+                text = "" if value is None else str(value)
+                # argparse would take what begins with a minus for a flag
+                flags += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+    return flags
 
 
 def compile_flags(options: CompileOptions) -> list[str]:

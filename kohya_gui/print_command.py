@@ -10,11 +10,11 @@ from sd_scripts.options.catalog import script_for
 
 
 def print_command(name: str | None, config: Path) -> int:
-    """Print the command as one shell-quoted line, then the path of the TOML that it reads, which is written.
+    """Print the command as one shell-quoted line, with the settings as flags: it needs no file, and none is written.
 
     `config` is TOML or a JSON of kohya_ss, `name` that of the tab it is for; None is as the file tells.
     Returns the exit code: 2 with the problems, one a line, on stderr.
-    Secrets are in neither line: hand them over as WANDB_API_KEY and HF_TOKEN.
+    Secrets are not in the line: hand them over as WANDB_API_KEY and HF_TOKEN.
     """
     try:
         tab = TABS[name] if name else tab_for(config)
@@ -24,12 +24,13 @@ def print_command(name: str | None, config: Path) -> int:
                 f"{config.name}: these settings are for {opened.not_trained}, which is not trained here. Open the file "
                 "in the page to take over for SDXL what suits it (images, schedule, saving), then choose an SDXL preset"
             )
-        prepared = prepare(opened.values, script_for(opened.family, tab.method), opened.unknown, print_only=True)
+        prepared = prepare(
+            opened.values, script_for(opened.family, tab.method), opened.unknown, True, prompts=opened.prompts
+        )
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     for remark in dict.fromkeys([*opened.remarks, *prepared.remarks]):
         print(remark, file=sys.stderr)
     print(shell_line(prepared.command.argv))
-    print(prepared.toml)
     return 0

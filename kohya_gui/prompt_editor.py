@@ -78,12 +78,12 @@ class PromptEditor:
         """Let the editor work on the file that the form names; what is saved is filled in there."""
         self._form, self._family = form, family
         about = {form.controls[name] for name in ABOUT if name in form.controls}
-        page: set[Any] = {*about, family, self._text, self._kept}
+        page: set[Any] = {*about, family, self._text, self._kept, form.prompts}
         shape = [self._edit, self._box, self._text, self._message, self._kept]
         opened = self._edit.click(self._open, page, shape, **QUIET)
         opened.then(None, js=f"() => checkPrompts('{self._tab}')", **QUIET)
         self._close.click(self._shut, None, shape, **QUIET)
-        saved = [form.controls[FILE], self._message, self._kept]
+        saved = [form.controls[FILE], self._message, self._kept, form.prompts]
         form.taken.append(self._save.click(self._write, page, saved, **QUIET))
 
     def _values(self, data: Updates) -> dict[str, Any]:
@@ -93,16 +93,19 @@ class PromptEditor:
     def _open(self, data: Updates) -> Updates:
         text: str = data[self._text] or ""
         try:
-            place = prompt_file(self._values(data), self._places)
+            values = self._values(data)
+            place = prompt_file(values, self._places)
             there = read_text(place)
         except ValueError as error:
             return {self._message: message("error", str(error))}
+        if waiting := not there and not values.get(FILE) and data[self._form.prompts]:
+            there = waiting
         told = f"{place} is edited" if place.exists() else f"{place} is written when you save"
         if data[self._kept][0] == str(place) and text != data[self._kept][1]:
             told, there = f"What you wrote is still here and not in {place} yet", text
             kept = data[self._kept]
         else:
-            kept = (str(place), there)
+            kept = (str(place), "" if waiting else there)
         return {
             self._edit: gr.update(visible=False),
             self._box: gr.update(visible=True),
@@ -135,6 +138,7 @@ class PromptEditor:
         count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
         return {
             self._form.controls[FILE]: shown(self._form.options[FILE], named),
+            self._form.prompts: "",
             self._message: message("ok", f"Saved to {place}: {count}"),
             self._kept: (str(place), text),
         }

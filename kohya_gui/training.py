@@ -76,12 +76,13 @@ class Training:
         unknown: Mapping[str, Any],
         print_only: bool = False,
         places: Places = EVERYWHERE,
+        prompts: str = "",
     ) -> tuple[Prepared, int | None]:
-        """Check, write the TOML into a new run folder and queue it; with `print_only`, write it beside the results.
+        """Check, write the TOML into a new run folder and queue it; with `print_only`, neither.
 
         Returns the number of the run, too. Raises ValueError with one sentence, or several lines of them.
         """
-        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, places)
+        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, places, prompts)
         if print_only:
             return prepared, None
         return prepared, queue.add(plan(prepared, self.tab, family))

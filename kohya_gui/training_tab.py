@@ -14,9 +14,9 @@ from gradio.components import FormComponent
 from kohya_gui import recognise
 from kohya_gui.again import opened_run
 from kohya_gui.class_advanced_training import AdvancedTraining
-from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save
-from kohya_gui.controls import QUIET, Form, unquoted
-from kohya_gui.draft import SECRET, Draft
+from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save, save_prompts
+from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, unquoted
+from kohya_gui.draft import Draft
 from kohya_gui.launch_command import shell_line
 from kohya_gui.messages import message
 from kohya_gui.places import EVERYWHERE, Places
@@ -73,10 +73,10 @@ class TrainingTab:
                 self._settings(families)
             with gr.Column(elem_classes="running"):
                 self.run = RunPanel(self.name)
-        self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=SECRET, render=False)
-        self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=SECRET, render=False)
+        self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=BROWSER_SECRET, render=False)
+        self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=BROWSER_SECRET, render=False)
         # the file that these settings came from or went to: Save writes over it, over no other without a second click
-        self.opened = gr.BrowserState("", storage_key=f"{self.name}-opened", secret=SECRET, render=False)
+        self.opened = gr.BrowserState("", storage_key=f"{self.name}-opened", secret=BROWSER_SECRET, render=False)
         self.replacing = gr.State("")
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
@@ -206,11 +206,11 @@ class TrainingTab:
     def _wire(self) -> None:
         self._everything = [
             *self.form.outputs(), self.family, self.file, self.preset, *self._saving(), self.opened,
-            self.unknown, self.recent, self.draft.state, self.run.message, self.run.command,
+            self.unknown, self.recent, self.form.prompts, self.draft.state, self.run.message, self.run.command,
         ]  # fmt: skip
         page: set[Any] = {
             *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
-            self.opened, self.replacing,
+            self.opened, self.replacing, self.form.prompts,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._open, {self.file, self.recent, self.family}, self._everything, **QUIET)
@@ -237,7 +237,7 @@ class TrainingTab:
 
         Called outside of the tab: what is inside does not exist in the browser before it is looked at.
         """
-        for kept in (self.draft.state, self.unknown, self.recent, self.opened):
+        for kept in (self.draft.state, self.unknown, self.recent, self.opened, self.form.prompts):
             kept.render()
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
@@ -272,7 +272,8 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
-        return updates | self._remember(path, recent) | {self.unknown: opened.unknown}
+        kept = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
+        return updates | self._remember(path, recent) | kept
 
     def _open_preset(self, data: Updates) -> Updates:
         path = preset_file(self.name, data[self.preset])
@@ -347,15 +348,26 @@ class TrainingTab:
             self._places.check("configuration file", place)
             if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
                 return self._ask_to_replace(place)
+            if prompts := self._prompts(data, values):
+                values["sample_prompts"] = str(save_prompts(place, prompts, self._places))
             path = self.training.save_configuration(place, values, family, data[self.unknown], self._places)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         return {
             **self._remember(path, data[self.recent]),
+            **(
+                {self.form.controls["sample_prompts"]: values["sample_prompts"], self.form.prompts: ""}
+                if prompts
+                else {}
+            ),
             self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
             **self._not_saving(),
             self.run.message: self._told(self._left_out(values), f"Saved to {path}"),
         }
+
+    def _prompts(self, data: Updates, values: Mapping[str, Any]) -> str:
+        """The prompts that are in no file yet; those of a file win."""
+        return "" if values.get("sample_prompts") else data[self.form.prompts] or ""
 
     def _left_out(self, values: Mapping[str, Any]) -> list[Remark]:
         secrets = [name for name, option in self.form.options.items() if option.secret and values[name]]
@@ -400,7 +412,7 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         updates = self._filled(opened.values, opened.family, "", opened.remarks, f"The settings of {row.name} are here")
-        return updates | {self.unknown: opened.unknown, self.opened: ""}
+        return updates | {self.unknown: opened.unknown, self.opened: "", self.form.prompts: ""}
 
     def _print(self, data: Updates) -> Updates:
         try:
@@ -410,13 +422,18 @@ class TrainingTab:
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
         return {
-            self.run.message: self._told(prepared.remarks, f"The command reads {prepared.toml}, which is written"),
+            self.run.message: self._told(
+                prepared.remarks, "The command below has all settings in it and needs no file"
+            ),
             self.run.command: gr.update(value=line, visible=True),
         }
 
     def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, int | None]:
         values, family = self.form.read(data), data[self.family]
-        return self.training.train_model(self._queue, values, family, data[self.unknown], print_only, self._places)
+        prompts = self._prompts(data, values)
+        return self.training.train_model(
+            self._queue, values, family, data[self.unknown], print_only, self._places, prompts
+        )
 
 
 def preset_file(tab: str, name: str) -> Path:

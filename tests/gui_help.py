@@ -1,5 +1,14 @@
 """What the tests of the page share, with a browser and without."""
 
+import shlex
+from typing import Any
+
+from sd_scripts.options.catalog import SDXL_LORA, Script
+from sd_scripts.options.command_line import given_flags
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.spec import each_option
+
 SIX = {
     "compile": True,
     "compile_backend": "inductor",
@@ -9,3 +18,15 @@ SIX = {
     "compile_cache_size_limit": 64,
 }
 """The six compile options, each but the backend other than its default."""
+
+
+def settings_in(line: str, script: Script = SDXL_LORA) -> dict[str, Any]:
+    """What a printed command would train with: the flags of accelerate, and those of the script."""
+    argv = shlex.split(line)
+    at = next(at for at, word in enumerate(argv) if word.endswith(script.file))
+    launch = {
+        o.name: argv[:at][argv.index(f"--{o.name}") + 1]
+        for o in each_option(LaunchOptions)
+        if f"--{o.name}" in argv[:at]
+    }
+    return from_values(script, launch, given_flags(script, argv[at + 1 :])).changed()

@@ -241,14 +241,48 @@ def test_a_broken_file_is_one_sentence(tmp_path, text):
         open_configuration(path)
 
 
-def test_a_kohya_file_opens_with_its_prompts_in_a_file_beside_it(tmp_path):
-    path = tmp_path / "old.json"
+def kohya_file(folder: Path) -> Path:
+    path = folder / "old.json"
     path.write_text(json.dumps({"sdxl": True, "network_dim": 16, "sample_prompts": "a cat --w 512", "odd_key": 1}))
-    opened = open_configuration(path)
+    return path
+
+
+def test_opening_a_kohya_file_writes_nothing_and_keeps_its_prompts(tmp_path):
+    opened = open_configuration(kohya_file(tmp_path))
     assert opened.values["network_dim"] == 16
     assert opened.unknown == {"odd_key": 1}
-    assert Path(opened.values["sample_prompts"]).read_text() == "a cat --w 512\n"
+    assert opened.prompts == "a cat --w 512"
     assert "sample_prompts" in {remark.name for remark in opened.remarks}
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+
+
+def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab, form, tmp_path):
+    (tmp_path / "new-prompts.txt").write_text("mine\n")
+    updates = tab._opened(str(kohya_file(tmp_path)), [], "sdxl")
+    data = {c: updates[c]["value"] for c in form.controls.values()}
+    data |= {tab.family: "sdxl", tab.unknown: {}, tab.recent: [], tab.preset: None, tab.opened: "", tab.replacing: ""}
+    data[form.prompts] = updates[form.prompts]
+    saved = tab._saved(data, str(tmp_path / "new"))
+    named = str(tmp_path / "new-prompts-2.txt")
+    assert read_toml(tmp_path / "new.toml")["sample_prompts"] == named == saved[form.controls["sample_prompts"]]
+    assert saved[form.prompts] == ""
+    assert Path(named).read_text() == "a cat --w 512\n"
+    assert (tmp_path / "new-prompts.txt").read_text() == "mine\n"
+
+
+def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_path):
+    values = {
+        "pretrained_model_name_or_path": "m",
+        "train_data_dir": "d",
+        "resolution": "64",
+        "sample_every_n_steps": 1,
+    }
+    values["output_dir"] = str(tmp_path)
+    prepared = prepare(values, SDXL_LORA, {}, False, prompts="a cat --s 2")
+    place = Path(prepared.command.toml["sample_prompts"])
+    assert place.read_text() == "a cat --s 2\n"
+    assert place.parent == prepared.folder.path
+    assert "sample_every_n_steps" not in {remark.name for remark in prepared.remarks}
 
 
 def test_every_preset_says_what_it_is_for():
@@ -286,10 +320,10 @@ def test_a_command_can_be_pasted_and_shows_what_compiles(tmp_path):
         "wandb_api_key": "s3cret",
     }
     prepared = prepare(values, SDXL_LORA, {}, print_only=True)
-    assert prepared.toml == tmp_path / "my results" / "cat-command.toml"
-    assert prepared.toml.is_file()
+    assert list(tmp_path.iterdir()) == []
     assert "--compile" in prepared.command.argv
-    assert "s3cret" not in prepared.toml.read_text() + str(prepared.command.argv)
+    assert str(tmp_path / "my results") in prepared.command.argv
+    assert "s3cret" not in str(prepared.command.argv)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ class Page:
             self.editor.connect(self.form, self.family)
         self.data: dict[Any, Any] = {control: "" for control in self.form.controls.values()}
         self.data |= {self.family: "sdxl", self.editor._text: "", self.editor._kept: ("", "")}
+        self.data[self.form.prompts] = ""
         self.set(**values)
 
     def set(self, **values: str) -> None:
@@ -76,6 +77,15 @@ def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):
     assert "1 prompt" in page.save()
     assert place.read_text() == "a bird\n"
     assert os.listdir(place.parent) == [place.name]
+
+
+def test_prompts_that_are_in_no_file_yet_are_edited_and_saved_into_one(page, tmp_path):
+    page.data[page.form.prompts] = "a cat of kohya_ss"
+    page.open()
+    assert page.text == "a cat of kohya_ss"
+    page.save()
+    assert (tmp_path / "out" / "cat-prompts.txt").read_text() == "a cat of kohya_ss\n"
+    assert page.data[page.form.prompts] == ""
 
 
 def test_a_file_that_is_named_is_edited_where_it_is(page, tmp_path):
