@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted, numbered
+from sd_scripts.options.folder_names import dotted, numbered
+from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.words import some
 
 NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
@@ -138,18 +139,14 @@ def _source(title: str, typed: str, destination: Path) -> Path:
         raise ValueError(f"{title}: there is no folder '{source}'")
     if destination.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"destination: '{destination}' lies within the {title}; choose a folder elsewhere")
-    if not _pictures(source):
+    if not find_images(source):
         raise ValueError(f"{title}: no picture (png, jpg, webp, bmp) in '{source}'")
     return source
 
 
-def _pictures(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURES | PICTURES_BY_PLUGIN and p.is_file())
-
-
 def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
     copied = Copied(folder=folder)
-    for picture in _pictures(source):
+    for picture in find_images(source):
         captions = [path for ending in sorted(endings) if os.path.isfile(path := picture.with_suffix(ending))]
         try:
             _copy(picture, captions, copied)
@@ -158,7 +155,7 @@ def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
             if error.errno == errno.ENOSPC:
                 copied.remarks.append("the disk is full: make room and copy again; what is there stays")
                 break
-    if below := sum(path.is_dir() and bool(_pictures(path)) for path in source.iterdir()):
+    if below := sum(path.is_dir() and bool(find_images(path)) for path in source.iterdir()):
         copied.remarks.append(f"{below} folders with pictures in '{source}' are left out: copy each as its own concept")
     others = [path.name for path in folder.parent.iterdir() if path != folder and path.is_dir()]
     twins = [name for name in others if _words(name) == _words(folder.name)]

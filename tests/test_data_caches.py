@@ -232,7 +232,7 @@ def test_text_written_elsewhere_tells_nothing_of_its_caption_and_is_made_again(r
 def test_equal_captions_are_encoded_once(tmp_path: Path, encoders: Encoders) -> None:
     for number in range(3):
         make_picture(tmp_path / f"train/1_cat/{number}.png")
-    plan = plan_of(tmp_path / "train")
+    plan = plan_of(tmp_path / "train", told=[])
     text = encoders.cache_text(plan)
     assert encoders.captions == ["cat"]
     assert len(epoch_of(plan, text=text)) == 3
@@ -311,7 +311,7 @@ def test_progress_counts_what_is_there_already(root: Path, encoders: Encoders) -
 
 def test_the_opacity_of_a_cached_picture_flips_with_it(tmp_path: Path, encoders: Encoders) -> None:
     picture = make_picture(tmp_path / "train/8_cat/a.png", mode="RGBA")
-    assert picture.exists()
+    picture.with_suffix(".txt").write_text("words")
     plan = plan_of(tmp_path / "train", alpha_mask=True, flip_aug=True)
     fresh = epoch_of(plan)
     for to_disk in (True, False):
@@ -340,7 +340,7 @@ def test_a_picture_of_which_only_the_cache_is_left_is_trained_from_it(
 
 def test_pictures_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:
     make_picture(tmp_path / "train/1_cat/a.png", seed=1)
-    make_picture(tmp_path / "train/1_cat/a.bmp", seed=2)
+    make_picture(tmp_path / "train/1_cat/a.bmp", seed=2).with_suffix(".txt").write_text("words")
     plan = plan_of(tmp_path / "train")
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
     one, other = (batch.latents for batch in epoch_of(plan, latents=latents, text=text))

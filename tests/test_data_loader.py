@@ -144,6 +144,7 @@ def test_opacity_is_a_mask_with_alpha_mask(tmp_path: Path) -> None:
     pixels[:32, :, 3] = 0
     (tmp_path / "train/1_cat").mkdir(parents=True)
     Image.fromarray(pixels).save(tmp_path / "train/1_cat/a.png")
+    (tmp_path / "train/1_cat/a.txt").write_text("words")
     (batch,) = loader_of(plan_of(tmp_path / "train", alpha_mask=True)).epoch(1)
     assert batch.mask is not None
     assert batch.mask[0, 0, :32].sum() == 0

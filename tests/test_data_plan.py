@@ -12,7 +12,10 @@ from PIL import Image
 from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.data.facts import data_facts, describe_data
+from sd_scripts.data.images import SUFFIXES
 from sd_scripts.data.loader import BatchLoader
+from sd_scripts.options.caption_files import find_captions
+from sd_scripts.options.folder_names import PICTURES_BY_PLUGIN
 
 
 def captions_of(plan: DataPlan) -> dict[str, str]:
@@ -26,16 +29,62 @@ def planned(told: list[str] | None = None, **values: Any) -> DataPlan:
 # --- folders and captions
 
 
-def test_a_caption_is_the_first_line_of_its_file_or_the_class_tokens(tmp_path: Path) -> None:
+def test_a_caption_is_the_first_line_with_text_or_the_class_tokens(tmp_path: Path) -> None:
     folder = tmp_path / "train/2_my cat"
-    for name in "abc":
+    for name in "abcd":
         make_picture(folder / f"{name}.png")
-    (folder / "a.txt").write_text("one \ntwo")
-    (folder / "b.txt").write_text("")
+    (folder / "a.txt").write_bytes("\ufeff\r\n  \r\none \u2028 more \r\ntwo".encode())
+    (folder / "b.txt").write_text("\n \n")
+    (folder / "d.TXT").write_text("loud")
     told: list[str] = []
-    assert captions_of(plan_of(tmp_path / "train", told=told)) == {"a.png": "one", "b.png": "", "c.png": "my cat"}
+    captions = captions_of(plan_of(tmp_path / "train", told=told))
+    assert captions == {"a.png": "one \u2028 more", "b.png": "", "c.png": "my cat", "d.png": "loud"}
+    assert told == [
+        "1 of 4 images in '2_my cat' has no .txt file and is trained with the caption 'my cat': c.png",
+        "1 of 3 caption files in '2_my cat' hold no text, so these images are trained without a caption: b.txt",
+        "1 of 3 caption files in '2_my cat' have more than one line, of which only the first is trained; set "
+        "enable_wildcard to draw one of the lines each time: a.txt",
+    ]
+
+
+def test_captions_that_are_not_found_are_told_with_the_ending_that_lies_there(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_x", [(64, 64)] * 3)
+    told: list[str] = []
+    plan_of(tmp_path / "train", told=told, caption_extension=".caption")
+    assert told == [
+        "3 of 3 images in '1_x' have no .caption file; .txt files lie there: set caption_extension = \".txt\""
+    ]
+    for path in (tmp_path / "train/1_x").glob("*.txt"):
+        path.unlink()
+    make_picture(tmp_path / "reg/1_y/a.png")  # its class is the caption of a regularisation image
+    told.clear()
+    plan_of(tmp_path / "train", told=told, reg_data_dir=tmp_path / "reg")
+    assert told == ["3 of 3 images in '1_x' have no .txt file and are trained with the caption 'x'"]
+    (tmp_path / "train/1_x").rename(tmp_path / "train/1_")
+    told.clear()
+    plan_of(tmp_path / "train", told=told)
+    assert told == ["3 of 3 images in '1_' have no .txt file and are trained without a caption"]
+
+
+def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
+    (picture,) = make_folder(tmp_path, [(64, 64)])
+    picture.with_suffix(".TXT").write_text("other")
+    if len(list(tmp_path.iterdir())) == 3:  # a file system that tells the two apart
+        assert find_captions(tmp_path, [picture], "txt").found == {picture: picture.with_suffix(".txt")}
+        assert find_captions(tmp_path, [picture], ".TXT").found == {picture: picture.with_suffix(".TXT")}
+
+
+def test_images_of_a_format_without_plugin_are_told_in_one_sentence(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_x", [(64, 64)])
+    unknown = next(iter(PICTURES_BY_PLUGIN - SUFFIXES), None)
+    if unknown is None:
+        pytest.skip("Pillow reads all formats here")
+    for name in "ab":
+        (tmp_path / f"train/1_x/{name}{unknown}").touch()
+    told: list[str] = []
+    assert len(plan_of(tmp_path / "train", told=told).items) == 1
     assert len(told) == 1
-    assert "b.png: its caption file is empty" in told[0]
+    assert told[0].startswith(f"2 images are left out, since Pillow has no plugin for {unknown} here")
 
 
 def test_all_lines_are_kept_for_wildcards(tmp_path: Path) -> None:
@@ -64,12 +113,12 @@ def test_an_extension_works_without_its_point_and_letter_case_of_pictures_does_n
 
 
 def test_a_picture_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) -> None:
-    make_picture(tmp_path / "train/1_cat/a.png")
-    (tmp_path / "train/1_cat/b.png").write_bytes(b"not a picture")
+    for picture in make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)[1:]:
+        picture.write_bytes(b"not a picture")
     told: list[str] = []
-    assert list(captions_of(plan_of(tmp_path / "train", told=told))) == ["a.png"]
+    assert list(captions_of(plan_of(tmp_path / "train", told=told))) == ["00.png"]
     assert len(told) == 1
-    assert "b.png cannot be read" in told[0]
+    assert "01.png cannot be read" in told[0]
 
 
 def test_a_data_set_without_a_picture_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -85,7 +134,7 @@ def test_a_rotation_noted_by_the_camera_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # stored lying on its left side
     Image.fromarray(np.rot90(upright)).save(tmp_path / "train/1_cat/a.jpg", exif=exif, quality=100)
-    plan = plan_of(tmp_path / "train")
+    plan = plan_of(tmp_path / "train", told=[])
     assert plan.items[0].size == (64, 128)
     (batch,) = BatchLoader(plan, warn=pytest.fail).epoch(1)
     assert batch.pixels is not None
@@ -95,7 +144,7 @@ def test_a_rotation_noted_by_the_camera_is_applied(tmp_path: Path) -> None:
 
 
 def test_cache_info_keeps_sizes_until_a_picture_changes(tmp_path: Path) -> None:
-    picture = make_picture(tmp_path / "train/1_cat/a.png", (64, 64))
+    (picture,) = make_folder(tmp_path / "train/1_cat", [(64, 64)])
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 64)
     cache = json.loads((picture.parent / "metadata_cache.json").read_text())
     assert cache[str(picture)]["resolution"] == [64, 64]

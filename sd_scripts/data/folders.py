@@ -14,7 +14,8 @@ import numpy as np
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.images import DAMAGED, SUFFIXES, UnreadablePicture, read_size
-from sd_scripts.options.folder_names import dotted
+from sd_scripts.options.caption_files import find_captions
+from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.metadata_file import read_metadata
 from sd_scripts.options.words import some
 from sd_scripts.runs.folder import read_json, write_whole
@@ -63,34 +64,63 @@ def read_subset(subset: Subset, warn: Warn) -> list[Picture]:
     ]
 
 
-def find_pictures(folder: Path) -> list[Path]:
-    """The pictures in a folder itself, sorted."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-
-
-def read_caption(picture: Path, extension: str, *, all_lines: bool) -> str | None:
-    """The first line of the file beside a picture, or all lines that are not empty; None where there is no file.
-
-    `face_120_80_60_60.png` may share the caption file `face.txt`.
-    """
-    stems = [picture.stem]
-    if len(fields := picture.stem.split("_")) >= 5:
-        stems.append("_".join(fields[:-4]))
-    for path in (picture.with_name(stem + dotted(extension)) for stem in stems):
-        if path.is_file():
-            lines = [line.strip() for line in _read_text(path).splitlines()]
-            return "\n".join(line for line in lines if line) if all_lines else next(iter(lines), "")
-    return None
-
-
 def _read_folder(subset: Subset, warn: Warn) -> list[Found]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
-    captions = {path: _caption_of(path, subset, warn) for path in find_pictures(folder)}
+    images = _readable_kinds(find_images(folder), warn)
+    captions = _read_captions(folder, images, subset, warn)
     if subset.cache_info:
         return _remembered(captions, folder / "metadata_cache.json", warn)
     return [Found(path=path, caption=caption) for path, caption in captions.items()]
+
+
+def _readable_kinds(images: list[Path], warn: Warn) -> list[Path]:
+    """The images whose format this installation of Pillow knows; the others are told."""
+    unknown = [path for path in images if path.suffix.lower() not in SUFFIXES]
+    if unknown:
+        suffix = unknown[0].suffix.lower()
+        warn(
+            f"{len(unknown)} images are left out, since Pillow has no plugin for {suffix} here; install one or "
+            f"convert them: {some([str(path) for path in unknown])}"
+        )
+    return [path for path in images if path.suffix.lower() in SUFFIXES]
+
+
+def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn) -> dict[Path, str]:
+    """The caption of each image; what is missing, empty or left out of the caption files is told with its count.
+
+    The first line with text counts, with enable_wildcard each of them.
+    """
+    files = find_captions(folder, images, subset.caption_extension)
+    if problem := files.problem(subset.class_tokens, is_reg=subset.is_reg):
+        warn(problem)
+    captions: dict[Path, str] = {}
+    empty, longer = [], []
+    for image in images:
+        if image not in files.found:
+            captions[image] = subset.class_tokens or ""
+            continue
+        lines = read_caption_lines(files.found[image])
+        captions[image] = "\n".join(lines) if subset.captions.enable_wildcard else "".join(lines[:1])
+        empty += [files.found[image].name] * (not lines)
+        longer += [files.found[image].name] * (len(lines) > 1)
+    of = f"of {len(files.found)} caption files in {folder.absolute().name!r}"
+    if empty:
+        warn(f"{len(empty)} {of} hold no text, so these images are trained without a caption: {some(empty)}")
+    if longer and not subset.captions.enable_wildcard:
+        warn(
+            f"{len(longer)} {of} have more than one line, of which only the first is trained; set enable_wildcard "
+            f"to draw one of the lines each time: {some(longer)}"
+        )
+    return captions
+
+
+def read_caption_lines(path: Path) -> list[str]:
+    """The lines of a caption file that are not empty."""
+    # only these end a line, as for other trainers: a caption may hold U+2028 or a form feed
+    lines = _read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Found]:
@@ -111,15 +141,6 @@ def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Foun
         }
         write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
     return [Found(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
-
-
-def _caption_of(picture: Path, subset: Subset, warn: Warn) -> str:
-    caption = read_caption(picture, subset.caption_extension, all_lines=subset.captions.enable_wildcard)
-    if caption is None:
-        return subset.class_tokens or ""
-    if not caption:
-        warn(f"{picture}: its caption file is empty, so it is trained without words")
-    return caption
 
 
 def read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
@@ -149,7 +170,7 @@ def _find_masks(subset: Subset, pictures: Iterable[Path]) -> dict[Path, Path]:
     if not root.is_dir():
         raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
     own = root / subset.name
-    masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_pictures(folder)}
+    masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
     found = {path: masks[path.stem] for path in pictures if path.stem in masks}
     if missing := [path.name for path in pictures if path not in found]:
         raise ValueError(
@@ -220,7 +241,7 @@ class _Look:
     def _names(self, folder: Path) -> dict[str, Path]:
         """The pictures of a folder by name, and by name without ending but with the point."""
         if folder not in self._listed:
-            pictures = find_pictures(folder) if folder.is_dir() else []
+            pictures = find_images(folder) if folder.is_dir() else []
             bare = {f"{path.stem}.": path for path in reversed(pictures)}
             self._listed[folder] = bare | {path.name: path for path in pictures}
         return self._listed[folder]

@@ -33,10 +33,10 @@ class FoundFolders:
     remarks: tuple[str, ...] = ()
 
 
-def find_images(folder: Path, suffixes: Iterable[str] = IMAGE_SUFFIXES) -> list[Path]:
-    """Return the images that lie in a folder itself, sorted."""
-    endings = frozenset(suffixes)
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in endings and path.is_file())
+def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:
+    """Return the images that lie in a folder itself, and with `recursive` in those below it, sorted."""
+    found = folder.rglob("*") if recursive else folder.iterdir()
+    return sorted(path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False) -> FoundFolders:

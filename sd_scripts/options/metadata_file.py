@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted
+from sd_scripts.options.folder_names import dotted
+from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.words import some
 from sd_scripts.runs.folder import write_whole
 
 Entries = dict[str, dict[str, Any]]
 Words = Literal["caption", "tags"]
 SIZES = ("train_resolution", "image_size")
-SUFFIXES = PICTURES | PICTURES_BY_PLUGIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,7 @@ def find_pictures(folder: Path, *, recursive: bool, option: str = "train_data_di
     name under which the user gave the folder."""
     if not folder.is_dir():
         raise ValueError(f"{option}: there is no folder {str(folder)!r}")
-    found = folder.rglob("*") if recursive else folder.iterdir()
-    pictures = sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
+    pictures = find_images(folder, recursive=recursive)
     if not pictures:
         more = "" if recursive else "; those in folders below it are seen with recursive"
         raise ValueError(f"{option}: no picture (png, jpg, webp, bmp) in {str(folder)!r}{more}")

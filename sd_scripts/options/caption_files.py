@@ -1,0 +1,83 @@
+"""Which caption file belongs to which image: for the training that reads them and for the page that counts them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts.options.folder_names import dotted
+from sd_scripts.options.words import some
+
+CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
+"""Endings under which captions are likely to lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionFiles:
+    """The caption files that lie beside some images of one folder."""
+
+    folder: Path
+    extension: str
+    found: dict[Path, Path]
+    """Caption file of each image that has one."""
+    missing: tuple[Path, ...]
+    """Images without one."""
+    other: str | None
+    """Another ending, with which a text lies beside most of these."""
+
+    def problem(self, class_tokens: str | None = None, *, is_reg: bool = False) -> str | None:
+        """One sentence about missing captions, which `class_tokens` replace; None if there is nothing to tell.
+
+        Regularisation images commonly have no captions but their class.
+        """
+        if not self.missing or (is_reg and class_tokens and not self.found and not self.other):
+            return None
+        total = len(self.found) + len(self.missing)
+        lacking = f"{len(self.missing)} of {total} image{'s' * (total != 1)} in {self.folder.absolute().name!r}"
+        lacking += f" {'has' if len(self.missing) == 1 else 'have'} no {self.extension} file"
+        if self.other:
+            return f'{lacking}; {self.other} files lie there: set caption_extension = "{self.other}"'
+        instead = f"with the caption {class_tokens!r}" if class_tokens else "without a caption"
+        names = f": {some([path.name for path in self.missing])}" if self.found else ""
+        return f"{lacking} and {'is' if len(self.missing) == 1 else 'are'} trained {instead}{names}"
+
+
+def find_captions(folder: Path, images: Sequence[Path], extension: str) -> CaptionFiles:
+    """Return the caption file of each image of a folder; the case of the ending does not matter.
+
+    `face_120_80_60_60.png` may share the caption file `face.txt`.
+    """
+    names = [path.name for path in folder.iterdir()]
+    ending = dotted(extension)
+    files = _by_stem(names, ending)
+    found = {image: folder / files[stem] for image in images if (stem := _first(_stems(image), files)) is not None}
+    missing = tuple(image for image in images if image not in found)
+    return CaptionFiles(
+        folder=folder, extension=ending, found=found, missing=missing, other=_other_ending(names, missing)
+    )
+
+
+def _by_stem(names: Iterable[str], ending: str) -> dict[str, str]:
+    """File names with this ending by what stands before it, those of the same case going first."""
+    alike = [name for name in names if name.lower().endswith(ending.lower())]
+    exact_last = sorted(alike, key=lambda name: (name.endswith(ending), name))
+    return {name[: len(name) - len(ending)]: name for name in exact_last}
+
+
+def _stems(image: Path) -> list[str]:
+    fields = image.stem.split("_")
+    return [image.stem, "_".join(fields[:-4])] if len(fields) >= 5 else [image.stem]
+
+
+def _first(stems: Iterable[str], files: dict[str, str]) -> str | None:
+    return next((stem for stem in stems if stem in files), None)
+
+
+def _other_ending(names: Sequence[str], missing: Sequence[Path]) -> str | None:
+    """The ending of the texts beside the images that miss theirs, as it is written there."""
+    endings: Counter[str] = Counter()
+    for ending in CAPTION_ENDINGS if missing else ():
+        files = _by_stem(names, ending)
+        beside = [files[stem] for image in missing if (stem := _first(_stems(image), files)) is not None]
+        endings.update({ending: len(beside)} if beside else {})
+    return endings.most_common(1)[0][0] if endings else None
