@@ -9,7 +9,7 @@ from pathlib import Path
 from kohya_gui.messages import message
 from kohya_gui.recognise import size
 from sd_scripts.runs.events import END
-from sd_scripts.runs.queue import STATE_ENDING
+from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.store import RunRow
 from sd_scripts.runs.story import ENDED, LIVING, Made, RunStory, State
 

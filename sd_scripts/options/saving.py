@@ -22,6 +22,12 @@ class SavingOptions(OptionGroup, title="Saving"):
     output_name: str | None = option(
         None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="mycat"
     )
+    overwrite: bool = option(
+        False,
+        "Replace the files and states of an earlier run of this output name. Otherwise they are kept under a name with "
+        "its date. A run that resumes goes on with its own files either way.",
+        label="Overwrite",
+    )
     save_precision: Literal["float", "fp16", "bf16"] | None = option(
         None,
         "Number format in the file; fp16 halves its size. Unset keeps the precision of training.",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sd_scripts.runs import process
 from sd_scripts.runs.events import Command
 from sd_scripts.runs.folder import RunFolder, read_json, write_whole
+from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.process import RunningRun
 from sd_scripts.runs.store import RunRow, RunStore, share_a_card
 from sd_scripts.runs.story import ENDED, LIVING, RunStory, State
@@ -26,8 +27,6 @@ STARTING_SECONDS = 30.0
 """After which a run that this GUI was about to start will not come any more."""
 KEPT_STORIES = 16
 """Runs that are over and were looked at last: their stories stay in memory."""
-STATE_ENDING = "-state"
-"""End of the name of a folder from which a run can go on; it is no result."""
 
 Where = Literal["up", "down", "first", "last"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.runs.events import END
+from sd_scripts.runs.outputs import Fingerprint
 from sd_scripts.runs.series import Series
 
 State = Literal["queued", "starting", "running", "stopping", "stopped", "finished", "failed", "lost"]
@@ -30,11 +31,17 @@ class Made:
     note: str = ""
     """The prompt of a sample."""
     bytes: int = 0
+    mtime_ns: int = 0
     number: int | None = None
     """Of a sample: which of the prompts it is of, from 0."""
     seed: int | None = None
     width: int = 0
     height: int = 0
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """By which outputs.find_saved knows the file again; None where the run did not note it."""
+        return Fingerprint(self.bytes, self.mtime_ns) if self.mtime_ns else None
 
 
 @dataclass
@@ -238,7 +245,8 @@ class RunStory:
         )
 
     def _on_saved(self, event: dict[str, Any]) -> None:
-        self.saved.append(Made(Path(event["path"]), event.get("step", self.step), bytes=event.get("bytes") or 0))
+        size, mtime = int(event.get("bytes") or 0), int(event.get("mtime_ns") or 0)
+        self.saved.append(Made(Path(event["path"]), event.get("step", self.step), bytes=size, mtime_ns=mtime))
 
     def _on_compile(self, event: dict[str, Any]) -> None:
         self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text")})

@@ -1,5 +1,6 @@
 """Files and states of a run: names, when they are due, and which old ones go."""
 
+import logging
 import os
 import re
 import shutil
@@ -9,11 +10,14 @@ from pathlib import Path
 from sd_scripts.library.safetensors_io import GONE, PRECISIONS, beside
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
-from sd_scripts.runs.queue import STATE_ENDING
+from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.faults import SAVED_BEFORE
+from sd_scripts.training.outputs import OwnOutputs
 from sd_scripts.training.progress import Course
 from sd_scripts.training.states import Trained, write_state
+
+logger = logging.getLogger(__name__)
 
 Metadata = Callable[[int, int], dict[str, str]]
 """(epochs, steps) -> metadata of a file saved now."""
@@ -22,8 +26,18 @@ Metadata = Callable[[int, int], dict[str, str]]
 class Saver:
     """Writes from the main process; every file appears whole or not at all."""
 
-    def __init__(self, context: Context, trained: Trained, course: Course, metadata: Metadata):
+    def __init__(
+        self,
+        context: Context,
+        trained: Trained,
+        course: Course,
+        metadata: Metadata,
+        outputs: OwnOutputs,
+        moved: Callable[[dict[Path, Path]], None] = lambda moved: None,
+    ):
+        """`moved` hears which files of an earlier run were renamed, old -> new."""
         self._context, self._trained, self._course, self._metadata = context, trained, course, metadata
+        self._outputs, self._moved = outputs, moved
         self._saving, self._resume = context.settings[SavingOptions], context.settings[ResumeOptions]
         self._dtype = PRECISIONS[self._saving.save_precision] if self._saving.save_precision else None
         ratio = self._saving.save_n_epoch_ratio
@@ -144,19 +158,44 @@ class Saver:
     def _write_model(self, path: Path, epochs: int) -> list[str]:
         metadata = self._metadata(epochs, self._trained.progress.step)
         try:
+            self._make_room(path)
             self._trained.learning.save(path, self._dtype, metadata)
         except OSError as error:
             return [f"output_dir: {error}"]
-        self._context.tell("saved", path=str(path), step=self._trained.progress.step, bytes=_size(path))
+        self._tell_saved(path)
         return []
+
+    def _make_room(self, path: Path) -> None:
+        """Keep what is not this run's under another name."""
+        if not self._context.is_main:
+            return
+        announced = self._outputs.kept
+        moved = self._outputs.make_room(path)
+        for old, new in moved.items():
+            if old in announced:
+                logger.info("'%s' of an earlier run is now '%s'", old, new.name)
+            else:
+                self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
+        if moved:
+            self._moved(moved)
+
+    def _tell_saved(self, path: Path) -> None:
+        if not self._context.is_main:
+            return
+        written = self._outputs.wrote(path)
+        facts = written._asdict() if written else {}
+        self._context.tell("saved", path=str(path), step=self._trained.progress.step, **facts)
 
     def _write_state(self, file: Path) -> list[str]:
         folder, failed = self._state_folder(file), []
         state = self._trained.state() if self._context.is_main or self._trained.learning.shards else {}
         if self._context.is_main:
             try:
+                self._make_room(folder)
                 write_state(folder, state, self._trained, self._course, self._context.seed)
-                self._context.tell("saved", path=str(folder), step=self._trained.progress.step, bytes=_size(folder))
+                self._tell_saved(folder)
+                for replaced in self._outputs.replaced_states(folder):
+                    self._remove(replaced)
             except OSError as error:
                 failed = [f"output_dir: the state '{folder}' could not be written: {error.strerror}"]
         self._context.accelerator.wait_for_everyone()
@@ -167,7 +206,7 @@ class Saver:
         self._remove(self._ema_file(path))
 
     def _remove(self, path: Path) -> None:
-        if not self._context.is_main:
+        if not self._context.is_main or not self._outputs.owns(path):
             return
         if path.is_dir():  # out of sight first: half a folder under its name could be taken for a whole one
             gone = beside(path, GONE)
@@ -175,11 +214,6 @@ class Saver:
             shutil.rmtree(gone, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
 
 
 def _beyond(step: int, keep: int, every: int) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sd_scripts.library.safetensors_io import GONE, OLD, PART
+from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.process import process_born
-from sd_scripts.runs.queue import STATE_ENDING
 from sd_scripts.training.states import STATE, Saved, read_saved
 
 NAMELESS = ("at", "epoch", "last")

@@ -21,6 +21,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
+from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.compiling import Compilation, uses_cuda_graphs, wait_until_warm
 from sd_scripts.training.context import Context, Failed
@@ -30,6 +31,7 @@ from sd_scripts.training.faults import why_no_number
 from sd_scripts.training.leftovers import mend, newest_state
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
+from sd_scripts.training.outputs import OwnOutputs
 from sd_scripts.training.progress import Progress, plan_course, starting_point
 from sd_scripts.training.reporting import Reporter, StepFacts
 from sd_scripts.training.samples import Sampler, prompts_of
@@ -54,6 +56,7 @@ class Trainer:
         # what can be known before the model is loaded, which takes time
         self._mend_output()
         self.saved = saved = self._find_state(settings[ResumeOptions].resume)
+        self.outputs = self._find_outputs()
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
@@ -73,7 +76,7 @@ class Trainer:
         facts = training_facts(context, family, self.material, self.course, self.trained.optimizer)
         network = self.learning.is_network
         metadata = file_metadata(context, family, self.material.parts, facts, network=network)
-        self.saver = Saver(context, self.trained, self.course, metadata)
+        self.saver = Saver(context, self.trained, self.course, metadata, self.outputs, self._follow_base)
         self.validator = Validator(context, family, self.material, self.trained, self.loss)
         self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
         self.wishes = Wishes(context)
@@ -96,6 +99,27 @@ class Trainer:
             where = f"goes on from '{found.folder}'" if found else f"begins anew, as '{folder}' has no state of it yet"
             logger.info("resume: the run %s", where)
         return found
+
+    def _find_outputs(self) -> OwnOutputs:
+        """What this run may replace; says what becomes of an earlier run's files."""
+        context, saving = self.context, self.context.settings[SavingOptions]
+        values = {**context.settings.values(), "output_dir": context.output_dir}
+        outputs = OwnOutputs(values, self.saved.folder if self.saved else None)
+        if kept := outputs.kept:
+            context.warn(
+                f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}"
+                f"{f' and {len(kept) - 1} more' if kept[1:] else ''}); before this run saves its first file they are "
+                f"renamed to '{dated_name(kept, saving.output_name)}...'. Set overwrite to replace them"
+            )
+        return outputs
+
+    def _follow_base(self, moved: dict[Path, Path]) -> None:
+        """A base model that lay under the name of this run's files was renamed, and is read again at each save."""
+        targets = {old.resolve(): new for old, new in moved.items()}
+        facts = self.material.parts.facts
+        for name, value in facts.items():
+            if isinstance(value, Path):
+                facts[name] = targets.get(value.resolve(), value)
 
     def _start(self, saved: Saved | None) -> Progress:
         if saved:

@@ -1,0 +1,134 @@
+"""The files that a run of some output_name writes into output_dir: which are there, and how those of an earlier run are
+kept."""
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STATE_ENDING = "-state"
+ENDINGS = (".safetensors", ".ckpt", ".pt", "")
+"""What follows the name of a saved model; the empty one is that of a diffusers folder."""
+DIFFUSERS_MARK = "model_index.json"
+"""What a folder without ending must hold to be a model."""
+LAST, EPOCH, STEP = "last", "epoch", "at"
+"""How the last file, those of epochs and those of steps are called where output_name is unset."""
+COARSE_TIME, COARSE_TIME_ERROR = 10_000_000, 2_000_000_000
+"""Nanoseconds: exFAT and FAT round a file's time to 10 ms or 2 s once it is on the disk."""
+
+
+class Fingerprint(NamedTuple):
+    """By which a file or state is known as the one that was written, under whatever name it lies now."""
+
+    bytes: int
+    mtime_ns: int
+
+    def matches(self, other: "Fingerprint | None") -> bool:
+        if other is None or self.bytes != other.bytes:
+            return False
+        is_coarse = self.mtime_ns % COARSE_TIME == 0 or other.mtime_ns % COARSE_TIME == 0
+        return abs(self.mtime_ns - other.mtime_ns) <= (COARSE_TIME_ERROR if is_coarse else 0)
+
+
+def fingerprint(path: Path) -> Fingerprint | None:
+    """Of a file, or of a folder with the bytes of all files in it; None where nothing can be read."""
+    try:
+        size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+        return Fingerprint(size, path.stat().st_mtime_ns)
+    except OSError:
+        return None
+
+
+def existing_outputs(values: Mapping[str, Any]) -> list[Path]:
+    """Files and states in output_dir that a run with these options would write over, or take for its own.
+
+    `values`: options by name, of which output_dir and output_name are read.
+    """
+    wanted = _pattern(values.get("output_name"))
+    entries = _entries(_folder(values.get("output_dir")))
+    return [path for path in entries if (found := wanted.fullmatch(path.name)) and _is_output(path, found["ending"])]
+
+
+def free_name(output_dir: str | Path | None, output_name: str | None, taken: Collection[str] = ()) -> str:
+    """output_name where it has no files yet and is not among `taken`, otherwise the first of name-2, name-3, ... that
+    is free."""
+    name = output_name or LAST
+    numbered = re.fullmatch(r"(.+)-([2-9]|[1-9]\d{1,2})", name)
+    begin, number = (numbered[1], int(numbered[2])) if numbered else (name, 1)
+    while name in taken or existing_outputs({"output_dir": output_dir, "output_name": name}):
+        number += 1
+        name = f"{begin}-{number}"
+    return name
+
+
+def dated_name(outputs: Sequence[Path], output_name: str | None) -> str:
+    """The output_name under which these files of an earlier run are kept: with the time of the newest of them, which is
+    when that run ended."""
+    times = [path.stat().st_mtime for path in outputs if path.exists()]
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(max(times, default=None)))
+    return free_name(outputs[0].parent if outputs else None, f"{output_name or LAST}-{stamp}")
+
+
+def set_aside(outputs: Sequence[Path], output_name: str | None) -> dict[Path, Path]:
+    """Rename files and states to those of a run called by dated_name; returns old -> new.
+
+    Raises OSError where that is not allowed.
+    """
+    dated, pattern, moved = dated_name(outputs, output_name), _pattern(output_name), {}
+    for path in outputs:
+        found = pattern.fullmatch(path.name)
+        assert found, f"{path} is no output of {output_name}"
+        moved[path] = path.with_name(f"{dated}{found['which'] or ''}{found['ending']}")
+        os.rename(path, moved[path])
+    return moved
+
+
+def find_saved(path: Path, written: Fingerprint | None) -> Path | None:
+    """Where the file or state lies that was written as `path`: there, or beside it under a dated name. None where it is
+    gone or another run's file has taken its place.
+
+    Of a run that noted no fingerprint whatever lies at `path` is taken.
+    """
+    if written is None:
+        return path if path.exists() else None
+    if written.matches(fingerprint(path)):
+        return path
+    found = re.fullmatch(rf"(?P<begin>.+?){_WHICH}{_ENDING}", path.name)
+    if not found:
+        return None
+    begin = LAST if found["begin"] in (EPOCH, STEP) else found["begin"]
+    end = f"{found['which'] or ''}{found['ending']}"
+    dated = re.compile(rf"{re.escape(begin)}-\d{{8}}-\d{{6}}(-\d{{1,3}})?{re.escape(end)}")
+    renamed = (each for each in _entries(path.parent) if dated.fullmatch(each.name))
+    return next((each for each in renamed if written.matches(fingerprint(each))), None)
+
+
+_WHICH = r"(?P<which>(-step\d{8,}|-\d{6,})?(-ema)?)"
+_ENDING = rf"(?P<ending>{STATE_ENDING}|{'|'.join(map(re.escape, ENDINGS))})"
+
+
+def _pattern(output_name: str | None) -> re.Pattern[str]:
+    """Of the names of all that a run writes, in which the groups `which` and `ending` follow the output_name."""
+    if output_name:
+        return re.compile(f"{re.escape(output_name)}{_WHICH}{_ENDING}")
+    return re.compile(rf"({LAST}|{EPOCH}(?=-\d)|{STEP}(?=-step)){_WHICH}{_ENDING}")
+
+
+def _is_output(path: Path, ending: str) -> bool:
+    """Whether it is what its name says; a folder of another kind is in the way, but it is no output."""
+    if ending == STATE_ENDING:
+        return path.is_dir()
+    return path.is_file() if ending else (path / DIFFUSERS_MARK).is_file()
+
+
+def _folder(output_dir: str | Path | None) -> Path:
+    return Path(os.path.expanduser(output_dir or "."))
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(folder.iterdir())
+    except OSError:  # there is none yet, or it cannot be read, which is told where it is made ready
+        return
