@@ -238,10 +238,13 @@ def _additional(legacy: Mapping[str, Any], family: str, method: str) -> tuple[Va
     """Flags typed into the field for more parameters."""
     script = script_for(family if any(s.family == family for s in SCRIPTS) else "sdxl", method)
     try:
-        flags = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
-    except ValueError as error:
-        return {}, [Remark("additional_parameters", f"left out: {line}") for line in str(error).splitlines()]
-    return {name: value for name, value in flags.items() if name not in ("config_file", "output_config")}, []
+        given = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
+    except ValueError as error:  # an open quotation mark
+        return {}, [Remark("additional_parameters", f"left out: {error}")]
+    left_out = [Remark("additional_parameters", f"left out: {problem}") for problem in given.problems]
+    return {
+        name: value for name, value in given.values.items() if name not in ("config_file", "output_config")
+    }, left_out
 
 
 def to_kohya(settings: Settings, script: Script) -> tuple[Values, list[Remark]]:

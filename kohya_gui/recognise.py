@@ -9,15 +9,11 @@ from pathlib import Path
 from kohya_gui.places import Places
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted, numbered
-from sd_scripts.options.model_file import CLIP_L, FLUX_AE, SAFETENSORS, T5_XXL, ModelFile, describe, is_hub_id
+from sd_scripts.options.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
-PARTS = {
-    "clip_l": ("the CLIP-L text encoder", "text_encoder", (CLIP_L, "CLIP text encoder")),
-    "t5xxl": ("the T5-XXL text encoder", "text_encoder_2", (T5_XXL, "T5 text encoder")),
-    "ae": ("FLUX.1's autoencoder", "vae", (FLUX_AE,)),
-}
-"""Option -> what it wants, where a diffusers folder has it, and what fits: smaller ones too, for smaller models."""
+PARTS = FLUX_PARTS
+"""By option."""
 LONGEST_METADATA = 20_000_000
 """Bytes of a metadata file that a glance still reads."""
 MOST_FILES = 20_000
@@ -101,18 +97,18 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
 
 
 def _part(place: Path, option: str) -> Recognised:
-    wanted, folder, fitting = PARTS[option]
+    wanted = PARTS[option]
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
     if not place.exists():
         return Recognised("There is no such file or folder", good=False)
     if place.is_file() and place.suffix not in SAFETENSORS:
-        return Recognised(f"This is no model file: choose the .safetensors file of {wanted}", good=False)
-    found = describe(place / folder if (place / folder).is_dir() else place)
+        return Recognised(f"This is no model file: choose the .safetensors file of {wanted.title}", good=False)
+    found = describe(inner if (inner := place / wanted.folder).is_dir() else place)
     if found.problem:
         return _broken(found.problem, place)
-    good, text = found.variant in fitting or option in found.parts, _words(found, "A file of another kind")
-    return Recognised(text if good else f"{text}: not {wanted}", good=good)
+    good, text = found.variant in wanted.fitting or option in found.parts, _words(found, "A file of another kind")
+    return Recognised(text if good else f"{text}: not {wanted.title}", good=good)
 
 
 def _words(found: ModelFile, unknown: str) -> str:

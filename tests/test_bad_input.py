@@ -127,7 +127,7 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--learningrate=1"], "--learningrate: is no option; did you mean learning_rate?"),
+        (["--learningrate=1"], "--learningrate: unknown option. Did you mean --learning_rate?"),
         (["--network_dim=many"], "network_dim: 'many' is not a whole number"),
         (["--train_batch_size=-1"], "train_batch_size: -1 is outside"),
         (["--optimizer_type=AdamX"], "optimizer_type: "),

@@ -37,11 +37,36 @@ def test_a_bool_of_the_file_can_be_undone(tmp_path):
     assert not read(f"--config_file {tmp_path / 'run.toml'} --no-compile")[CompileOptions].compile
 
 
-def test_flags_may_be_shortened_and_lists_take_several_words():
-    opened = read("--network_args conv_dim=4 conv_alpha=1 --text_encoder_lr 1e-5 2e-5 --mixed bf16")
+def test_lists_take_several_words_and_negative_numbers_are_values():
+    opened = read("--network_args conv_dim=4 conv_alpha=1 --base_weights a b --base_weights_multiplier -1 -.5 --seed=7")
     assert opened[NetworkOptions].network_args == ["conv_dim=4", "conv_alpha=1"]
-    assert opened[NetworkOptions].text_encoder_lr == [1e-5, 2e-5]
-    assert opened[TrainingOptions].mixed_precision == "bf16"
+    assert opened[NetworkOptions].base_weights_multiplier == [-1.0, -0.5]
+    assert opened[TrainingOptions].seed == 7
+
+
+def test_a_flag_is_written_out(capsys):
+    assert mistakes(capsys, "--mixed bf16") == ["--mixed: unknown option"]
+
+
+def test_no_mistake_hides_another(capsys):
+    told = mistakes(
+        capsys,
+        "my --netwrok_dim 8 --mixed_precision banana --lr 3 --network_dim --max_train_steps 0 --full_bf16 "
+        "--cache_latents --color_aug -x",
+        start="--pretrained_model_name_or_path m --train_data_dir p",
+    )
+    assert told == [
+        "my: is not preceded by an option; put text with spaces into quotation marks",
+        "--netwrok_dim: unknown option. Did you mean --network_dim?",
+        "--lr: unknown option",
+        "network_dim: needs a value",
+        "-x: unknown option",
+        "max_train_steps: 0 is outside 1..10000000",
+        "mixed_precision: 'banana' is not one of no, fp16, bf16",
+        "output_dir: no folder for the results is named; set it",
+        "resolution: the training size is not set; 1024 suits SDXL and FLUX.1",
+        "color_aug: changes the picture each time, so latents cannot be cached; turn off one of the two",
+    ]
 
 
 def test_old_flags_are_understood():
@@ -53,18 +78,18 @@ def test_old_flags_are_understood():
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("--netwrok_dim 8", "--netwrok_dim: is no option; did you mean network_dim?"),
-        ("--confg_file a", "--confg_file: is no option; did you mean config_file?"),
-        ("--zzzz", "--zzzz: is no option here"),
+        ("--netwrok_dim 8", "--netwrok_dim: unknown option. Did you mean --network_dim?"),
+        ("--confg_file a", "--confg_file: unknown option. Did you mean --config_file?"),
+        ("--zzzz", "--zzzz: unknown option"),
         ("--learning_rate fast", "learning_rate: 'fast' is not a number"),
         ("--max_train_steps 1.5", "max_train_steps: 1.5 is not a whole number"),
         ("--max_train_steps 0", "max_train_steps: 0 is outside 1..10000000"),
         ("--mixed_precision banana", "mixed_precision: 'banana' is not one of no, fp16, bf16"),
         ("--max_token_length -1", "max_token_length: -1 is not one of 150, 225"),
-        ("--network_dim", "network_dim: expected one argument"),
-        ("--config_file nowhere/at_all", "config_file: there is no file nowhere/at_all.toml"),
+        ("--network_dim", "network_dim: needs a value"),
+        ("--config_file nowhere/at_all", "config_file: there is no file 'nowhere/at_all.toml'"),
         ("my cats", "my: is not preceded by an option; put text with spaces into quotation marks"),
-        ("--num_processes 2", "--num_processes: is no option here"),
+        ("--num_processes 2", "--num_processes: unknown option"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_2(capsys, line, told):

@@ -101,13 +101,13 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
         assert words[1] == "launch"
         parsed = launch_command_parser().parse_args(words[2:])
         script = TRAINERS[parsed.training_script]
-        flags = given_flags(script, parsed.training_script_args)
-        flags.pop("config_file", None)
-        settings_are_known(flags, script)
+        given = given_flags(script, parsed.training_script_args)
+        assert given.problems == []
+        settings_are_known({name: value for name, value in given.values.items() if name != "config_file"}, script)
     elif words[:2] == ["bash", "gui.sh"] and "--demo" in words:
         assert words[2] == "--demo"
         script = script_for(words[3] if words[3:] else "sdxl", "lora")
-        assert from_values(script, given_flags(script, words[4:])).wrong_values() == []
+        assert from_values(script, given_flags(script, words[4:]).values).wrong_values() == []
     elif words[:2] in (["bash", "gui.sh"], ["python", "gui.py"]):
         gui.parser().parse_args(words[2:])
     elif words[:2] == ["bash", "test.sh"]:

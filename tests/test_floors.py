@@ -13,10 +13,10 @@ from sd_scripts.options.command_line import parser
 from sd_scripts.options.spec import each_option
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {"options": 0, "runs": 0, "library": 1, "data": 2, "networks": 2, "families": 3, "training": 4}
-SIDEWAYS = {("options", "runs")}
-"""Settings files are written as the files of a run are."""
-LIGHT = ("options", "runs")
+FLOORS = {"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2, "families": 3, "training": 4}
+SIDEWAYS = {("options", "runs"), ("options", "formats"), ("runs", "formats")}
+"""Settings files are written as the files of a run are; both read JSON and TOML."""
+LIGHT = ("options", "formats", "runs")
 """What the GUI may see."""
 
 

@@ -373,7 +373,7 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
         ({"train_inpainting": True}, "train_inpainting: inpainting models are not trained here"),
         ({"stop_text_encoder_training": 50}, "stop_text_encoder_training: text encoders learn to the end"),
         ({"lr_scheduler": "constant"}, "lr_warmup: left out, since the schedule constant has no warm-up"),
-        ({"additional_parameters": "--split_qkv"}, "additional_parameters: left out: --split_qkv: is no option here"),
+        ({"additional_parameters": "--split_qkv"}, "additional_parameters: left out: --split_qkv: unknown option"),
         ({"sample_prompts": "a cat --w 512"}, "sample_prompts: the prompts stood in the configuration"),
     ],
 )

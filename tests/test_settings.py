@@ -66,8 +66,8 @@ def test_unknown_keys_survive_and_are_told_with_the_nearest_name():
     opened = settings(netwrok_dim=8, something_else={"deep": [1, 2]})
     assert opened.saved() == {**START, "netwrok_dim": 8, "something_else": {"deep": [1, 2]}}
     assert [str(r) for r in opened.remarks] == [
-        "netwrok_dim: is no option; did you mean network_dim?",
-        "something_else: is no option here",
+        "netwrok_dim: unknown option. Did you mean network_dim?",
+        "something_else: unknown option",
     ]
 
 

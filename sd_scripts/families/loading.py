@@ -11,26 +11,10 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from sd_scripts.library.sdxl_model_util import Shapes, State
-from sd_scripts.options.model_file import is_hub_id
+from sd_scripts.options.model_file import MODEL
 
-MODEL = "pretrained_model_name_or_path"
 HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 """Keys that some programs write and loading does not need."""
-
-
-def place(name: str | None, kind: str) -> Path | str:
-    """The file or folder of the base model, or the Hugging Face id where there is none of that name.
-
-    `kind` is what should be given, such as "an SDXL file".
-    """
-    if not name:
-        raise ValueError(f"{MODEL}: no model is chosen; give {kind}, a diffusers folder or a Hugging Face id")
-    path = Path(name)
-    if path.exists():
-        return path
-    if is_hub_id(name):
-        return name
-    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
 
 
 def download(name: str) -> Path:

@@ -94,3 +94,8 @@ def script_for(family: str, method: str) -> Script:
             return script
     title = FAMILY_TITLES.get(family, family)
     raise ValueError(f"there is no {METHOD_TITLES.get(method, method)} for {title} yet")
+
+
+def script_of(groups: Groups) -> Script:
+    """The script whose settings have these groups."""
+    return next(script for script in SCRIPTS if script.groups == groups)

@@ -7,6 +7,7 @@ missing is annotated `| None`.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from types import NoneType
 from typing import get_args
 
@@ -33,7 +34,7 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.spec import OptionGroup
+from sd_scripts.options.spec import OptionGroup, until_wrong
 from sd_scripts.options.training import TrainingOptions
 
 Filled = Mapping[type[OptionGroup], OptionGroup]
@@ -55,7 +56,8 @@ def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled) -> Iterator[
     for check in checks:
         wanted = [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
         if all(group in filled or NoneType in get_args(group) for group in wanted):
-            yield from check(*(filled.get((*get_args(group), group)[0]) for group in wanted))
+            asked = [filled.get((*get_args(group), group)[0]) for group in wanted]
+            yield from until_wrong(partial(check, *asked))
 
 
 def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:

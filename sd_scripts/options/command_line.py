@@ -3,14 +3,16 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sd_scripts.formats.documents import name_problem
 from sd_scripts.options.catalog import Script
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values, unknown_text
-from sd_scripts.options.settings import Groups, Settings
+from sd_scripts.options.settings import Groups, Problem, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, option
 from sd_scripts.options.toml_files import read_toml, write_toml
 
@@ -33,33 +35,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, message.removeprefix("argument --") + "\n")
 
 
-class GivenParser(argparse.ArgumentParser):
-    """Returns only the flags that were given, and raises ValueError for what it cannot read."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message.removeprefix("argument --"))
-
-
-def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], given_only: bool = False) -> None:
-    """Give `parser` a flag for each option, in one section for each group; `--no-x` turns a bool off again.
-
-    With `given_only` the parser returns just the flags that were given, as the words they are: for a reader that
-    knows old spellings and checks later.
-    """
+def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup]) -> None:
+    """Give `parser` a flag for each option, in one section for each group; `--no-x` turns a bool off again."""
     for group in groups:
         section = parser.add_argument_group(group.title, group.__doc__)
         for o in each_option(group):
-            how = _flag(o) | ({"default": argparse.SUPPRESS} if given_only else {})
-            if given_only and o.type is not bool:
-                how["type"] = str
-            section.add_argument(f"--{o.name}", **how)
+            section.add_argument(f"--{o.name}", **_flag(o))
 
 
-def parser(script: Script, *, given_only: bool = False) -> argparse.ArgumentParser:
-    """All flags of a script, in sections; see add_arguments."""
-    kind = GivenParser if given_only else Parser
-    made = kind(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]")
-    add_arguments(made, *_flag_groups(script), given_only=given_only)
+def parser(script: Script) -> argparse.ArgumentParser:
+    """All flags of a script, in sections, with their help."""
+    made = Parser(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]", allow_abbrev=False)
+    add_arguments(made, *_flag_groups(script))
     return made
 
 
@@ -67,52 +54,119 @@ def _flag_groups(script: Script) -> Groups:
     return (ConfigFileOptions, *script.flag_groups, LegacyOptions)
 
 
-def given_flags(script: Script, argv: Sequence[str]) -> dict[str, Any]:
-    """The flags among `argv` by name, as the words they are. Raises ValueError, one sentence a line, for others."""
-    given, strange = parser(script, given_only=True).parse_known_args(argv)
-    flags = [word for word in strange if word.startswith("-")]
-    if flags:
-        groups = (group for group in _flag_groups(script) if group is not LegacyOptions)
-        known = [o.name for group in groups for o in each_option(group)]
-        names = [word.lstrip("-").split("=")[0] for word in flags]
-        raise ValueError("\n".join(f"--{name}: {unknown_text(name, known)}" for name in names))
-    if strange:
-        raise ValueError(f"{strange[0]}: is not preceded by an option; put text with spaces into quotation marks")
-    return vars(given)
+@dataclass(frozen=True)
+class GivenFlags:
+    """What a command line says: the flags by name, as the words they are, and what is wrong with the others."""
+
+    values: dict[str, Any]
+    problems: list[Problem]
 
 
-def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Settings:
-    """Settings of a training script: defaults, then --config_file, then the flags.
+def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
+    """Read the flags of a command line: whatever is wrong with one of them, the others are read."""
+    options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
+    known = [name for group in _flag_groups(script) if group is not LegacyOptions for name in _names(group)]
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for flag, words in _flags_with_words(argv):
+        name, equals, text = flag.lstrip("-").partition("=")
+        off = flag.startswith("--no-") and name.removeprefix("no-") in options and name not in options
+        o = options.get(name.removeprefix("no-") if off else name) if flag.startswith("--") else None
+        given = [text, *words] if equals else words
+        if not flag:
+            problems.append(_stray(words[0]))
+        elif o is None:
+            shown = flag.partition("=")[0]
+            problems.append(Problem((shown,), unknown_text(shown, known)))
+        elif o.type is bool:
+            values[o.name] = text if equals else not off
+            problems += map(_stray, words[:1])
+        elif o.many:
+            values[o.name] = given
+        elif not given:
+            problems.append(Problem((o.name,), "needs a value"))
+        else:
+            values[o.name] = given[0]
+            problems += map(_stray, given[1:2])
+    return GivenFlags(values, problems)
 
-    Leaves the process with 0 after --help and --output_config, and with 2 where something is wrong, one sentence
-    for each fault on stderr.
-    """
+
+def _names(group: type[OptionGroup]) -> list[str]:
+    return [o.name for o in each_option(group)]
+
+
+def _stray(word: str) -> Problem:
+    return Problem((word,), "is not preceded by an option; put text with spaces into quotation marks")
+
+
+def _flags_with_words(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each flag with the words that follow it; words before the first one come with an empty flag."""
+    flag, words = "", list[str]()
+    for word in argv:
+        if _is_flag(word):
+            if flag or words:
+                yield flag, words
+            flag, words = word, []
+        elif word != "--":
+            words.append(word)
+    if flag or words:
+        yield flag, words
+
+
+def _is_flag(word: str) -> bool:
+    """A negative number is a value, and so is a text such as "-a cat"."""
+    if not word.startswith("-") or word in ("-", "--") or " " in word.partition("=")[0]:
+        return False
     try:
-        flags = given_flags(script, sys.argv[1:] if argv is None else argv)
-    except ValueError as error:
-        _leave(str(error))
+        float(word)
+    except ValueError:
+        return True
+    return False
+
+
+def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tuple[Settings, list[Problem]]:
+    """Settings of a training script - defaults, then --config_file, then the flags - and what is wrong with the flags.
+
+    Leaves the process with 0 after --help and --output_config, and with 2 where --config_file cannot be read, one
+    sentence for each mistake on stderr.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(words):
+        parser(script).print_help()
+        sys.exit(0)
+    given = given_flags(script, words)
+    flags = dict(given.values)
     file = os.path.expanduser(flags.pop("config_file", None) or "")
-    write = flags.pop("output_config", False)
+    write = flags.pop("output_config", False) not in (False, "false", "0")
     path = Path(file if file.endswith(".toml") else f"{file}.toml") if file else None
     if write:
-        _write_config(script, flags, path)
+        _write_config(script, flags, path, given.problems)
     try:
         settings = from_values(script, read_toml(path) if path else {}, flags)
     except ValueError as error:
-        _leave(f"config_file: {error}")
-    if problems := settings.problems():
-        _leave(*problems)
+        wrong = from_values(script, flags).wrong_values()
+        _leave(*given.problems, f"config_file: {error}", *wrong)
+    return settings, given.problems
+
+
+def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Settings:
+    """As read_command_line; leaves the process with 2 for every mistake that flags and values tell."""
+    settings, problems = read_command_line(script, argv)
+    if wrong := [*problems, *settings.mistakes()]:
+        _leave(*wrong)
     return settings
 
 
-def _write_config(script: Script, flags: dict[str, Any], path: Path | None) -> NoReturn:
+def _write_config(script: Script, flags: dict[str, Any], path: Path | None, problems: Sequence[Problem]) -> NoReturn:
+    settings = from_values(script, flags)
+    if wrong := [*problems, *settings.wrong_values()]:
+        _leave(*wrong)
     if path is None:
         _leave("output_config: needs config_file, the file to write")
+    if why := name_problem(str(path)):
+        _leave(f"config_file: {why}")
     if path.exists():
         _leave(f"config_file: {path} is there already and is not overwritten; choose another name")
-    settings = from_values(script, flags)
-    if wrong := settings.wrong_values():
-        _leave(*wrong)
     try:
         write_toml(path, settings.changed())
     except OSError as error:
@@ -121,7 +175,7 @@ def _write_config(script: Script, flags: dict[str, Any], path: Path | None) -> N
     sys.exit(0)
 
 
-def _leave(*sentences: str) -> NoReturn:
+def _leave(*sentences: object) -> NoReturn:
     print(*sentences, sep="\n", file=sys.stderr)
     sys.exit(2)
 

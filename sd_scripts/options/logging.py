@@ -1,8 +1,10 @@
 """Options: logging."""
 
 from collections.abc import Iterable
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from sd_scripts.formats.documents import read_toml
 from sd_scripts.options.spec import OptionGroup, option
 
 
@@ -38,6 +40,28 @@ class LoggingOptions(OptionGroup, title="Logging"):
     )
     console_log_file: str | None = option(None, "Write the console's messages to this file instead.", path=True)
     console_log_simple: bool = option(False, "Plain messages without colour.")
+
+    @property
+    def trackers(self) -> list[str]:
+        """Where the numbers of the run go."""
+        if self.log_with == "all":
+            return ["tensorboard", "wandb"]
+        if self.log_with:
+            return [self.log_with]
+        return ["tensorboard"] if self.logging_dir else []
+
+    def tracker_arguments(self) -> dict[str, Any]:
+        """The tables of log_tracker_config, by tracker. Raises ValueError, one sentence that names the option."""
+        if not self.log_tracker_config:
+            return {}
+        path = Path(self.log_tracker_config)
+        try:
+            document = read_toml(path)
+        except ValueError as error:
+            raise ValueError(f"log_tracker_config: {error}") from None
+        if loose := [name for name, value in document.items() if not isinstance(value, dict)]:
+            raise ValueError(f"log_tracker_config: {loose[0]} stands outside of a table such as [wandb] in '{path}'")
+        return document
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.log_with in ("tensorboard", "all") and not self.logging_dir:

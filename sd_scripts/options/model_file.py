@@ -1,33 +1,20 @@
 """What a model file is, told from its first kilobytes: no torch, no weights read, so that the page can ask too."""
 
-import json
 import math
 import re
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-LARGEST_HEADER = 100_000_000
-"""The safetensors format allows no longer one."""
+from sd_scripts.formats.documents import check_name, read_json
+from sd_scripts.formats.safetensors_header import COMPILED as COMPILED
+from sd_scripts.formats.safetensors_header import Header as Header
+from sd_scripts.formats.safetensors_header import read_header as read_header
 
-COMPILED = "_orig_mod."
-"""What torch.compile put into the keys of some files written elsewhere; they are read without it."""
-
+MODEL = "pretrained_model_name_or_path"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SAFETENSORS = (".safetensors", ".sft")
 SUFFIXES = {*SAFETENSORS, ".ckpt", ".pt"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """The header of a .safetensors file."""
-
-    metadata: dict[str, str]
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, str]
-    """F32, F16, BF16, F8_E4M3, ... by key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +39,38 @@ def is_hub_id(name: str) -> bool:
     return bool(HUB_ID.fullmatch(name)) and Path(name).suffix not in SUFFIXES
 
 
+def locate(name: str | None, kind: str = "a model file") -> Path | str:
+    """The file or folder of the base model, or the Hugging Face id where there is none of that name.
+
+    `kind` is what should be given, such as "an SDXL file". Raises ValueError, one sentence that names the option.
+    """
+    if not name:
+        raise ValueError(f"{MODEL}: no model is chosen; give {kind}, a diffusers folder or a Hugging Face id")
+    path = Path(name)
+    if path.exists():
+        return path
+    if is_hub_id(name):
+        return name
+    raise ValueError(f"{MODEL}: there is no file or folder '{name}'")
+
+
 def describe(path: Path) -> ModelFile:
-    """What lies at `path`: a .safetensors file, a .ckpt (not looked into), or a diffusers folder."""
-    if path.is_dir():
-        return _describe_folder(path)
-    if not path.is_file():
-        return ModelFile(problem=f"there is no file '{path}'")
-    size = path.stat().st_size
+    """What lies at `path`: a .safetensors file, a .ckpt (not looked into), or a diffusers folder. Never raises."""
+    try:
+        check_name(path)
+        if path.is_dir():
+            return _describe_folder(path)
+        if not path.is_file():
+            there = "is not a file" if path.exists() else ""
+            return ModelFile(problem=f"'{path}' {there}" if there else f"there is no file '{path}'")
+        return _describe_file(path, path.stat().st_size)
+    except OSError as error:
+        return ModelFile(problem=f"'{path}' cannot be read: {error.strerror or error}")
+    except ValueError as problem:
+        return ModelFile(problem=str(problem))
+
+
+def _describe_file(path: Path, size: int) -> ModelFile:
     if path.suffix not in SAFETENSORS:
         return ModelFile(variant=f"{path.suffix.lstrip('.') or 'unknown'} file", bytes=size)
     try:
@@ -77,34 +89,6 @@ def _described(header: Header, size: int) -> ModelFile:
         precision=_precision(header),
         bytes=size,
         parts=parts if family == "flux" else (),
-    )
-
-
-def read_header(path: Path) -> Header:
-    """Raises ValueError, in words that follow an option's name, if the file is cut short or of another kind."""
-    size = path.stat().st_size
-    if not size:
-        raise ValueError(f"'{path}' is empty; download or copy it again")
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
-        if length > LARGEST_HEADER:
-            raise ValueError(f"'{path}' is not a safetensors file; is it a web page or a .ckpt with a wrong name?")
-        text = file.read(length)
-    try:
-        if len(text) < length:
-            raise ValueError
-        entries: dict[str, Any] = json.loads(text)
-        metadata = entries.pop("__metadata__", {})
-        ends = [entry["data_offsets"][1] for entry in entries.values()]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError(f"'{path}' is cut short or damaged; download or copy it again") from None
-    whole = 8 + length + max(ends, default=0)
-    if size < whole:
-        raise ValueError(f"'{path}' is cut short: {size:,} of {whole:,} bytes; download or copy it again")
-    return Header(
-        metadata=metadata,
-        shapes={key.replace(COMPILED, ""): tuple(entry["shape"]) for key, entry in entries.items()},
-        dtypes={key.replace(COMPILED, ""): entry["dtype"] for key, entry in entries.items()},
     )
 
 
@@ -127,6 +111,25 @@ MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
 )
 """A key that only such a file has; the first that is there decides."""
+
+
+@dataclass(frozen=True)
+class WantedPart:
+    """A part of FLUX.1 that an option names."""
+
+    title: str
+    folder: str
+    """Where a diffusers folder has it."""
+    fitting: tuple[str, ...]
+    """Variants that fit: smaller ones too, for smaller models."""
+
+
+FLUX_PARTS = {
+    "clip_l": WantedPart("the CLIP-L text encoder", "text_encoder", (CLIP_L, "CLIP text encoder")),
+    "t5xxl": WantedPart("the T5-XXL text encoder", "text_encoder_2", (T5_XXL, "T5 text encoder")),
+    "ae": WantedPart("FLUX.1's autoencoder", "vae", (FLUX_AE,)),
+}
+"""By option."""
 
 INSIDE = {"clip_l": "text_encoders.clip_l.", "t5xxl": "text_encoders.t5xxl.", "ae": "vae."}
 """Option -> how the keys of that part begin in a file that holds all of FLUX.1."""
@@ -245,7 +248,7 @@ def _describe_folder(folder: Path) -> ModelFile:
     if not index.is_file():
         return _describe_part(folder)
     try:
-        pipeline = str(_read_json(index)["_class_name"])
+        pipeline = str(read_json(index)["_class_name"])
     except (ValueError, KeyError, TypeError):
         return ModelFile(problem=f"'{index}' cannot be read; download it again")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -276,11 +279,6 @@ def _describe_part(folder: Path) -> ModelFile:
     return _described(Header(metadata=headers[0].metadata, shapes=shapes, dtypes=dtypes), size)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return read
-
-
 def _missing_shard(folder: Path) -> str:
     """A file, as part/name, without which a part that comes in several files is not whole; "" if all are there."""
     for part in sorted({index.parent for index in folder.glob("*/*.safetensors.index.json")}):
@@ -297,8 +295,8 @@ def _first_missing_of(part: Path) -> str:
 
 def _first_missing(index: Path) -> str:
     try:
-        shards = sorted({str(name) for name in _read_json(index)["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError):
+        shards = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
         return index.name
     return next((shard for shard in shards if not (index.parent / shard).is_file()), "")
 
@@ -308,7 +306,7 @@ def _guided(folder: Path, variant: str) -> str:
     if variant != PIPELINES["Flux"][1]:
         return variant
     try:
-        guided = _read_json(folder / "transformer" / "config.json").get("guidance_embeds")
+        guided = read_json(folder / "transformer" / "config.json").get("guidance_embeds")
     except (OSError, ValueError, AttributeError):
         return variant
     return f"FLUX.1 {'dev' if guided else 'schnell'} diffusers folder"

@@ -42,8 +42,9 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
 
 def unknown_text(name: str, known: Iterable[str]) -> str:
     """What to say of a name that no option has."""
-    nearest = difflib.get_close_matches(name, sorted(known), 1, 0.7)
-    return f"is no option{f'; did you mean {nearest[0]}?' if nearest else ' here'}"
+    dashes = "--" if name.startswith("--") else ""
+    nearest = difflib.get_close_matches(name.removeprefix(dashes), sorted(known), 1, 0.7)
+    return "unknown option" + (f". Did you mean {dashes}{nearest[0]}?" if nearest else "")
 
 
 def idle(script: Script, settings: Settings) -> Iterator[Remark]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sd_scripts.options.checks import problems_between
-from sd_scripts.options.spec import Option, OptionGroup, each_option
+from sd_scripts.options.spec import Option, OptionGroup, each_option, until_wrong, without
 
 Group = TypeVar("Group", bound=OptionGroup)
 Groups = tuple[type[OptionGroup], ...]
@@ -20,6 +20,18 @@ class Remark:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A reason not to start."""
+
+    names: tuple[str, ...]
+    """The options that it is about; of a flag that no option has, the flag."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.names)}: {self.text}"
 
 
 class Settings:
@@ -72,12 +84,21 @@ class Settings:
 
     def wrong_values(self) -> list[str]:
         """Every value that is of the wrong type, out of range or not among the choices."""
-        alone = ((name, self.options[name].problem(value)) for name, value in self.values().items())
-        return [f"{name}: {why}" for name, why in alone if why]
+        return [f"{name}: {why}" for name, why in self._wrong().items()]
 
     def problems(self) -> list[str]:
-        """Every reason not to start, each naming its option."""
-        if wrong := self.wrong_values():  # the other checks compute with the values
-            return wrong
-        within = [problem for filled in self.filled.values() for problem in filled.check()]
-        return [f"{name}: {why}" for name, why in (*within, *problems_between(self.filled))]
+        """Every reason not to start that the values tell, each naming its option."""
+        return [str(problem) for problem in self.mistakes()]
+
+    def mistakes(self) -> list[Problem]:
+        """Every reason not to start that the values tell: a value that is wrong by itself does not hide what is wrong
+        between others."""
+        wrong = self._wrong()
+        sane = {group: without(filled, wrong) for group, filled in self.filled.items()}
+        within = [finding for filled in sane.values() for finding in until_wrong(filled.check)]
+        between = (*within, *problems_between(sane))
+        return [Problem((name,), why) for name, why in (*wrong.items(), *between)]
+
+    def _wrong(self) -> dict[str, str]:
+        alone = ((name, self.options[name].problem(value)) for name, value in self.values().items())
+        return {name: why for name, why in alone if why}

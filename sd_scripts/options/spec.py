@@ -5,11 +5,13 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from typing_extensions import dataclass_transform
+
+from sd_scripts.formats.documents import name_problem
 
 Families = tuple[str, ...]
 ALL_FAMILIES: Families = ("sdxl", "flux")
@@ -41,6 +43,39 @@ class OptionGroup:
     def check(self) -> Iterable[tuple[str, str]]:
         """What is wrong between options of this group, as (name, why). A value out of range needs no word here."""
         return ()
+
+
+class WrongValue(Exception):
+    """A check asked for a value that is wrong by itself."""
+
+
+def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
+    """The same group, but asking for one of the values named in `wrong` raises WrongValue: so a check that needs it
+    ends, and the others go on."""
+    names = {field.name for field in dataclasses.fields(filled) if field.name in wrong}  # type: ignore[arg-type]
+    if not names:
+        return filled
+
+    def read(self: OptionGroup, name: str) -> Any:
+        if name in names:
+            raise WrongValue(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(filled)
+    guarded = types.new_class(
+        kind.__name__, (kind,), {"title": kind.title}, lambda body: body.update(__getattribute__=read)
+    )
+    copy: OptionGroup = object.__new__(guarded)
+    vars(copy).update(vars(filled))
+    return copy
+
+
+def until_wrong(check: Callable[[], Iterable[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
+    """What a check finds before it asks for a wrong value."""
+    try:
+        yield from check()
+    except WrongValue:
+        return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +136,8 @@ class Option:
         """`value` as the disk knows it: a path without ~."""
         if isinstance(value, list):
             return [self.located(each) for each in value]
-        return os.path.expanduser(value) if self.path and isinstance(value, str) else value
+        # what cannot be a path is told by problem(); expanduser would raise
+        return os.path.expanduser(value) if self.path and isinstance(value, str) and "\0" not in value else value
 
     def problem(self, value: Any) -> str | None:
         """Why `value` cannot be, in words that follow the option's name; None if it can."""
@@ -112,11 +148,20 @@ class Option:
                 return f"{item!r} is not {KINDS[self.type]}"
             if self.choices and item not in self.choices:
                 return f"{item!r} is not one of {', '.join(map(str, self.choices))}"
+            if isinstance(item, str) and (why := self._text_problem(item)):
+                return why
             if self.within and not self.within[0] <= item <= self.within[1]:
                 return f"{item} is outside {self.within[0]}..{self.within[1]}"
             if self.steps_or_fraction and item >= 1 and item != int(item):
                 return f"{item} is neither a whole number of steps nor a fraction below 1"
         return None
+
+    def _text_problem(self, text: str) -> str:
+        if self.path:
+            return name_problem(text)
+        if "\0" in text:
+            return "holds the character NUL, which no text can have; type it anew"
+        return "" if _is_utf8(text) else f"{text!r} is not UTF-8 text; type it anew"
 
     def _is_mine(self, item: Any) -> bool:
         if self.type is float:
@@ -152,6 +197,14 @@ class Option:
             word = str(value).lower()
             return word if word in self.choices else value
         return str(value) if isinstance(value, int | float) else value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _READERS: dict[type, Any] = {

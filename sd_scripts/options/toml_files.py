@@ -1,18 +1,13 @@
 """Settings in TOML files: flat, sorted, and on the disk whole or not at all."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
+from sd_scripts.formats import documents
 from sd_scripts.runs.folder import write_whole
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -20,17 +15,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     Tables are only headings: their keys are lifted one level, and the later of two equal keys wins.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    return flat(document)
+    return flat(documents.read_toml(path))
 
 
 def flat(document: Mapping[str, Any]) -> dict[str, Any]:

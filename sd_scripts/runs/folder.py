@@ -1,6 +1,5 @@
 """The folder of one run: its settings, what it tells, what it is told, and what it prints."""
 
-import json
 import os
 import re
 import secrets
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sd_scripts.formats import documents
 from sd_scripts.runs.events import Command, EventLog, EventTail
 
 CONSOLE_TAIL_BYTES = 16384
@@ -137,6 +137,6 @@ def write_whole(path: Path, text: str) -> None:
 def read_json(path: Path) -> Any:
     """What a JSON file holds; None if it is not there or not whole."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return documents.read_json(path)
+    except ValueError:
         return None

@@ -23,7 +23,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.trackers import tracker_folder, tracker_names
+from sd_scripts.training.trackers import tracker_folder
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Call
     logging_options = settings[LoggingOptions]
     accelerator = Accelerator(
         mixed_precision="no",  # that is ours: the whole model is in its dtype, so nothing is cast on the way
-        log_with=tracker_names(logging_options) or None,
+        log_with=logging_options.trackers or None,
         project_dir=tracker_folder(logging_options),
         kwargs_handlers=handlers,
     )

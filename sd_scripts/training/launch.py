@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.options import preflight
 from sd_scripts.options.catalog import Script
-from sd_scripts.options.command_line import from_command_line
 from sd_scripts.options.command_line import parser as parser
+from sd_scripts.options.command_line import read_command_line
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -41,12 +42,14 @@ there was anything to save."""
 def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: list[str] | None = None) -> int:
     """Train, and return the exit status. `load` imports family and method: torch is slow, and --help need not wait."""
     orphans.end_with_launcher()
-    settings = from_command_line(script, argv)
+    settings, wrong_flags = read_command_line(script, argv)
+    if told := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings))]:
+        return _refuse(settings, told)
     try:
         _set_up_console(settings[LoggingOptions])
     except OSError as error:
         return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
-    if problems := [*_prepare_output(settings[SavingOptions]), *trackers.problems(settings[LoggingOptions])]:
+    if problems := _prepare_output(settings[SavingOptions]):
         return _refuse(settings, problems)
     if token := settings[HuggingFaceOptions].huggingface_token:
         os.environ["HF_TOKEN"] = token  # where the hub's library looks for it; read when that is imported
@@ -154,7 +157,7 @@ def _refuse(settings: Settings, problems: list[str]) -> int:
     """Say what is wrong in the console, and in the folder that the GUI made for the run."""
     print(*problems, sep="\n", file=sys.stderr)
     folder = settings[RunOptions].run_dir
-    if folder and Path(folder).is_dir() and os.environ.get("RANK", "0") == "0":
+    if isinstance(folder, str) and Path(folder).is_dir() and os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):
             log = RunFolder(Path(folder)).log()
             log("failed", error=problems[0], remedy="", details="\n".join(problems[1:]))

@@ -10,8 +10,6 @@ from sd_scripts.families.family import Family, Parts
 from sd_scripts.networks.lora import LoraNetwork, attach
 from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_from_weights, plan_layers, read_args
-from sd_scripts.options.catalog import FAMILY_TITLES
-from sd_scripts.options.model_file import describe
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
@@ -61,9 +59,6 @@ class Lora:
                 find_module(options.network_module or "")
         except ValueError as error:
             problems.append(str(error))
-        files = [("network_weights", options.network_weights), *(("base_weights", f) for f in options.base_weights)]
-        named = ((option, Path(file)) for option, file in files if file)
-        problems += [f"{option}: {why}" for option, file in named if (why := _why_no_lora(file, family))]
         return problems
 
     def load(self, family: Family, context: Context, device: torch.device) -> Parts:
@@ -145,18 +140,6 @@ def _go_on_from(weights: Tensors, network: LoraNetwork, context: Context) -> Non
 
 def _is_ours(options: NetworkOptions, family: Family) -> bool:
     return (options.network_module or family.lora_modules[0]).removeprefix("sd_scripts.") in family.lora_modules
-
-
-def _why_no_lora(file: Path, family: Family) -> str:
-    """As far as the header tells; a file that is not recognised may still be one."""
-    found = describe(file)
-    if not file.is_file():
-        return f"there is no file '{file}'"
-    if found.problem:
-        return found.problem
-    if found.family in (None, family.name) and (not found.variant or found.variant.endswith(("LoRA", " file"))):
-        return ""
-    return f"'{file}' is {found.variant}, no LoRA for {FAMILY_TITLES[family.name]}; choose another file"
 
 
 def _masters_dtype(options: TrainingOptions) -> torch.dtype:

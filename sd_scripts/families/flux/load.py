@@ -22,13 +22,13 @@ from sd_scripts.families.flux.files import (
 from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
 from sd_scripts.families.flux.model import FluxShape
 from sd_scripts.families.flux.tokenizer import load_tokenizers
-from sd_scripts.families.loading import MODEL, download, files_in, place
+from sd_scripts.families.loading import download, files_in
 from sd_scripts.library.block_swap import most_swapped
 from sd_scripts.library.model_reader import read_empty
 from sd_scripts.networks.plan import Adapted, plan_layers, read_args
 from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import describe
+from sd_scripts.options.model_file import MODEL, describe, locate
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
@@ -41,7 +41,7 @@ Pieces = dict[str, Piece]
 def check(settings: Settings) -> list[str]:
     """What is wrong with the files, and with options that the model sets bounds to: only headers are read."""
     try:
-        where = place(settings[ModelOptions].pretrained_model_name_or_path, "a FLUX.1 file")
+        where = locate(settings[ModelOptions].pretrained_model_name_or_path, "a FLUX.1 file")
     except ValueError as error:
         return [str(error)]
     pieces, problems = _open(settings[FluxModelOptions], where)
@@ -66,7 +66,7 @@ def load(
     Raises ValueError, one sentence that names the option, if a part is not there, not whole or not FLUX.1's.
     """
     options, flux = settings[ModelOptions], settings[FluxModelOptions]
-    where = place(options.pretrained_model_name_or_path, "a FLUX.1 file")
+    where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
     source = where if isinstance(where, Path) else download(where)
     pieces, problems = _open(flux, source)
     if problems:
@@ -106,7 +106,7 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
     if given:
         piece = _open_file(AE, Path(given))
     else:
-        where = place(options.pretrained_model_name_or_path, "a FLUX.1 file")
+        where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
         piece = _open_own(AE, where if isinstance(where, Path) else download(where))
     return piece.load(dtype, mmap=not options.disable_mmap_load_safetensors)
 

@@ -7,7 +7,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.family import Parts
-from sd_scripts.families.loading import MODEL, download, place
+from sd_scripts.families.loading import download
 from sd_scripts.families.sdxl.folder import load_part, vae_folder
 from sd_scripts.families.sdxl.single_file import (
     LOGIT_SCALE,
@@ -21,7 +21,7 @@ from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import make_ours
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import describe, is_hub_id
+from sd_scripts.options.model_file import MODEL, describe, is_hub_id, locate
 from sd_scripts.options.settings import Settings
 
 
@@ -30,7 +30,7 @@ def check(settings: Settings) -> list[str]:
     options = settings[ModelOptions]
     problems = []
     try:
-        where = place(options.pretrained_model_name_or_path, "an SDXL file")
+        where = locate(options.pretrained_model_name_or_path, "an SDXL file")
         if isinstance(where, Path):
             _check_folder(where) if where.is_dir() else check_file(where, with_vae=not options.vae)
     except ValueError as error:
@@ -60,7 +60,7 @@ def load(
         vae=torch.float32 if options.no_half_vae else dtype,
     )
     mmap = not options.disable_mmap_load_safetensors
-    where = place(options.pretrained_model_name_or_path, "an SDXL file")
+    where = locate(options.pretrained_model_name_or_path, "an SDXL file")
     source = where if isinstance(where, Path) else download(where)
     if source.is_dir():
         modules = _load_folder(source, dtypes, with_vae=not options.vae)
@@ -99,7 +99,7 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> AutoencoderKL:
     options = settings[ModelOptions]
     where = options.vae
     if not where:
-        model = place(options.pretrained_model_name_or_path, "an SDXL file")
+        model = locate(options.pretrained_model_name_or_path, "an SDXL file")
         where = str(model if isinstance(model, Path) else download(model))
     vae_dtype = torch.float32 if options.no_half_vae else dtype
     vae = _load_vae(where, vae_dtype, mmap=not options.disable_mmap_load_safetensors)

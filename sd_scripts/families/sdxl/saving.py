@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.family import ModelWeights, Parts
-from sd_scripts.families.loading import MODEL
 from sd_scripts.families.sdxl.folder import read_part, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.single_file import with_prefix
@@ -20,6 +19,7 @@ from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.safetensors_io import on_cpu, save_model, whole_file, whole_folder, write_tensors
 from sd_scripts.library.sdxl_model_util import State
+from sd_scripts.options.model_file import MODEL
 
 INDEX = "model_index.json"
 COMPONENTS = {

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families import loading
-from sd_scripts.families.loading import MODEL, fill, shapes_of, some
+from sd_scripts.families.loading import fill, shapes_of, some
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_shapes, read_weights
-from sd_scripts.options.model_file import Header, recognise
+from sd_scripts.options.model_file import MODEL, Header, recognise
 
 VAE = "vae"
 LOGIT_SCALE = 4.6055

@@ -1,0 +1,102 @@
+"""Read JSON and TOML whoever wrote them: whatever is wrong with a file or a text is one sentence in a ValueError."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LARGEST = 512 * 2**20
+"""Bytes: no file that a person or a program writes for us is longer, and a longer one fills the memory."""
+TOO_DEEP = "it is nested too deeply"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says. Raises ValueError for everything that is none, a text of endless brackets included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says. Raises ValueError for everything that is none, a text of endless brackets included."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+
+
+def read_text(path: Path, *, most: int = LARGEST) -> str:
+    """The text of a file in UTF-8. Raises ValueError, in words that follow an option's name."""
+    check_name(path)
+    try:
+        state = path.stat()
+        if stat.S_ISDIR(state.st_mode):
+            raise ValueError(f"'{path}' is a folder; name a file")
+        if not stat.S_ISREG(state.st_mode):  # reading a pipe would wait for ever
+            raise ValueError(f"'{path}' is not a regular file")
+        if state.st_size > most:
+            raise ValueError(f"'{path}' has {state.st_size:,} bytes; at most {most:,} are read")
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"there is no file '{path}'") from None
+    except OSError as error:
+        raise ValueError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"'{path}' is not UTF-8 text; save it as UTF-8") from None
+
+
+def read_json(path: Path, *, most: int = LARGEST) -> Any:
+    """What a JSON file says. Raises ValueError, in words that follow an option's name."""
+    text = read_text(path, most=most)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"'{path}' is not JSON: {error}") from None
+
+
+def read_toml(path: Path, *, most: int = LARGEST) -> dict[str, Any]:
+    """What a TOML file says. Raises ValueError, in words that follow an option's name."""
+    text = read_text(path, most=most)
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise ValueError(f"'{path}' is not TOML: {error}") from None
+
+
+def read_document(path: Path, *, most: int = LARGEST) -> Any:
+    """What a JSON or TOML file says, told apart by its ending. Raises ValueError as read_json and read_toml do."""
+    return read_json(path, most=most) if path.suffix.lower() == ".json" else read_toml(path, most=most)
+
+
+LONGEST_PART, LONGEST_PATH = 255, 4095
+"""Bytes of a file's name and of a whole path, which Linux takes; Windows and macOS take no more."""
+
+
+def check_name(path: Path | str) -> None:
+    """Raises ValueError, in words that follow an option's name, for what no file can be called."""
+    if problem := name_problem(str(path)):
+        raise ValueError(problem)
+
+
+def name_problem(path: str) -> str:
+    """Why no file or folder can have this path, in words that follow an option's name; "" if one can."""
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return f"{path!r} is not UTF-8 text; rename the file"
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
+        shown = path if len(path) <= 80 else path[:80] + "..."
+        return f"{shown!r} holds a control character, which a path cannot have; type the path anew"
+    if len(encoded) > LONGEST_PATH:
+        return f"a path of {len(encoded):,} bytes is too long; at most {LONGEST_PATH:,} are possible"
+    longest = max(len(part.encode()) for part in path.replace("\\", "/").split("/"))
+    if longest > LONGEST_PART:
+        return f"a name of {longest:,} bytes is too long; at most {LONGEST_PART} are possible"
+    return ""

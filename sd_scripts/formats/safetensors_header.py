@@ -1,0 +1,131 @@
+"""The header of a .safetensors file, believed only where all of it can be true; no torch, no weights read."""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from sd_scripts.formats.documents import check_name, parse_json
+
+LARGEST_HEADER = 100_000_000
+"""The safetensors format allows no longer one."""
+COMPILED = "_orig_mod."
+"""What torch.compile put into the keys of some files written elsewhere; they are read without it."""
+MOST_DIMENSIONS = 64
+"""PyTorch has tensors of no more."""
+BITS = {
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Width of one value of each dtype that the format knows."""
+AGAIN = "download or copy it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The header of a .safetensors file."""
+
+    metadata: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    """F32, F16, BF16, F8_E4M3, ... by key."""
+
+
+def read_header(path: Path) -> Header:
+    """Raises ValueError, in words that follow an option's name, if the file is cut short, damaged or of another kind;
+    FileNotFoundError if there is none."""
+    check_name(path)
+    try:
+        length, text, size = _read(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    if len(text) < length:
+        raise ValueError(f"'{path}' is cut short or damaged; {AGAIN}")
+    entries, metadata = _parsed(path, text)
+    end = _check_entries(path, entries)
+    whole = 8 + length + end
+    if size < whole:
+        raise ValueError(f"'{path}' is cut short: {size:,} of {whole:,} bytes; {AGAIN}")
+    if size > whole:
+        raise ValueError(f"'{path}' is damaged: {size:,} bytes where its header counts {whole:,}; {AGAIN}")
+    return Header(
+        metadata=metadata,
+        shapes={key.replace(COMPILED, ""): tuple(entry["shape"]) for key, entry in entries.items()},
+        dtypes={key.replace(COMPILED, ""): entry["dtype"] for key, entry in entries.items()},
+    )
+
+
+def _read(path: Path) -> tuple[int, bytes, int]:
+    """The length that the file tells of its header, as much of the header as is there, and the size of the file."""
+    size = path.stat().st_size
+    if not path.is_file():
+        raise ValueError(f"'{path}' is not a file")
+    if not size:
+        raise ValueError(f"'{path}' is empty; {AGAIN}")
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
+        if length > LARGEST_HEADER:
+            raise ValueError(f"'{path}' is not a safetensors file; is it a web page or a .ckpt with a wrong name?")
+        return length, file.read(length), size
+
+
+def _parsed(path: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """The entries of the tensors, and the metadata."""
+    try:
+        entries = parse_json(text.decode())
+    except ValueError:
+        raise ValueError(f"'{path}' is cut short or damaged; {AGAIN}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"'{path}' is damaged: its header is not a table; {AGAIN}")
+    metadata = entries.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError(f"'{path}' is damaged: its metadata are not a table of texts; {AGAIN}")
+    return entries, metadata
+
+
+def _check_entries(path: Path, entries: dict[str, Any]) -> int:
+    """Where the data of the last tensor end. Raises ValueError unless the tensors lie one behind the other, each as
+    long as its shape and dtype say."""
+    for key, entry in entries.items():
+        if why := _entry_problem(entry):
+            raise ValueError(f"'{path}' is damaged: the tensor {_short(key)} has {why}; {AGAIN}")
+    end = 0
+    for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, after = entry["data_offsets"]
+        if begin != end:
+            what = "overlaps another one" if begin < end else "does not follow the one before it"
+            raise ValueError(f"'{path}' is damaged: the tensor {_short(key)} {what}; {AGAIN}")
+        end = after
+    return end
+
+
+def _entry_problem(entry: Any) -> str:
+    """What is wrong with one tensor's entry, in words that follow "has"; "" if nothing is."""
+    if not isinstance(entry, dict):
+        return "no dtype, shape and offsets"
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        return f"the unknown dtype {_short(dtype)}"
+    if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS:
+        return "a shape that is not a list of sizes"
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return "offsets that are not two places in the file"
+    if math.prod(shape) * BITS[dtype] != 8 * (offsets[1] - offsets[0]):
+        return "a shape that does not fit its data"
+    return ""
+
+
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 2**63 for each in value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,119 @@
+"""Whether the files that a run names are models of its family, as far as their headers tell; torch is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, Script
+from sd_scripts.options.flux import FluxModelOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.model_file import FLUX_PARTS, MODEL, ModelFile, describe, is_hub_id, locate
+from sd_scripts.options.network import NetworkOptions
+
+if TYPE_CHECKING:
+    from sd_scripts.options.preflight import Sane
+
+
+def base_model(sane: Sane) -> Iterator[str]:
+    where = locate(sane[ModelOptions].pretrained_model_name_or_path)
+    if isinstance(where, str):
+        return
+    found, script = describe(where), sane.script
+    if found.problem:
+        yield f"{MODEL}: {found.problem}"
+    elif _is_known(found) and (found.family != script.family or found.variant.endswith(("LoRA", "alone"))):
+        title = FAMILY_TITLES[script.family]
+        yield f"{MODEL}: '{where}' is {found.variant}, not a base model for {title}; {_advice(found, script)}"
+
+
+def _is_known(found: ModelFile) -> bool:
+    """Whether its keys told what it is; the others are left to those who load."""
+    return bool(found.variant) and not found.variant.endswith(" file")
+
+
+def _advice(found: ModelFile, script: Script) -> str:
+    """What to do with a file that is no base model of the script's family."""
+    if found.variant.endswith("LoRA"):
+        return "to continue training a LoRA set network_weights"
+    if parts := [name for name, wanted in FLUX_PARTS.items() if found.variant in wanted.fitting]:
+        return f"it belongs into {parts[0]}"
+    if found.variant == "VAE":
+        return "it belongs into vae"
+    others = [each for each in SCRIPTS if (each.family, each.method) == (found.family, script.method)]
+    if others and found.family != script.family and not found.variant.endswith("alone"):
+        return f"{FAMILY_TITLES[others[0].family]} is trained by {others[0].file}"
+    return "choose another file"
+
+
+def vae(sane: Sane) -> Iterator[str]:
+    name = sane[ModelOptions].vae
+    if not name or sane.script.family != "sdxl":  # without effect elsewhere
+        return
+    if not Path(name).exists():
+        if not is_hub_id(name):
+            yield f"vae: there is no file or folder '{name}'"
+        return
+    path = Path(name)
+    found = describe(path / "vae" if (path / "vae").is_dir() else path)
+    if found.problem:
+        yield f"vae: {found.problem}"
+    elif _is_known(found) and found.variant != "VAE" and not found.variant.startswith("SDXL checkpoint"):
+        yield f"vae: '{name}' is {found.variant}, not a VAE for SDXL; choose another file"
+
+
+def flux_parts(sane: Sane) -> Iterator[str]:
+    """The files beside FLUX.1's transformer; those that are not named must lie in the base model."""
+    if FluxModelOptions not in sane:
+        return
+    options = sane[FluxModelOptions]
+    for name, wanted in FLUX_PARTS.items():
+        if not (file := getattr(options, name)):
+            continue
+        path = Path(file)
+        inner = path / wanted.folder
+        found = describe(inner if inner.is_dir() else path)
+        if not path.exists():
+            yield f"{name}: there is no file or folder '{file}'"
+        elif found.problem:
+            yield f"{name}: {found.problem}"
+        elif _is_known(found) and found.variant not in wanted.fitting and name not in found.parts:
+            yield f"{name}: '{file}' is {found.variant}, not {wanted.title}; choose another file"
+
+
+def parts_in_the_model(sane: Sane) -> Iterator[str]:
+    """Parts that no option names must lie in the file of FLUX.1 itself."""
+    where = locate(sane[ModelOptions].pretrained_model_name_or_path)
+    if FluxModelOptions not in sane or isinstance(where, str) or not where.is_file():
+        return
+    options, found = sane[FluxModelOptions], describe(where)
+    if found.family != "flux" or found.variant.endswith("LoRA"):
+        return
+    for name, wanted in FLUX_PARTS.items():
+        if not getattr(options, name) and name not in found.parts:
+            yield f"{name}: '{where}' does not hold {wanted.title}; set {name} to a file of it"
+
+
+def network_files(sane: Sane) -> Iterator[str]:
+    """LoRA files to continue from, or to merge into the base model."""
+    if NetworkOptions not in sane:
+        return
+    options = sane[NetworkOptions]
+    files = [("network_weights", options.network_weights), *(("base_weights", file) for file in options.base_weights)]
+    for option, file in files:
+        if file and (why := _why_no_lora(Path(file), sane.script.family)):
+            yield f"{option}: {why}"
+
+
+def _why_no_lora(file: Path, family: str) -> str:
+    """As far as the header tells; a file that is not recognised may still be one."""
+    found = describe(file)
+    if found.problem:
+        return found.problem
+    if not _is_known(found) or (found.family in (None, family) and found.variant.endswith("LoRA")):
+        return ""
+    return f"'{file}' is {found.variant}, no LoRA for {FAMILY_TITLES[family]}; choose another file"
+
+
+CHECKS = (base_model, vae, flux_parts, parts_in_the_model, network_files)

@@ -1,0 +1,115 @@
+"""Everything that can be known of a run before torch is imported: values, model files, data, prompts, places to write.
+
+The training scripts, the page's Start and the queue ask it, and tell all that it finds at once. What it passes over is
+still told by the code that opens a file.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from sd_scripts.options import data_checks, model_checks
+from sd_scripts.options.catalog import Script, script_of
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, read_prompts
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.settings import Problem, Settings
+from sd_scripts.options.spec import OptionGroup, WrongValue, without
+
+Group = TypeVar("Group", bound=OptionGroup)
+
+
+def problems(settings: Settings) -> list[Problem]:
+    """Every reason not to start, each told once: of the values first, then of the files and folders that they name."""
+    found = settings.mistakes()
+    sane = Sane(settings, {name for problem in found for name in problem.names})
+    for check in CHECKS:
+        found += [problem for sentence in _until_wrong(check, sane) for problem in _told(sentence, settings)]
+    return list(dict.fromkeys(found))
+
+
+class Sane:
+    """Settings of which a check can ask for nothing that was found to be wrong: it ends there."""
+
+    def __init__(self, settings: Settings, wrong: set[str]):
+        self._settings, self._wrong = settings, wrong
+        self.script: Script = script_of(settings.groups)
+
+    def __getitem__(self, group: type[Group]) -> Group:
+        return without(self._settings[group], self._wrong)  # type: ignore[return-value]
+
+    def __contains__(self, group: type[OptionGroup]) -> bool:
+        return group in self._settings.filled
+
+
+Check = Callable[[Sane], Iterable[str]]
+"""Yields sentences or raises ValueError with some, one a line: each begins with names of options and a colon."""
+
+
+def _until_wrong(check: Check, sane: Sane) -> Iterator[str]:
+    try:
+        yield from check(sane)
+    except WrongValue:
+        return
+    except ValueError as error:
+        yield from str(error).splitlines()
+
+
+def _told(sentence: str, settings: Settings) -> Iterator[Problem]:
+    names, _, text = sentence.partition(": ")
+    assert all(name in settings.options for name in names.split(", ")), sentence
+    yield Problem(tuple(names.split(", ")), text)
+
+
+def sample_prompts(sane: Sane) -> Iterator[str]:
+    if file := sane[SampleOptions].sample_prompts:
+        read_prompts(Path(file), SAMPLE_DEFAULTS[sane.script.family])
+    yield from ()
+
+
+def output_dir(sane: Sane) -> Iterator[str]:
+    folder = Path(sane[SavingOptions].output_dir or ".")
+    if why := _why_no_folder(folder):
+        yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"
+
+
+def console_log_file(sane: Sane) -> Iterator[str]:
+    if name := sane[LoggingOptions].console_log_file:
+        file = Path(name)
+        why = "Is a directory" if file.is_dir() else _why_no_folder(file.parent, make=False)
+        if why:
+            yield f"console_log_file: '{file}' cannot be written ({why})"
+
+
+def trackers(sane: Sane) -> Iterator[str]:
+    options = sane[LoggingOptions]
+    for name in options.trackers:
+        if importlib.util.find_spec(name) is None:
+            yield f"log_with: {name} is not installed; run `pip install {name}`"
+    options.tracker_arguments()
+
+
+def _why_no_folder(folder: Path, make: bool = True) -> str:
+    """Why no file can be put into a folder, which may still be made; "" if one can. Nothing is written."""
+    try:
+        there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+    except OSError as error:
+        return error.strerror or str(error)
+    if there != folder.absolute() and not make:
+        return os.strerror(2)
+    if not there.is_dir():
+        return "Not a directory"
+    return "" if os.access(there, os.W_OK | os.X_OK) else "Permission denied"
+
+
+CHECKS: tuple[Check, ...] = (
+    *model_checks.CHECKS,
+    *data_checks.CHECKS,
+    sample_prompts,
+    output_dir,
+    console_log_file,
+    trackers,
+)
