@@ -134,7 +134,7 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
         (["--optimizer_args", "momentum=3"], "optimizer_args, learning_rate: AdamW does not take them"),
         (["--lr_scheduler=sine"], "lr_scheduler: "),
         (["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"], "lr_scheduler_args: constant does not take them"),
-        (["--config_file=nowhere"], "config_file: there is no file nowhere.toml"),
+        (["--config_file=nowhere"], "config_file: there is no file 'nowhere.toml'"),
         (["--mixed_precision=fp16"], "mixed_precision: fp16 is for GPUs"),
         (["--log_with=tensorboard"], "logging_dir: "),
         (["--network_weights=nowhere.safetensors"], "network_weights: "),
@@ -228,7 +228,7 @@ def test_a_seed_that_no_generator_takes_is_told_before_loading(told: Any, each_m
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --d 99999999999999999999")
     made = train(each_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1)
-    assert "prompt 1: seed is 99999999999999999999" in told(made)
+    assert "line 1: seed is 99999999999999999999" in told(made)
     assert made.told("phase") == []
 
 

@@ -14,11 +14,11 @@ from sd_scripts.data.blueprint import (
     Subset,
     parse_resolution,
     read_blueprint,
-    read_config,
     resolve,
-    tomllib,
 )
+from sd_scripts.formats.documents import parse_toml
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.settings import Settings
 
 CASES = json.loads((Path(__file__).parent / "reference/fixtures_dataset_toml.json").read_text())
@@ -54,7 +54,7 @@ def assert_resolved(record: Dataset | Subset, expected: dict[str, Any], leave_ou
 @pytest.mark.parametrize("case", ACCEPTED, ids=named)
 def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict) -> None:
     fallback = {} if "resolution" in case["toml"] else {"resolution": "512"}
-    ours = resolve(tomllib.loads(case["toml"]), settings(masked_loss=case["masked_loss"], **fallback))
+    ours = resolve(parse_toml(case["toml"]), settings(masked_loss=case["masked_loss"], **fallback))
     assert len(ours.datasets) == len(case["blueprint"])
     for dataset, reference in zip(ours.datasets, case["blueprint"], strict=True):
         unknown = {name for name, value in reference["params"].items() if value is None and name == "resolution"}
@@ -66,7 +66,7 @@ def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict
 @pytest.mark.parametrize("case", REFUSED, ids=named)
 def test_refused_descriptions_name_the_key_and_what_is_wrong(case: dict) -> None:
     with pytest.raises(ValueError, match=SAYS[case["error_kind"]]) as caught:
-        resolve(tomllib.loads(case["toml"]), settings(masked_loss=case["masked_loss"]))
+        resolve(parse_toml(case["toml"]), settings(masked_loss=case["masked_loss"]))
     if case["error_path"]:
         path = case["error_path"].removeprefix("data").replace("']['", ".").replace("['", ".").replace("']", "")
         assert f"dataset_config: {path.strip('.')}" in str(caught.value)

@@ -15,19 +15,21 @@ from diffusers import UNet2DConditionModel
 
 import gui
 from sd_scripts import demo
-from sd_scripts.data.blueprint import read_config, resolve
+from sd_scripts.data.blueprint import resolve
 from sd_scripts.families.flux import FLUX
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
+from sd_scripts.formats.documents import parse_toml
 from sd_scripts.library.compile_utils import LEAST_LIMIT
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
-from sd_scripts.options.toml_files import flat, tomllib
+from sd_scripts.options.toml_files import flat
 from sd_scripts.training.compiling import STATIC_SHAPES
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +86,7 @@ def settings_are_known(document: dict[str, object], script: Script | None = None
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda value: value[:24])
 def test_every_settings_file_is_read_without_a_remark(where: str, text: str, tmp_path: Path) -> None:
-    document = tomllib.loads(text)
+    document = parse_toml(text)
     if "datasets" in document:
         file = tmp_path / "data.toml"
         file.write_text(text, encoding="utf-8")
@@ -145,7 +147,7 @@ def test_settings_in_running_text_are_options_with_a_value_they_take() -> None:
     for page, code in written:
         if page == "options.md" or ('"' not in code and not re.search(r"= (true|false|[\d.e-]+)$", code)):
             continue  # there, values stand as the messages of the program write them
-        settings_are_known(tomllib.loads(code))
+        settings_are_known(parse_toml(code))
 
 
 def test_links_lead_somewhere() -> None:
@@ -187,7 +189,7 @@ def test_the_guide_names_the_six_settings_with_their_defaults_and_choices() -> N
     for o in each_option(CompileOptions):
         row = next(row for row in rows if row.startswith(f"| `{o.name}` |"))
         default, choices = row.split("|")[2:4]
-        assert tomllib.loads(f"x = {default.strip().strip('`')}")["x"] == o.default
+        assert parse_toml(f"x = {default.strip().strip('`')}")["x"] == o.default
         assert [code.strip('"') for code in re.findall(r"`([^`]+)`", choices)] == [str(c) for c in o.choices or ()] or (
             not o.choices
         )
@@ -208,6 +210,6 @@ def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
 
 
 def test_files_for_flux_give_the_recommended_timesteps_all_or_none() -> None:
-    given = [{k: v for k, v in tomllib.loads(text).items() if k in RECOMMENDED} for _, text in blocks("toml")]
+    given = [{k: v for k, v in parse_toml(text).items() if k in RECOMMENDED} for _, text in blocks("toml")]
     assert RECOMMENDED in given
     assert [each for each in given if each not in ({}, RECOMMENDED)] == []

@@ -204,7 +204,7 @@ def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
     [
         (["nowhere", "m.json"], "train_data_dir: there is no folder 'nowhere'"),
         (["empty", "m.json"], "train_data_dir: no picture (png, jpg, webp, bmp) in 'empty'; those in folders below"),
-        (["pictures", "m.json", "--in_json", "x.json"], "in_json: x.json cannot be read: No such file or directory"),
+        (["pictures", "m.json", "--in_json", "x.json"], "in_json: there is no file 'x.json'"),
         (["pictures", "nowhere/m.json"], "out_json: there is no folder 'nowhere'"),
         (["pictures", "m.toml"], "out_json: m.toml is not named like a .json file"),
         (["pictures", "m.json", "--caption_extension", ".latin"], "caption_extension: pictures/a.latin is not UTF-8"),
@@ -308,7 +308,7 @@ def test_preparing_stops_when_it_is_told_to(miniature: Any, captions: Path) -> N
     ("changed", "sentence"),
     [
         ({0: "nowhere"}, "train_data_dir: there is no folder 'nowhere'"),
-        ({1: "x.json"}, "in_json: x.json cannot be read: No such file or directory"),
+        ({1: "x.json"}, "in_json: there is no file 'x.json'"),
         ({2: "nowhere/m.json"}, "out_json: there is no folder 'nowhere'"),
         ({2: "m.jsonl"}, "out_json: m.jsonl is not named like a .json file"),
         ({3: "x.ckpt"}, "family: 'x.ckpt' does not tell whether it is SDXL or FLUX.1; say it with --family"),

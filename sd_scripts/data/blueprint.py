@@ -1,26 +1,19 @@
 """Which folders make which data sets, with every value resolved: subset, then data set, general, settings, default."""
 
 import dataclasses
-import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.data import schema
 from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.images import Look
+from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options.settings import Settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Warn = Callable[[str], None]
 Lookup = Callable[[str], Any]
@@ -82,27 +75,10 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
         for name in ("train_data_dir", "reg_data_dir", "in_json"):
             if getattr(options, name):
                 warn(f"{name}: is not used, since dataset_config describes the data")
-        return resolve(read_config(Path(options.dataset_config)), settings)
+        return resolve(schema.read_config(Path(options.dataset_config)), settings)
     datasets = [{"subsets": _described_by_options(options, settings.values()["masked_loss"], warn)}]
     general = _resolve_datasets({"datasets": datasets}, settings)
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
-
-
-def read_config(path: Path) -> schema.Config:
-    """The content of a TOML or, by its name, JSON file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"dataset_config: {path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"dataset_config: {path} is not UTF-8 text") from error
-    try:
-        config = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except ValueError as error:  # both decoders' errors are ValueErrors
-        raise ValueError(f"dataset_config: {path}: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"dataset_config: {path} must hold a table with [[datasets]]")
-    return config
 
 
 def resolve(config: schema.Config, settings: Settings) -> Blueprint:

@@ -2,33 +2,102 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options import dataset_schema as schema
+from sd_scripts.options.dataset import AugmentOptions, DatasetOptions
+from sd_scripts.options.image_folders import IMAGE_SUFFIXES, FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options.metadata_file import read_metadata
+from sd_scripts.options.words import some
 
 if TYPE_CHECKING:
     from sd_scripts.options.preflight import Sane
 
+IMAGES = "images (png, jpg, webp, bmp)"
 
-def folders(sane: Sane) -> Iterator[str]:
-    """train_data_dir and reg_data_dir, where nothing else describes the data."""
+
+def training_images(sane: Sane) -> Iterator[str]:
+    """train_data_dir, where nothing else describes the data."""
     options = sane[DatasetOptions]
-    if options.dataset_config:
+    if options.dataset_config or options.in_json or not options.train_data_dir:
         return
-    for name in ("train_data_dir", "reg_data_dir"):
-        folder = getattr(options, name)
-        if folder and not Path(folder).is_dir():
-            yield f"{name}: there is no folder {folder!r}"
+    found = image_folders(
+        Path(options.train_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
+    )
+    yield from _why_not(found, "train_data_dir")
+
+
+def regularisation_images(sane: Sane) -> Iterator[str]:
+    options = sane[DatasetOptions]
+    if options.dataset_config or options.in_json or not options.reg_data_dir:
+        return
+    found = regularisation_folders(
+        Path(options.reg_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
+    )
+    yield from _why_not(found, "reg_data_dir")
+
+
+def _why_not(found: FoundFolders, option: str) -> Iterator[str]:
+    if found.problem:
+        yield f"{option}: {found.problem}"
+    elif found.folders and not any(_has_images(folder.path) for folder in found.folders):
+        names = some([folder.path.name for folder in found.folders])
+        yield f"{option}: no {IMAGES} in {names}; put some there, or name another folder"
+
+
+def _has_images(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file() for entry in entries)
 
 
 def metadata(sane: Sane) -> Iterator[str]:
     options = sane[DatasetOptions]
-    if options.in_json and not options.dataset_config:
-        read_metadata(Path(options.in_json), "in_json")
-    yield from ()
+    if not options.in_json or options.dataset_config:
+        return
+    if options.train_data_dir and not Path(options.train_data_dir).is_dir():
+        yield f"train_data_dir: there is no folder {options.train_data_dir!r}"
+    read_metadata(Path(options.in_json), "in_json")
 
 
-CHECKS = (folders, metadata)
+def masks(sane: Sane) -> Iterator[str]:
+    options = sane[DatasetOptions]
+    folder = options.conditioning_data_dir
+    used = sane[AugmentOptions].masked_loss and not options.dataset_config
+    if folder and used and not Path(folder).is_dir():
+        yield f"conditioning_data_dir: there is no folder {folder!r}"
+
+
+def dataset_config(sane: Sane) -> Iterator[str]:
+    """The file, and the folders and metadata files that it names."""
+    if not (file := sane[DatasetOptions].dataset_config):
+        return
+    config = schema.read_config(Path(file))
+    if found := schema.problems(config, masked_loss=sane[AugmentOptions].masked_loss):
+        yield from (f"dataset_config: {problem}" for problem in found)
+        return
+    for number, dataset in enumerate(config.get("datasets", [])):
+        for index, subset in enumerate(dataset.get("subsets", [])):
+            yield from (f"dataset_config: {why}" for why in _subset(subset, f"datasets[{number}].subsets[{index}]"))
+
+
+def _subset(subset: schema.Config, path: str) -> Iterator[str]:
+    metadata_file, folder = _expanded(subset.get("metadata_file")), _expanded(subset.get("image_dir"))
+    if folder and not os.path.isdir(folder):
+        yield f"{path}.image_dir: there is no folder {folder!r}"
+    elif folder and not metadata_file and not _has_images(Path(folder)):
+        yield f"{path}.image_dir: no {IMAGES} in {folder!r}"
+    if metadata_file:
+        try:
+            read_metadata(Path(metadata_file), f"{path}.metadata_file")
+        except ValueError as error:
+            yield str(error)
+
+
+def _expanded(value: Any) -> str:
+    return os.path.expanduser(value) if isinstance(value, str) and "\0" not in value else value or ""
+
+
+CHECKS = (training_images, regularisation_images, metadata, masks, dataset_config)

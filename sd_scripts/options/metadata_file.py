@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.folder_names import dotted
 from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.words import some
@@ -40,17 +41,15 @@ class Merged:
 def read_metadata(path: Path, option: str) -> Entries:
     """What a .json or .jsonl file says; ValueError, one sentence that names `option`, unless it is a metadata file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{option}: {path} is not UTF-8 text") from error
-    except OSError as error:
-        raise ValueError(f"{option}: {path} cannot be read: {error.strerror or error}") from error
+        text = read_text(path)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
     try:
         if path.suffix.lower() == ".jsonl":
-            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+            lines = [parse_json(line) for line in text.splitlines() if line.strip()]
             entries = {str(line["image_path"]): line for line in lines}
         else:
-            entries = dict(json.loads(text).items())
+            entries = dict(parse_json(text).items())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{option}: {path} is not a metadata file: {error!r}") from error
     for key, entry in entries.items():

@@ -13,7 +13,7 @@ from typing import TypeVar
 from sd_scripts.options import data_checks, model_checks
 from sd_scripts.options.catalog import Script, script_of
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, read_prompts
+from sd_scripts.options.prompt_lines import prompt_problems
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
@@ -66,8 +66,7 @@ def _told(sentence: str, settings: Settings) -> Iterator[Problem]:
 
 def sample_prompts(sane: Sane) -> Iterator[str]:
     if file := sane[SampleOptions].sample_prompts:
-        read_prompts(Path(file), SAMPLE_DEFAULTS[sane.script.family])
-    yield from ()
+        yield from prompt_problems(Path(file), sane.script.family)
 
 
 def output_dir(sane: Sane) -> Iterator[str]:

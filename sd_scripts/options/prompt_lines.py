@@ -1,20 +1,14 @@
 """The prompts of sample pictures, from a .txt, .toml or .json file, and what each of them means."""
 
-import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats import documents
 from sd_scripts.options.sampling import SAMPLERS
 from sd_scripts.options.spec import ALL_FAMILIES, Families
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +132,9 @@ def prompt_remarks(path: Path) -> list[str]:
 def _read_text(path: Path) -> str:
     check_kind(path)
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"sample_prompts: '{path}' cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, or a path that holds NUL
-        raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
+        return documents.read_text(path)
+    except ValueError as error:
+        raise ValueError(f"sample_prompts: {error}") from error
 
 
 def check_kind(path: Path) -> None:
@@ -235,7 +227,7 @@ def _object(keys: Mapping[str, Any]) -> Entry:
 
 def _read_toml(text: str) -> list[Entry]:
     """[prompt] holds what all share, each [[prompt.subset]] one picture."""
-    shared = tomllib.loads(text).get("prompt")
+    shared = documents.parse_toml(text).get("prompt")
     if not isinstance(shared, dict) or not isinstance(shared.get("subset"), list):
         raise ValueError("it has no [[prompt.subset]]")
     subsets = shared.pop("subset")
@@ -246,7 +238,7 @@ def _read_toml(text: str) -> list[Entry]:
 
 def _read_json(text: str) -> list[Entry]:
     """A list of objects; a line of text as in a .txt file may stand for one."""
-    found = json.loads(text)
+    found = documents.parse_json(text)
     if not isinstance(found, list) or not all(isinstance(entry, dict | str) for entry in found):
         raise ValueError("it is not a list of prompts")
     return [_line(entry) if isinstance(entry, str) else _object(entry) for entry in found]

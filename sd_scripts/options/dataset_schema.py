@@ -3,7 +3,10 @@
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from sd_scripts.formats.documents import read_document
 
 Config = dict[str, Any]
 
@@ -94,6 +97,17 @@ MASKS = Style(
     required=("image_dir", "conditioning_data_dir"),
 )
 GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
+
+
+def read_config(path: Path) -> Config:
+    """The content of a TOML or, by its name, JSON file."""
+    try:
+        config = read_document(path)
+    except ValueError as error:
+        raise ValueError(f"dataset_config: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"dataset_config: '{path}' must hold a table with [[datasets]]")
+    return config
 
 
 def problems(config: Config, *, masked_loss: bool) -> list[str]:

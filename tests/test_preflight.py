@@ -1,0 +1,135 @@
+"""What is known of a run before torch is imported: all of it told at once, each once."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sd_scripts.options import preflight
+from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, Script
+from sd_scripts.options.reading import from_values
+
+ROOT = Path(__file__).parents[1]
+SDXL_KEYS = ("conditioner.embedders.1.model.ln_final.weight",)
+
+
+def model(path: Path, *keys: str) -> Path:
+    """A .safetensors file of these tensors, one number each."""
+    entries = {key: {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n, key in enumerate(keys)}
+    header = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4 * len(keys)))
+    return path
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, Any]:
+    """Settings that nothing is wrong with."""
+    images = tmp_path / "images" / "10_cat"
+    images.mkdir(parents=True)
+    (images / "one.png").touch()
+    return {
+        "pretrained_model_name_or_path": str(model(tmp_path / "sdxl.safetensors", *SDXL_KEYS)),
+        "train_data_dir": str(tmp_path / "images"),
+        "output_dir": str(tmp_path / "out" / "deeper"),
+        "resolution": "1024",
+        "learning_rate": 1e-4,
+    }
+
+
+def told(values: dict[str, Any], script: Script = SDXL_LORA) -> list[str]:
+    return [str(problem) for problem in preflight.problems(from_values(script, values))]
+
+
+def test_nothing_is_told_of_a_good_run_and_nothing_is_written(good: dict[str, Any], tmp_path: Path) -> None:
+    assert told(good) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_of_every_kind_are_told_together_in_a_moment_and_without_torch(tmp_path: Path) -> None:
+    """Through the script itself, as a user starts it."""
+    (tmp_path / "data" / "5_dog").mkdir(parents=True)
+    (tmp_path / "lora.safetensors").write_bytes(b"cut")
+    (tmp_path / "in the way").touch()
+    flags = [
+        "--netwrok_dim=8", "--train_batch_size=0", f"--pretrained_model_name_or_path={tmp_path / 'lora.safetensors'}",
+        f"--train_data_dir={tmp_path / 'data'}", f"--sample_prompts={tmp_path / 'prompts.txt'}",
+        f"--output_dir={tmp_path / 'in the way' / 'out'}", f"--network_weights={tmp_path / 'none.safetensors'}",
+    ]  # fmt: skip
+    code = "import sys\nfrom sd_scripts import sdxl_train_network\nstatus = sdxl_train_network.main(sys.argv[1:])\n"
+    code += "sys.exit(99 if 'torch' in sys.modules else status)"
+    done = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+        "--netwrok_dim",
+        "train_batch_size",
+        "resolution",
+        "pretrained_model_name_or_path",
+        "network_weights",
+        "train_data_dir",
+        "sample_prompts",
+        "output_dir",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"pretrained_model_name_or_path": "none.safetensors"}, "pretrained_model_name_or_path: there is no file"),
+        ({"pretrained_model_name_or_path": "lora.safetensors"}, "pretrained_model_name_or_path: 'lora.safetensors' is"),
+        ({"pretrained_model_name_or_path": "flux.safetensors"}, "pretrained_model_name_or_path: 'flux.safetensors' is"),
+        ({"vae": "none"}, "vae: there is no file or folder 'none'"),
+        ({"vae": "flux.safetensors"}, "vae: 'flux.safetensors' is FLUX.1 schnell, not a VAE for SDXL"),
+        ({"network_weights": "sdxl.safetensors"}, "network_weights: 'sdxl.safetensors' is SDXL checkpoint, no LoRA"),
+        ({"base_weights": ["lora.safetensors", "no"]}, "base_weights: there is no file 'no'"),
+        ({"train_data_dir": "none"}, "train_data_dir: there is no folder 'none'"),
+        ({"train_data_dir": "images/10_cat"}, ""),
+        ({"train_data_dir": "empty"}, "train_data_dir: no images (png, jpg, webp, bmp) in 3_dog"),
+        ({"reg_data_dir": "empty"}, "reg_data_dir: no images"),
+        ({"in_json": "none.json"}, "in_json: there is no file 'none.json'"),
+        ({"in_json": "list.json"}, "in_json: list.json is not a metadata file"),
+        ({"dataset_config": "none.toml"}, "dataset_config: there is no file 'none.toml'"),
+        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir: there is no folder 'x'"),
+        ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: there is no folder 'x'"),
+        ({"sample_prompts": "none.txt"}, "sample_prompts: there is no file 'none.txt'"),
+        ({"output_dir": "list.json"}, "output_dir: 'list.json' cannot be written to (Not a directory)"),
+        ({"console_log_file": "nowhere/x.log"}, "console_log_file: 'nowhere/x.log' cannot be written"),
+        ({"log_tracker_config": "prompts.txt"}, "log_tracker_config: 'prompts.txt' is not TOML"),
+    ],
+    ids=lambda value: "-".join(map(str, next(iter(value.items())))) if isinstance(value, dict) else "",
+)
+def test_what_a_file_or_folder_tells(
+    wrong: dict[str, Any], sentence: str, good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model(tmp_path / "lora.safetensors", "lora_te2_x.lora_down.weight")
+    model(tmp_path / "flux.safetensors", "double_blocks.0.img_attn.qkv.weight")
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "prompts.txt").write_text("a cat")
+    (tmp_path / "data.toml").write_text("[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'x'\n")
+    (tmp_path / "empty" / "3_dog").mkdir(parents=True)
+    found = told({**good, **wrong})
+    assert len(found) == bool(sentence), found
+    assert not sentence or found[0].startswith(sentence), found
+
+
+def test_parts_of_flux_that_neither_an_option_nor_the_model_names(good: dict[str, Any], tmp_path: Path) -> None:
+    flux = str(model(tmp_path / "flux.safetensors", "double_blocks.0.img_attn.qkv.weight"))
+    clip = str(model(tmp_path / "clip.safetensors", "text_model.final_layer_norm.weight"))
+    parts = told({**good, "pretrained_model_name_or_path": flux, "clip_l": clip, "t5xxl": clip}, FLUX_LORA)
+    assert [problem.partition(":")[0] for problem in parts] == ["t5xxl", "ae"]
+    assert told({**good, "clip_l": clip, "t5xxl": flux, "ae": flux}, FLUX_LORA)[0].endswith(
+        "is trained by sdxl_train_network.py"
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(good: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert told({**good, "output_dir": str(tmp_path / "closed" / "out")}) == [
+        f"output_dir: '{tmp_path / 'closed' / 'out'}' cannot be written to (Permission denied); choose another folder"
+    ]
