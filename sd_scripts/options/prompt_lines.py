@@ -157,8 +157,6 @@ def _entries(text: str, path: Path) -> list[Entry]:
         entries = READERS[path.suffix](text)
     except ValueError as error:  # not TOML, not JSON, not the right shape
         raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
-    except RecursionError:
-        raise ValueError(f"sample_prompts: '{path}' cannot be read: its values are nested too deeply") from None
     if not entries:
         raise ValueError(f"sample_prompts: there is no prompt in '{path}'; write one on each line")
     numbered = enumerate(entries, 1)
