@@ -381,6 +381,12 @@ def test_what_is_lost_is_told(legacy, told):
     assert any(line.startswith(told) for line in remarks(**legacy)), remarks(**legacy)
 
 
+def test_an_unknown_flag_among_more_parameters_leaves_the_others():
+    config = from_kohya({"sdxl": True, "additional_parameters": "--no_such 3 --ip_noise_gamma 0.1 --zero_terminal_snr"})
+    assert {"ip_noise_gamma": "0.1", "zero_terminal_snr": True}.items() <= config.values.items()
+    assert [str(said).split(": ")[0] for said in config.remarks] == ["additional_parameters"]
+
+
 def test_fields_that_ask_for_nothing_get_no_remark():
     assert remarks(show_timesteps="", train_inpainting=False, stop_text_encoder_training="0") == []
 
