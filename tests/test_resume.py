@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from training_help import Run, equal, pictures, train, train_whole
+from safetensors import safe_open
+from training_help import Run, equal, pictures, settings_for, train, train_whole
 
+from sd_scripts.data.dataset import plan_data
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.settings import Settings
+from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.leftovers import mend, newest_state
+from sd_scripts.training.origin import changed_models, changes, origin_of
+from sd_scripts.training.states import read_saved, read_whole
 
 STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "network_args": ["rank_dropout=0.3"]}
 """A state after each of eight steps; epochs have three, and LoRA's dropout draws in each."""
@@ -121,7 +128,8 @@ def test_half_a_state_is_told_in_one_sentence(
     half = shutil.copytree(state_of(undisturbed, 2), tmp_path / "out" / "half-state")
     (half / "state.pt").write_bytes((half / "state.pt").read_bytes()[:1000])
     run = train(miniature, tmp_path / "out", **STATES, resume=half)
-    assert "cannot be read" in refused(miniature, run, capsys)
+    assert "state.pt is not as it was written" in refused(miniature, run, capsys)
+    assert "caching" not in " ".join(event["name"] for event in run.told("phase"))
 
 
 def test_a_state_holds_tensors_and_numbers_only(undisturbed: Run) -> None:
@@ -178,6 +186,168 @@ def test_initial_step_begins_where_it_says(undisturbed: Run, miniature: Any, tmp
     assert [event["epoch"] for event in again.told("step")] == [2, 2, 2, 3, 3]
 
 
+def warnings_of(run: Run) -> list[str]:
+    return [event["text"] for event in run.told("warning")]
+
+
+def optimizer_in(state: Path) -> Any:
+    return torch.load(state / "state.pt", weights_only=True)["optimizer"]
+
+
+def test_a_new_rate_schedule_and_weight_decay_apply_and_are_told(
+    undisturbed: Run, miniature: Any, tmp_path: Path
+) -> None:
+    new = {"learning_rate": 1e-3, "lr_scheduler": "linear", "optimizer_args": ["weight_decay=0.5"]}
+    rest = go_on(miniature, tmp_path / "out", state_of(undisturbed, 4), **new)
+    assert rest.losses[0] == undisturbed.losses[4]  # nothing was learned with it yet
+    rates = [rate for event in rest.told("step") for rate in event["lr"].values()]
+    assert rates == pytest.approx([1e-3 * (8 - step) / 8 for step in (4, 5, 6, 7)])
+    (group,) = optimizer_in(rest.output / "short-state")["param_groups"]
+    assert group["weight_decay"] == 0.5
+    moments = optimizer_in(rest.output / "short-state")["state"].values()
+    assert {float(each["step"]) for each in moments} == {8.0}
+    told = warnings_of(rest)
+    assert "learning_rate: 0.01 in the state, 0.001 now applies" in told
+    assert "lr_scheduler: constant in the state, linear now applies" in told
+    assert "optimizer_args: unset in the state, weight_decay=0.5 now applies" in told
+    with safe_open(rest.output / "short.safetensors", "pt") as file:
+        assert file.metadata()["ss_learning_rate"] == "0.001"
+
+
+def test_a_new_rate_reaches_every_portion_of_a_fused_backward_pass(miniature: Any, tmp_path: Path) -> None:
+    values = {
+        "mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "max_train_steps": 2,
+        "save_state": True, "save_every_n_steps": 1,
+    }  # fmt: skip
+    whole = train_whole(miniature, tmp_path / "whole", **values)
+    rest = train_whole(miniature, tmp_path / "rest", resume=state_of(whole, 1), **{**values, "learning_rate": 5e-4})
+    assert [event["lr"] for event in rest.told("step")] == [{"unet": 5e-4}]
+    portions = optimizer_in(rest.output / "short-state")["portions"]
+    (rate,) = {float(group["lr"]) for portion in portions for group in portion["optimizer"]["param_groups"]}
+    assert rate == pytest.approx(5e-4)
+
+
+def test_another_model_is_refused_unless_it_is_wanted(
+    undisturbed: Run, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.safetensors"
+    content = bytearray(Path(miniature.files["pretrained_model_name_or_path"]).read_bytes())
+    content[-1] ^= 1
+    other.write_bytes(content)
+    state = state_of(undisturbed, 7)
+    made = go_on(miniature, tmp_path / "base", state, pretrained_model_name_or_path=other)
+    sentence = refused(miniature, made, capsys)
+    assert "pretrained_model_name_or_path: the state was trained on another base model" in sentence
+    assert "resume_changed_model" in sentence
+    sentence = refused(miniature, go_on(miniature, tmp_path / "alpha", state, network_alpha=2.0), capsys)
+    assert "network_alpha: 1.0 in the state, 2.0 now, which changes the strength" in sentence
+    wanted = go_on(miniature, tmp_path / "wanted", state, network_alpha=2.0, resume_changed_model=True)
+    assert wanted.status == 0
+    assert any("resume_changed_model lets it apply" in text for text in warnings_of(wanted))
+
+
+def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tmp_path: Path) -> None:
+    script = script_for("sdxl", "lora")
+
+    def origin(root: Path, **values: Any) -> Any:
+        named = {**settings_for(miniature), "train_data_dir": root, **values}
+        settings = Settings(script.groups, {k: str(v) if isinstance(v, Path) else v for k, v in named.items()})
+        return origin_of(settings, plan_data(settings, seed=1, warn=str), max_steps=8)
+
+    root = pictures(tmp_path / "pictures", count=3)
+    then = origin(root)
+    assert (
+        list(changes(then, origin(root, output_name="x", save_every_n_steps=2, compile=True), "train_data_dir")) == []
+    )
+    moved = Path(shutil.copytree(root, tmp_path / "moved"))
+    assert list(changes(then, origin(moved), "train_data_dir")) == [
+        f"train_data_dir: {root} in the state, {moved} now applies"
+    ]
+    new = origin(root, resolution="96,96", gradient_accumulation_steps=2, network_args=["rank_dropout=0.1"])
+    assert list(changes(then, new, "train_data_dir")) == [
+        "resolution: 64,64 in the state, 96,96 now applies",
+        "gradient_accumulation_steps: 1 in the state, 2 now applies",
+        "network_args: unset in the state, rank_dropout=0.1 now applies",
+    ]
+    assert [text.partition(":")[0] for text in changed_models(then, origin(root, network_args=["conv_alpha=2"]))] == [
+        "network_args"
+    ]
+    next((root / "1_noise").glob("*.txt")).write_text("other words")
+    assert [text.partition(";")[0] for text in changes(then, origin(root), "train_data_dir")] == [
+        "train_data_dir: the captions are not those of the state"
+    ]
+    next((root / "1_noise").glob("*.png")).unlink()
+    assert [text.partition(";")[0] for text in changes(then, origin(root), "train_data_dir")] == [
+        "train_data_dir: the images are not those of the state (3 then, 2 now)"
+    ]
+
+
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["checksums", "without checksums"])
+def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, tmp_path: Path, old: bool) -> None:
+    for step in (2, 3, 4):
+        state = shutil.copytree(state_of(undisturbed, step), tmp_path / state_of(undisturbed, step).name)
+        if old:
+            facts = json.loads((state / "progress.json").read_text())
+            (state / "progress.json").write_text(json.dumps({**facts, "files": {}}))
+    flip_a_byte(state / "state.pt")
+    told: list[str] = []
+    found = newest_state(tmp_path, "short", told.append)
+    assert found
+    assert found.progress.step == 3
+    assert told == [f"resume: '{state}' is damaged (state.pt is not as it was written) and is left out"]
+    with pytest.raises(ValueError, match=r"is damaged: state\.pt is not as it was written; name an older one"):
+        read_whole(str(state))
+    for step in (2, 3):
+        flip_a_byte(tmp_path / f"short-step0000000{step}-state" / "state.pt")
+    with pytest.raises(ValueError, match=r"resume: no state is whole: .*Remove them to start over"):
+        newest_state(tmp_path, "short")
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"makers": []},
+        {"step": None},
+        {"batch": 1e400},
+        {"files": []},
+        {"origin": 3},
+        {"origin": {}},
+        "[" * 100_000,
+        "{}",
+    ],
+    ids=str,
+)
+def test_a_broken_progress_file_is_one_sentence(undisturbed: Run, tmp_path: Path, broken: Any) -> None:
+    state = shutil.copytree(state_of(undisturbed, 2), tmp_path / "short-state")
+    facts = json.loads((state / "progress.json").read_text())
+    (state / "progress.json").write_text(broken if isinstance(broken, str) else json.dumps({**facts, **broken}))
+    with pytest.raises(ValueError, match=r"resume: '.*' is not a state of this program"):
+        read_saved(str(state))
+
+
+def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
+    undisturbed: Run, miniature: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(undisturbed.output.parent / "pictures", tmp_path / "pictures")
+    state = shutil.copytree(state_of(undisturbed, 7), tmp_path / "out" / "old-state")
+    facts = json.loads((state / "progress.json").read_text())
+    for name in ("origin", "hyperparameters", "files"):
+        del facts[name]
+    (state / "progress.json").write_text(json.dumps(facts))
+    rest = train(miniature, tmp_path / "out", **STATES, resume=state)
+    assert equal(rest.tensors(), undisturbed.tensors())
+    assert warnings_of(rest) == ["resume: the state does not say what it was made with, so no changes can be told"]
+
+
 LATEST: dict[str, Any] = {"resume": "latest", "max_train_steps": 6, "save_every_n_steps": 2, "save_state": True}
 
 
@@ -196,6 +366,10 @@ def test_the_same_command_again_goes_on_from_the_newest_state(method: str, minia
     assert equal(rest.tensors(), whole.tensors())
     once_more = begin(miniature, output, train_data_dir=root, run_dir=output / "again", **LATEST)
     assert once_more.status == 0
+    events = list(RunFolder(output / "again").events())
+    assert {event["kind"] for event in events} == {"warning", "finished"}
+    assert "resume: the run is finished: its state is of step 6" in events[-2]["text"]
+    assert events[-1]["path"] == str(output / "short.safetensors")
     assert equal(once_more.tensors(), whole.tensors())  # nothing is left to do, and nothing is spoilt
 
 

@@ -1,6 +1,7 @@
 """Learning rate schedules by name, through diffusers' and transformers' own functions, or any class by dotted path."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,31 @@ def advance(scheduler: LRScheduler, loss: torch.Tensor) -> None:
         scheduler.step(float(loss))
     else:
         scheduler.step()
+
+
+ON_PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+"""What reduce_lr_on_plateau has seen of the losses."""
+
+
+def go_to_step(scheduler: LRScheduler, step: int) -> None:
+    """Bring a new schedule to where it would be after `step` steps."""
+    if isinstance(scheduler, ReduceLROnPlateau):  # it goes by losses, not by steps
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it expects a step of the optimizer before each of its own
+        for _ in range(step):
+            scheduler.step()
+
+
+def go_on_from_plateau(scheduler: ReduceLROnPlateau, state: Mapping[str, Any], rates: Sequence[float]) -> None:
+    """Take over what an earlier reduce_lr_on_plateau has seen of the losses, and how far it has lowered `rates`."""
+    vars(scheduler).update({name: state[name] for name in ON_PLATEAU if name in state})
+    for group, lowered, began in zip(scheduler.optimizer.param_groups, state["_last_lr"], rates, strict=True):
+        rate = float(group["lr"]) * float(lowered) / began if began else 0.0
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def learning_rates(scheduler: LRScheduler) -> list[float]:

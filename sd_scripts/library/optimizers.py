@@ -210,6 +210,28 @@ def eval_mode(optimizer: Optimizer) -> None:
         optimizer.eval()  # type: ignore[attr-defined]
 
 
+def hyperparameters(optimizer: Optimizer) -> list[Group]:
+    """What each group holds beside its weights, as plain values."""
+    return [
+        {name: _plain(value) for name, value in group.items() if name not in ("params", "seed")}
+        for group in optimizer.param_groups
+    ]
+
+
+def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Group]) -> None:
+    """Write these values into the groups, one dict for each; a rate that is a tensor stays that tensor."""
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for name, value in values.items():
+            if isinstance(group.get(name), Tensor):
+                group[name].fill_(value)
+            else:
+                group[name] = value
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
 def _class(name: str) -> type:
     if name not in KNOWN:
         path = _BY_LOWER_NAME_ELSEWHERE.get(name.lower()) or (name if "." in name else f"torch.optim.{name}")

@@ -114,11 +114,18 @@ class ResumeOptions(OptionGroup, title="State and resume"):
     )
     resume: str | None = option(
         None,
-        "Folder of a state to go on from. Step, epoch, order of pictures and learning rate continue where it ended. "
-        "latest finds the newest state of output_name in output_dir, and begins anew where there is none yet: so the "
-        "same command can be given again after whatever ended it.",
+        "Folder of a state to go on from. Step, epoch and order of images continue where it ended; a learning rate, "
+        "schedule or weight decay that was changed since applies from there on. latest finds the newest state of "
+        "output_name in output_dir, and begins anew where there is none yet: so the same command can be given again "
+        "after whatever ended it.",
         label="Resume from state",
         path=True,
+    )
+    resume_changed_model: bool = option(
+        False,
+        "Resume although the base model or the alpha of the network is not that of the state, which changes what was "
+        "learned so far.",
+        label="Resume with a changed model",
     )
     initial_epoch: int | None = option(
         None,

@@ -86,6 +86,7 @@ def _rehearse(settings: Settings) -> list[str]:
 def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training import compiling
     from sd_scripts.training.context import make_context
+    from sd_scripts.training.progress import NothingToDo
     from sd_scripts.training.trainer import Trainer
 
     try:
@@ -105,6 +106,10 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         trainer = Trainer(context, family, method)
         training = True
         path = trainer.train()
+    except NothingToDo as done:
+        context.warn(str(done))
+        context.tell("finished", step=done.step, path=str(done.path), seconds=0.0)
+        return 0
     except KeyboardInterrupt:  # before the first step; later ones are heard at the end of a step
         context.tell("stopped", step=0)
         logger.info("Stopped before the first step; nothing was trained")

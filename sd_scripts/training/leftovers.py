@@ -3,32 +3,52 @@
 import os
 import re
 import shutil
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sd_scripts.library.safetensors_io import GONE, OLD, PART
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.process import process_born
-from sd_scripts.training.states import STATE, Saved, read_saved
+from sd_scripts.training.states import PROGRESS, Saved, damage, read_saved
 
+ENDINGS = (".safetensors", ".ckpt", ".pt", "")
+"""Of the last file of a run."""
 NAMELESS = ("at", "epoch", "last")
 """How files begin where output_name is unset."""
 
 
-def newest_state(folder: Path, output_name: str | None) -> Saved | None:
-    """The state with the most steps, of two the later. Only whole ones count: a process that was killed while it wrote
-    or removed one leaves nothing under its name."""
+def newest_state(folder: Path, output_name: str | None, warn: Callable[[str], None] = lambda _: None) -> Saved | None:
+    """The state with the most steps, of two the later; None where there is none. A damaged one is told through `warn`,
+    and the one before is taken. Raises ValueError where all are damaged.
+
+    A process that was killed while it wrote or removed a state leaves nothing under its name.
+    """
     wanted = re.compile(rf"({_begin(output_name)})(-step\d+|-\d+)?{STATE_ENDING}")
-    paths = (path for path in _entries(folder) if wanted.fullmatch(path.name))
-    return max(filter(None, map(_whole, paths)), key=lambda saved: (saved.progress.step, saved.time), default=None)
+    readable, damaged = [], []
+    for path in _entries(folder):
+        if not wanted.fullmatch(path.name):
+            continue
+        try:
+            readable.append(read_saved(str(path)))
+        except ValueError:
+            damaged.append(f"'{path}' is damaged ({PROGRESS} cannot be read)")
+    found = None
+    for saved in sorted(readable, key=lambda saved: (saved.progress.step, saved.time), reverse=True):
+        if not (why := damage(saved)):
+            found = saved
+            break
+        damaged.append(f"'{saved.folder}' is damaged ({why})")
+    if damaged and not found:
+        raise ValueError(f"resume: no state is whole: {'; '.join(damaged)}. Remove them to start over")
+    for each in damaged:
+        warn(f"resume: {each} and is left out")
+    return found
 
 
-def _whole(path: Path) -> Saved | None:
-    try:
-        return read_saved(str(path)) if zipfile.is_zipfile(path / STATE) else None
-    except ValueError:
-        return None
+def finished_file(folder: Path, output_name: str | None) -> Path | None:
+    """The last file of an earlier run of this name; of a diffusers model a folder."""
+    stem = output_name or "last"
+    return next((path for ending in ENDINGS if (path := folder / f"{stem}{ending}").exists()), None)
 
 
 def mend(folder: Path, output_name: str | None) -> None:

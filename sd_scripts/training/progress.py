@@ -2,8 +2,20 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
+
+
+class NothingToDo(Exception):
+    """The run that is to be resumed has finished; a sentence for the user."""
+
+    def __init__(self, step: int, path: Path):
+        super().__init__(
+            f"resume: the run is finished: its state is of step {step}, where it ends, and '{path}' is there; to train "
+            "on, raise max_train_steps or max_train_epochs"
+        )
+        self.step, self.path = step, path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,27 @@
 """States: all that a run needs to go on as if it had never stopped, in a folder, and what of it must still fit."""
 
+import hashlib
 import json
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library import optimizers
+from sd_scripts.library.lr_schedulers import go_on_from_plateau, go_to_step
 from sd_scripts.library.safetensors_io import OLD, PART, beside
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.learning import Learning
+from sd_scripts.training.origin import SCHEDULE, Origin, plain
 from sd_scripts.training.progress import Course, Progress
 
 STATE, PROGRESS = "state.pt", "progress.json"
@@ -33,6 +37,11 @@ class Trained:
     scaler: torch.amp.GradScaler | None
     progress: Progress
     ema: Ema | None = None
+    origin: Origin
+    hyperparameters: list[dict[str, Any]]
+    """Of each group of the optimizer as the settings make it, before a state is loaded."""
+    new_scheduler: Callable[[Optimizer], LRScheduler]
+    """The schedule of the settings, from its first step."""
 
     def state(self) -> dict[str, Any]:
         """With shards all processes must call it, and only the first gets values."""
@@ -45,18 +54,54 @@ class Trained:
         }
         return self.learning.shards.joined(state) if self.learning.shards else state
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any], saved: "Saved") -> None:
+        """Continue from `state`, except for the hyperparameters and the schedule that the settings have changed since:
+        those apply from now on."""
         if self.learning.shards:
             state = self.learning.shards.cut(state)
         self.learning.load_state_dict(state["learning"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        changed = self._changed_hyperparameters(saved)
+        optimizers.set_hyperparameters(self.optimizer, changed)
+        if any("lr" in group for group in changed) or self._schedule_changed(saved):
+            self._rebuild_schedule(state["scheduler"], saved)
+        else:
+            self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.ema:  # a state without it lets the average begin here
             self.ema = Ema(self.learning, self.ema.options)
             if state.get("ema"):
                 self.ema.load(state["ema"])
+
+    def _changed_hyperparameters(self, saved: "Saved") -> list[dict[str, Any]]:
+        """What of each group the settings make otherwise than those of the state did."""
+        before = saved.hyperparameters
+        if len(before) != len(self.hyperparameters):
+            return [{} for _ in self.hyperparameters]
+        return [
+            {name: value for name, value in now.items() if name in then and then[name] != plain(value)}
+            for then, now in zip(before, self.hyperparameters, strict=True)
+        ]
+
+    def _schedule_changed(self, saved: "Saved") -> bool:
+        then, now = saved.origin, self.origin
+        if then is None:
+            return saved.makers.get("lr_scheduler") != self.makers()["lr_scheduler"]
+        return then.max_steps != now.max_steps or any(
+            then.settings.get(name) != now.settings.get(name) for name in SCHEDULE
+        )
+
+    def _rebuild_schedule(self, state: dict[str, Any], saved: "Saved") -> None:
+        """The schedule of the settings at the step that the state has reached."""
+        rates = [group.get("initial_lr", group["lr"]) for group in self.hyperparameters]
+        optimizers.set_hyperparameters(self.optimizer, [{"lr": rate, "initial_lr": rate} for rate in rates])
+        self.scheduler = self.new_scheduler(self.optimizer)
+        same_kind = saved.makers.get("lr_scheduler") == _class_name(self.scheduler)
+        if isinstance(self.scheduler, ReduceLROnPlateau) and same_kind and saved.hyperparameters:
+            before = [group.get("initial_lr", group["lr"]) for group in saved.hyperparameters]
+            go_on_from_plateau(self.scheduler, state, before)
+        go_to_step(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
 
     def makers(self) -> dict[str, str]:
         """The classes whose state it is, by the option that chooses them."""
@@ -93,6 +138,12 @@ class Saved:
     makers: dict[str, str]
     time: float
     """When it was written, in seconds since 1970."""
+    origin: Origin | None = None
+    """What it was trained from; None where it does not say."""
+    hyperparameters: list[dict[str, Any]]
+    """Of each group of the optimizer, before its first step; empty where the state does not say."""
+    files: dict[str, str]
+    """Name -> SHA-256; empty where the state does not say."""
 
 
 def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: Course, seed: int) -> None:
@@ -105,6 +156,7 @@ def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: C
         "makers": trained.makers(),
         "time": time.time(),
     }
+    facts |= {"origin": trained.origin.facts(), "hyperparameters": plain(trained.hyperparameters)}
     try:
         part.mkdir(parents=True)
         _write_whole(part, state, facts)
@@ -113,15 +165,30 @@ def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: C
         shutil.rmtree(part, ignore_errors=True)
 
 
+class _HashingFile:
+    """A file for torch.save that hashes what is written into it."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self.hash = file, hashlib.sha256()
+        self.flush = file.flush
+
+    def write(self, piece: bytes) -> int:
+        self.hash.update(piece)
+        return self._file.write(piece)
+
+
 def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> None:
-    try:
-        torch.save(state, folder / STATE)
-    except RuntimeError as error:  # so torch tells of a full disk
-        raise OSError(28, "the disk is full; free some space") from error
+    with (folder / STATE).open("wb") as file:
+        hashing = _HashingFile(file)
+        try:
+            torch.save(state, hashing)  # type: ignore[arg-type]
+        except RuntimeError as error:  # so torch tells of a full disk
+            raise OSError(28, "the disk is full; free some space") from error
+    facts = {**facts, "files": {STATE: hashing.hash.hexdigest()}}
     (folder / PROGRESS).write_text(json.dumps(facts), encoding="utf-8")
     for name in (STATE, PROGRESS):
-        with (folder / name).open("r+b") as file:
-            os.fsync(file.fileno())
+        with (folder / name).open("r+b") as written:
+            os.fsync(written.fileno())
 
 
 def read_saved(resume: str) -> Saved:
@@ -130,20 +197,62 @@ def read_saved(resume: str) -> Saved:
     if not folder.is_dir():
         raise ValueError(f"resume: there is no folder '{resume}'")
     try:
-        facts = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        return Saved(
-            folder=folder,
-            progress=Progress(step=int(facts["step"]), epoch=int(facts["epoch"]), batch=int(facts["batch"])),
-            seed=int(facts["seed"]),
-            batches_per_epoch=int(facts["batches_per_epoch"]),
-            makers=facts["makers"],
-            time=float(facts.get("time", 0.0)),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return _saved(folder, json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(
             f"resume: '{resume}' is not a state of this program; states of sd-scripts cannot be continued, "
             "but network_weights goes on from its LoRA file"
         ) from None
+
+
+def _saved(folder: Path, facts: dict[str, Any]) -> Saved:
+    hyperparameters, files = facts.get("hyperparameters", []), facts.get("files", {})
+    return Saved(
+        folder=folder,
+        progress=Progress(step=int(facts["step"]), epoch=int(facts["epoch"]), batch=int(facts["batch"])),
+        seed=int(facts["seed"]),
+        batches_per_epoch=int(facts["batches_per_epoch"]),
+        makers={str(option): str(maker) for option, maker in facts["makers"].items()},
+        time=float(facts.get("time", 0.0)),
+        origin=Origin.read(facts.get("origin")),
+        hyperparameters=[dict(group) for group in hyperparameters],
+        files={str(name): str(digest) for name, digest in files.items()},
+    )
+
+
+def read_whole(resume: str) -> Saved:
+    """The same, and its files must be as they were written."""
+    saved = read_saved(resume)
+    if why := damage(saved):
+        raise ValueError(
+            f"resume: the state '{resume}' is damaged: {why}; name an older one, or set resume = latest, which takes "
+            "the newest that is whole"
+        )
+    return saved
+
+
+def damage(saved: Saved) -> str:
+    """Return what is wrong with the files of a state, or an empty text; reads them whole."""
+    try:
+        for name, digest in (saved.files or {STATE: ""}).items():
+            if not _is_as_written(saved.folder / name, digest):
+                return f"{name} is not as it was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, zipfile.BadZipFile) as error:
+        return f"it cannot be read ({_first_line(error)})"
+    return ""
+
+
+def _is_as_written(file: Path, digest: str) -> bool:
+    if not digest:  # a state without checksums still has those of its zip
+        with zipfile.ZipFile(file) as pieces:
+            return pieces.testzip() is None
+    found = hashlib.sha256()
+    with file.open("rb") as content:
+        while piece := content.read(2**20):
+            found.update(piece)
+    return found.hexdigest() == digest
 
 
 def going_on(saved: Saved, course: Course, warn: Callable[[str], None], *, again: bool = False) -> Progress:
@@ -168,18 +277,18 @@ def going_on(saved: Saved, course: Course, warn: Callable[[str], None], *, again
 
 def load_state(saved: Saved, trained: Trained) -> None:
     """Raises ValueError naming resume where the state does not fit these settings."""
-    for option, maker in trained.makers().items():
-        if saved.makers.get(option) != maker:
-            raise ValueError(
-                f"resume: the state in '{saved.folder}' was made with another {option} "
-                f"({saved.makers.get(option)}); set it as it was"
-            )
+    option, maker = "optimizer_type", trained.makers()["optimizer_type"]
+    if saved.makers.get(option) != maker:
+        raise ValueError(
+            f"resume: the state in '{saved.folder}' was made with another {option} "
+            f"({saved.makers.get(option)}); set it as it was"
+        )
     try:
         state = torch.load(saved.folder / STATE, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"resume: the state in '{saved.folder}' cannot be read: {_first_line(error)}") from None
     try:
-        trained.load(state)
+        trained.load(state, saved)
     except (KeyError, RuntimeError, ValueError) as error:
         if str(error).startswith("resume:"):
             raise

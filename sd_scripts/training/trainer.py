@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,14 +29,15 @@ from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.facts import file_metadata, training_facts
 from sd_scripts.training.faults import why_no_number
-from sd_scripts.training.leftovers import mend, newest_state
+from sd_scripts.training.leftovers import finished_file, mend, newest_state
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
+from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs
-from sd_scripts.training.progress import Progress, plan_course, starting_point
+from sd_scripts.training.progress import NothingToDo, Progress, plan_course, starting_point
 from sd_scripts.training.reporting import Reporter, StepFacts
 from sd_scripts.training.samples import Sampler, prompts_of
-from sd_scripts.training.states import Saved, Trained, going_on, load_state, read_saved
+from sd_scripts.training.states import Saved, Trained, going_on, load_state, read_whole
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.wishes import Wishes
@@ -55,7 +57,7 @@ class Trainer:
 
         # what can be known before the model is loaded, which takes time
         self._mend_output()
-        self.saved = saved = self._find_state(settings[ResumeOptions].resume)
+        self.saved = saved = self._find_state(settings[ResumeOptions])
         self.outputs = self._find_outputs()
         if saved:
             self._take_seed(saved)
@@ -63,6 +65,9 @@ class Trainer:
         plan = read_data(context, family)
         self.course = plan_course(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
+        self.origin = origin_of(settings, plan, self.course.max_steps)
+        if saved:
+            self._compare(saved, plan)
         self.first = start.step
 
         self.material = self._load(plan)
@@ -88,16 +93,24 @@ class Trainer:
             mend(self.context.output_dir, self.context.settings[SavingOptions].output_name)
         self.context.accelerator.wait_for_everyone()
 
-    def _find_state(self, resume: str | None) -> Saved | None:
-        """The state to go on from; of `latest` the newest of this run's name, the same in all processes."""
-        if resume != LATEST:
-            return read_saved(resume) if resume else None
+    def _find_state(self, options: ResumeOptions) -> Saved | None:
+        """The state to go on from, the same in all processes; of `latest` the newest of this run's name."""
+        found, problem = None, ""
+        if options.resume and self.context.is_main:
+            try:
+                found = self._newest_state() if options.resume == LATEST else read_whole(options.resume)
+            except ValueError as error:
+                problem = str(error)
+        found, problem = self.context.agreed((found, problem))
+        if problem:
+            raise ValueError(problem)
+        return found
+
+    def _newest_state(self) -> Saved | None:
         folder, name = self.context.output_dir, self.context.settings[SavingOptions].output_name
-        newest = newest_state(folder, name) if self.context.is_main else None
-        found: Saved | None = self.context.agreed(newest)
-        if self.context.is_main:
-            where = f"goes on from '{found.folder}'" if found else f"begins anew, as '{folder}' has no state of it yet"
-            logger.info("resume: the run %s", where)
+        found = newest_state(folder, name, self.context.warn)
+        where = f"goes on from '{found.folder}'" if found else f"begins anew, as '{folder}' has no state of it yet"
+        logger.info("resume: the run %s", where)
         return found
 
     def _find_outputs(self) -> OwnOutputs:
@@ -122,10 +135,27 @@ class Trainer:
                 facts[name] = targets.get(value.resolve(), value)
 
     def _start(self, saved: Saved | None) -> Progress:
-        if saved:
-            again = self.context.settings[ResumeOptions].resume == LATEST
-            return going_on(saved, self.course, self.context.warn, again=again)
-        return starting_point(self.context.settings[ResumeOptions], self.course)
+        options, course = self.context.settings[ResumeOptions], self.course
+        if not saved:
+            return starting_point(options, course)
+        again = options.resume == LATEST
+        last = finished_file(self.context.output_dir, self.context.settings[SavingOptions].output_name)
+        if again and last and saved.progress.step == course.max_steps:
+            raise NothingToDo(course.max_steps, last)
+        return going_on(saved, course, self.context.warn, again=again)
+
+    def _compare(self, saved: Saved, plan: DataPlan) -> None:
+        """Tell what has changed since the state was made. Raises ValueError for another model, unless it is wanted."""
+        if saved.origin is None:
+            self.context.warn("resume: the state does not say what it was made with, so no changes can be told")
+            return
+        if models := list(changed_models(saved.origin, self.origin)):
+            if not self.context.settings[ResumeOptions].resume_changed_model:
+                raise ValueError("\n".join(f"{each}; set it as it was, or set {FLAG}" for each in models))
+            for each in models:
+                self.context.warn(f"{each}; {FLAG} lets it apply")
+        for change in changes(saved.origin, self.origin, plan.blueprint.source):
+            self.context.warn(change)
 
     def _load(self, plan: DataPlan) -> Material:
         """The model, and what of the data can be encoded ahead."""
@@ -167,10 +197,15 @@ class Trainer:
         for remark in optimizers.remarks(settings[OptimizerOptions]):
             if known.isdisjoint(remark.partition(":")[0].split(", ")):
                 self.context.warn(remark)
+        as_set = optimizers.hyperparameters(optimizer)
+        new_scheduler = partial(make_scheduler, settings[LrSchedulerOptions], total_steps=self.course.max_steps)
         self.trained = Trained(
             learning=self.learning,
             optimizer=optimizer,
-            scheduler=make_scheduler(settings[LrSchedulerOptions], optimizer, self.course.max_steps),
+            hyperparameters=as_set,
+            new_scheduler=new_scheduler,
+            scheduler=new_scheduler(optimizer),
+            origin=self.origin,
             scaler=HalfScaler("cuda") if self.options.mixed_precision == "fp16" else None,
             progress=start,
             ema=Ema(self.learning, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,

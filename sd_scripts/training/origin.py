@@ -1,0 +1,223 @@
+"""What a run trains from: settings, base model and data. A state keeps it, so that resume can tell what has changed."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.data.dataset import DataPlan
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.dataset import CacheOptions, ValidationOptions
+from sd_scripts.options.full import FusedOptions, ModelFileOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions
+from sd_scripts.options.run import CudaOptions, RunOptions
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import HuggingFaceOptions, LoraFileOptions, SavingOptions
+from sd_scripts.options.settings import Groups, Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.options.training import DistributedOptions, ResumeOptions
+
+FLAG = "resume_changed_model"
+
+GROUPS_BESIDE_LEARNING: Groups = (
+    CompileOptions,
+    CompileMoreOptions,
+    CacheOptions,
+    ValidationOptions,
+    FusedOptions,
+    ModelFileOptions,
+    LaunchOptions,
+    LoggingOptions,
+    MetadataOptions,
+    CudaOptions,
+    RunOptions,
+    SampleOptions,
+    HuggingFaceOptions,
+    LoraFileOptions,
+    SavingOptions,
+    DistributedOptions,
+    ResumeOptions,
+)
+BESIDE_LEARNING = {o.name for group in GROUPS_BESIDE_LEARNING for o in each_option(group)} | {
+    "blocks_to_swap",
+    "cpu_offload_checkpointing",
+    "gradient_checkpointing",
+    "lowram",
+    "max_data_loader_n_workers",
+    "max_train_epochs",
+    "max_train_steps",
+    "mem_eff_attn",
+    "network_weights",
+    "persistent_data_loader_workers",
+    "sdpa",
+    "seed",
+    "tokenizer_cache_dir",
+    "xformers",
+}
+"""Options that may differ between a state and the run that continues it without changing what is learned, or of which
+resume speaks by itself."""
+SCHEDULE = {o.name for o in each_option(LrSchedulerOptions)}
+
+SPREAD_OVER_THE_RUN = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+)
+
+BASE_MODEL = ("pretrained_model_name_or_path", "base_weights")
+"""Options that name what the learned weights stand upon."""
+OTHER_MODELS = ("vae", "clip_l", "t5xxl", "ae")
+MODEL_FILES = (".safetensors", ".ckpt", ".bin", ".json")
+SAMPLES, SAMPLE_BYTES = 64, 2**16
+"""Of a model file so many pieces are read: training changes all of a model, and to read it whole takes a minute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a state was trained from."""
+
+    settings: dict[str, Any]
+    models: dict[str, str]
+    """Option -> fingerprint of the files that it names."""
+    images: str
+    captions: str
+    """Digests of the dataset."""
+    image_count: int
+    max_steps: int
+
+    @classmethod
+    def read(cls, found: Any) -> "Origin | None":
+        """The origin as JSON holds it; None where a state has none. Raises TypeError for what cannot be one."""
+        if found is None:
+            return None
+        origin = cls(**found)
+        if not isinstance(origin.settings, dict) or not isinstance(origin.models, dict):
+            raise TypeError("the origin has no settings")
+        return origin
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
+    """Look at the settings, the files that they name and the data; nothing is loaded."""
+    options = settings.options
+    named = {name: options[name].located(settings.values()[name]) for name in _models(settings)}
+    return Origin(
+        settings=plain({name: value for name, value in settings.values().items() if not options[name].secret}),
+        models={name: fingerprint(value) for name, value in named.items() if value},
+        images=_digest([f"{i.path.parent.name}/{i.path.name}", *i.size, i.repeats] for i in plan.items),
+        captions=_digest([i.caption] for i in plan.items),
+        image_count=len(plan.items),
+        max_steps=max_steps,
+    )
+
+
+def plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def fingerprint(named: str | list[str]) -> str:
+    """A digest of the files that an option names: their sizes and pieces of them. What is no path stands for itself."""
+    if isinstance(named, list):
+        return "+".join(map(fingerprint, named))
+    path = Path(named)
+    if path.is_file():
+        return _digest_of_file(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in MODEL_FILES and file.is_file())
+        return _digest([str(file.relative_to(path)), _digest_of_file(file)] for file in files)
+    return named
+
+
+def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
+    """Yield each difference that applies from now on, as a sentence. `source` is the option that names the dataset."""
+    for name, value in now.settings.items():
+        if name in BESIDE_LEARNING or name in (*BASE_MODEL, *OTHER_MODELS, "network_alpha"):
+            continue
+        before = then.settings.get(name, value)
+        if before != value:
+            yield f"{name}: {_shown(before)} in the state, {_shown(value)} now applies"
+    if then.max_steps != now.max_steps and (schedule := now.settings.get("lr_scheduler")) in SPREAD_OVER_THE_RUN:
+        yield (
+            f"lr_scheduler: the run of the state was to end at step {then.max_steps}, this one ends at step "
+            f"{now.max_steps}, and {schedule} is spread over all of it"
+        )
+    for name in OTHER_MODELS:
+        if name in then.models and then.models[name] != now.models.get(name, then.models[name]):
+            yield f"{name}: it is another file than that of the state, and applies from now on"
+    if then.images != now.images:
+        yield (
+            f"{source}: the images are not those of the state ({then.image_count} then, {now.image_count} now); those "
+            "found now apply"
+        )
+    elif then.captions != now.captions:
+        yield f"{source}: the captions are not those of the state; those found now apply"
+
+
+def changed_models(then: Origin, now: Origin) -> Iterator[str]:
+    """Yield why what was learned does not mean the same any more."""
+    for name in BASE_MODEL:
+        before, after = then.models.get(name), now.models.get(name)
+        if before != after or _multiplier(then, name) != _multiplier(now, name):
+            said = f"{_shown(then.settings.get(name))} in the state, {_shown(now.settings.get(name))} now"
+            yield f"{name}: the state was trained on another base model ({said})"
+    for name, before, after in _alphas(then.settings, now.settings):
+        yield (
+            f"{name}: {_shown(before)} in the state, {_shown(after)} now, which changes the strength of all that was "
+            "learned"
+        )
+
+
+def _models(settings: Settings) -> Iterable[str]:
+    return (name for name in (*BASE_MODEL, *OTHER_MODELS) if name in settings.options)
+
+
+def _multiplier(origin: Origin, name: str) -> Any:
+    return origin.settings.get(f"{name}_multiplier")
+
+
+def _alphas(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if then.get("network_alpha") != now.get("network_alpha"):
+        yield "network_alpha", then.get("network_alpha"), now.get("network_alpha")
+    before, after = (_alpha_args(settings.get("network_args")) for settings in (then, now))
+    if before != after:
+        yield "network_args", before, after
+
+
+def _alpha_args(args: Any) -> list[str]:
+    listed = args if isinstance(args, list) else []
+    return sorted(arg.replace(" ", "") for arg in listed if re.match(r"\w*alphas?\s*=", str(arg).strip()))
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "" or value == []:
+        return "unset"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _digest(rows: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(row).encode(errors="surrogatepass"))
+    return found.hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    size = path.stat().st_size
+    found = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(SAMPLES):
+            file.seek(number * max(size - SAMPLE_BYTES, 0) // (SAMPLES - 1))
+            found.update(file.read(SAMPLE_BYTES))
+    return found.hexdigest()
