@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler, rehearse
+from sd_scripts.library.lr_schedulers import (
+    advance,
+    go_on_from_plateau,
+    go_to_step,
+    learning_rates,
+    make_scheduler,
+    rehearse,
+)
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.options.optimizer import SCHEDULERS, LrSchedulerOptions, OptimizerOptions
 
@@ -180,3 +187,36 @@ def test_what_is_wrong_is_told_without_a_model() -> None:
         OptimizerOptions(optimizer_type="AdamWScheduleFree"), LrSchedulerOptions(lr_scheduler="cosine")
     )
     assert "AdamWScheduleFree needs no schedule" in remark
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LrSchedulerOptions(lr_scheduler="cosine", lr_warmup_steps=10),
+        LrSchedulerOptions(lr_scheduler_type="torch.optim.lr_scheduler.ExponentialLR", lr_scheduler_args=["gamma=0.9"]),
+    ],
+    ids=["cosine", "exponential"],
+)
+def test_a_new_schedule_begins_at_the_step_that_was_reached(options: LrSchedulerOptions) -> None:
+    optimizer = adamw()
+    scheduler = make_scheduler(options, optimizer, TOTAL)
+    go_to_step(scheduler, 40)
+    expected = course(options)[40]
+    assert learning_rates(scheduler) == [pytest.approx(expected)]
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(expected)
+
+
+def test_a_new_plateau_keeps_what_was_seen_of_the_losses() -> None:
+    options = LrSchedulerOptions(lr_scheduler="reduce_lr_on_plateau", lr_scheduler_args=["patience=1"])
+    first = make_scheduler(options, adamw(), TOTAL)
+    for loss in (1.0, 0.5, 0.6, 0.7, 0.8):
+        advance(first, torch.tensor(loss))
+    assert learning_rates(first) == [pytest.approx(0.1)]
+    optimizer = adamw(rate=4.0)
+    second = make_scheduler(options, optimizer, TOTAL)
+    assert isinstance(second, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    go_on_from_plateau(second, first.state_dict(), [1.0])
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.4)
+    for loss in (0.8, 0.8):
+        advance(second, torch.tensor(loss))
+    assert learning_rates(second) == [pytest.approx(0.04)]
