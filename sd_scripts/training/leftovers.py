@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sd_scripts.library.safetensors_io import GONE, OLD, PART
-from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.runs.process import process_born
 from sd_scripts.training.states import PROGRESS, Saved, damage, read_saved
 
-ENDINGS = (".safetensors", ".ckpt", ".pt", "")
-"""Of the last file of a run."""
 NAMELESS = ("at", "epoch", "last")
 """How files begin where output_name is unset."""
 
@@ -47,7 +45,7 @@ def newest_state(folder: Path, output_name: str | None, warn: Callable[[str], No
 
 def finished_file(folder: Path, output_name: str | None) -> Path | None:
     """The last file of an earlier run of this name; of a diffusers model a folder."""
-    stem = output_name or "last"
+    stem = output_name or LAST
     return next((path for ending in ENDINGS if (path := folder / f"{stem}{ending}").exists()), None)
 
 
