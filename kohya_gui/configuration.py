@@ -90,10 +90,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = E
         legacy = legacy_config.from_kohya(raw, tab.name)
         family = legacy.family if legacy.family in families else families[0]
         settings = from_values(script_for(family, tab.method), legacy.values)
-        remarks = [remark for remark in legacy.remarks if remark.name != PROMPTS]
-        if legacy.prompts:
-            remarks.append(Remark(PROMPTS, f"the prompts of {path.name} are kept here; Save and Start write them"))
-        opened = _opened(settings, family, tuple(remarks), legacy.prompts)
+        remarks = tuple(remark for remark in legacy.remarks if remark.name != PROMPTS)
+        opened = _opened(settings, family, remarks, legacy.prompts)
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
     if (told_by := _tab_of(raw)) and told_by.method != tab.method:
@@ -169,7 +167,7 @@ def save_prompts(beside: Path, prompts: str, places: Places = EVERYWHERE) -> Pat
 
 
 def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), prompts: str = "") -> Opened:
-    return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks), prompts)
+    return Opened(settings.changed(), family, settings.unknown, (*remarks, *settings.remarks), prompts=prompts)
 
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:

@@ -271,7 +271,11 @@ class TrainingTab:
             opened = self.training.open_configuration(path, family, self._places)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
-        updates = self._filled(opened.values, opened.family, str(path), opened.remarks, f"{path.name} is open")
+        remarks = opened.remarks
+        if opened.prompts:
+            why = f"the prompts of {path.name} are kept in the page; Save and Start write them to a file"
+            remarks = (*remarks, Remark("sample_prompts", why))
+        updates = self._filled(opened.values, opened.family, str(path), remarks, f"{path.name} is open")
         kept = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
         return updates | self._remember(path, recent) | kept
 

@@ -252,13 +252,13 @@ def test_opening_a_kohya_file_writes_nothing_and_keeps_its_prompts(tmp_path):
     assert opened.values["network_dim"] == 16
     assert opened.unknown == {"odd_key": 1}
     assert opened.prompts == "a cat --w 512"
-    assert "sample_prompts" in {remark.name for remark in opened.remarks}
     assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
 
 
 def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab, form, tmp_path):
     (tmp_path / "new-prompts.txt").write_text("mine\n")
     updates = tab._opened(str(kohya_file(tmp_path)), [], "sdxl")
+    assert "the prompts of old.json are kept in the page" in updates[tab.run.message]
     data = {c: updates[c]["value"] for c in form.controls.values()}
     data |= {tab.family: "sdxl", tab.unknown: {}, tab.recent: [], tab.preset: None, tab.opened: "", tab.replacing: ""}
     data[form.prompts] = updates[form.prompts]
