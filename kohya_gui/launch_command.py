@@ -1,9 +1,7 @@
 """From settings to the command that trains with them: an argument list, never a shell line to be interpreted."""
 
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,11 +98,6 @@ def compile_flags(options: CompileOptions) -> list[str]:
         if value != o.default:
             flags += [f"--{o.name}"] if value is True else [f"--{o.name}", str(value)]
     return flags
-
-
-def shell_line(argv: list[str]) -> str:
-    """`argv` as one line to paste into a terminal of this system."""
-    return subprocess.list2cmdline(argv) if os.name == "nt" else shlex.join(argv)
 
 
 def sees_no_gpu() -> bool:

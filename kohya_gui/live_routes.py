@@ -5,6 +5,7 @@ The page polls them; a 204 says that what it has is still true. Who may ask is d
 
 import json
 import os
+import re
 import secrets
 import stat
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -24,7 +26,7 @@ from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.run_view import WORDS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import FAMILY_TITLES
-from sd_scripts.runs.events import Command
+from sd_scripts.runs.events import Command, read_event
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.series import Series
@@ -41,6 +43,17 @@ TAIL_BYTES = 65_536
 """Of an ended run's events, when only its last words are wanted."""
 PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
+ID = re.compile("[0-9]{1,18}")
+"""What can be the number of a row, or of a file: 64 bits hold no more."""
+
+
+class RowNumber(IntegerConvertor):
+    """A number in a path that a row can have; nothing else is found."""
+
+    regex = ID.pattern
+
+
+register_url_convertor("row", RowNumber())
 
 
 class NotThere(ValueError):
@@ -53,15 +66,15 @@ def routes(queue: RunQueue, places: Places = EVERYWHERE) -> list[Route]:
     asked: list[tuple[str, Callable[[Request], Any]]] = [
         ("board", live.board),
         ("compare", live.compare),
-        ("run/{id:int}", live.run),
-        ("run/{id:int}/curves", live.curves),
-        ("run/{id:int}/console", live.console),
-        ("run/{id:int}/sample/{number:int}", live.sample),
-        ("run/{id:int}/file/{number:int}", live.file),
+        ("run/{id:row}", live.run),
+        ("run/{id:row}/curves", live.curves),
+        ("run/{id:row}/console", live.console),
+        ("run/{id:row}/sample/{number:row}", live.sample),
+        ("run/{id:row}/file/{number:row}", live.file),
     ]
     told: list[tuple[str, Callable[[Request, Mapping[str, Any]], Any]]] = [
         ("queue", live.set_queue),
-        ("run/{id:int}/{action}", live.act),
+        ("run/{id:row}/{action}", live.act),
     ]
     return [
         *(Route(f"/studio/{path}", _answering(answer), methods=["GET"]) for path, answer in asked),
@@ -153,7 +166,8 @@ class LiveRoutes:
 
     def compare(self, request: Request) -> Any:
         """Settings in which some runs differ."""
-        ids = [int(word) for word in request.query_params.get("ids", "").split(",") if word.isdecimal()]
+        words = request.query_params.get("ids", "").split(",")[:MOST_RUNS]
+        ids = [int(word) for word in words if ID.fullmatch(word)]
         rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id))]
         if len(rows) < 2:
             raise ValueError("Choose two runs or more to compare")
@@ -256,7 +270,7 @@ def _obeying(answer: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[R
             return JSONResponse({"error": "Only the page of this GUI may ask for this"}, 403)
         try:
             body = json.loads(await request.body() or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
             return JSONResponse({"error": "What was sent is not a JSON object"}, 400)
@@ -323,11 +337,8 @@ def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | 
     except OSError:
         return None, False
     for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # cut by a full disk
-            continue
-        if isinstance(event, dict) and event.get("kind") in ("step", "saved"):
+        event = read_event(line)
+        if event is not None and event.get("kind") in ("step", "saved"):
             story.tell(event)
     loss = story.average if story.average is not None else story.loss
     return _short(loss), newest_state(story) is not None

@@ -1,12 +1,15 @@
 """Where files may lie that the page reads and writes: everywhere at one's own desk, in named folders for others."""
 
 import json
+import ntpath
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+from sd_scripts.options.metadata_file import read_metadata
 from sd_scripts.options.model_file import is_hub_id
 from sd_scripts.options.spec import Option
 from sd_scripts.options.toml_files import read_toml
@@ -75,9 +78,25 @@ class Places:
             if name == "dataset_config":
                 for key, inner in _inside(place):
                     self.check(f"dataset_config: {key}", inner)
+                    if key == "metadata_file":
+                        self._check_keys("dataset_config: metadata_file", Path(inner))
+            if name == "in_json":
+                self._check_keys(name, place)
         except ValueError as error:
             return str(error)
         return None
+
+    def _check_keys(self, name: str, metadata: Path) -> None:
+        """ValueError where a metadata file has the path of an image outside among its keys."""
+        try:
+            keys = list(read_metadata(metadata, name))
+        except (ValueError, RecursionError):  # training could not read it either
+            return
+        for key in keys:
+            if PurePath(key).anchor or ntpath.splitdrive(key)[0]:
+                self.check(name, key)
+            elif ".." in re.split(r"[/\\]", key):
+                raise ValueError(f"{name}: the image '{key}' leads out of its folder; write its whole path there")
 
 
 EVERYWHERE = Places()
@@ -113,7 +132,7 @@ def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:
     try:
         is_json = dataset_config.suffix.lower() == ".json"
         waiting: list[Any] = [json.loads(dataset_config.read_text("utf-8")) if is_json else read_toml(dataset_config)]
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return
     while waiting:
         match waiting.pop():

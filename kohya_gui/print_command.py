@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from kohya_gui.configuration import open_file, prepare, tab_for
-from kohya_gui.launch_command import shell_line
+from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import script_for
 

@@ -180,7 +180,7 @@ async def _check(request: Request) -> JSONResponse:
         text, file, family, sampler = (str(asked[key]) for key in ("text", "file", "family", "sampler"))
         place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
         check = meaning(text[:LARGEST], place, family, sampler)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return JSONResponse({"error": "text, file, family and sampler are wanted"}, 400)
     return JSONResponse({"options": options if place.suffix == ".txt" else "", "check": check})
 

@@ -17,11 +17,11 @@ from kohya_gui.class_advanced_training import AdvancedTraining
 from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save, save_prompts
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, unquoted
 from kohya_gui.draft import Draft
-from kohya_gui.launch_command import shell_line
 from kohya_gui.messages import message
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
+from kohya_gui.shell_line import shell_line
 from kohya_gui.tensorboard_gui import tensorboard_tool
 from kohya_gui.training import DataTool, Panel, Training
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for

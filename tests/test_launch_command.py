@@ -1,12 +1,15 @@
 """The command that trains: an argument list that shows what matters and hides what is secret."""
 
-import shlex
+import ast
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kohya_gui.launch_command import LaunchCommand, build, shell_line
+from kohya_gui.launch_command import LaunchCommand, build
+from kohya_gui.shell_line import cmd_line, posix_line, powershell_line
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.reading import from_values
 
@@ -97,7 +100,63 @@ def test_unknown_keys_of_the_file_stay_in_the_file():
     assert command(someones_key=3).toml == {"someones_key": 3}
 
 
+WORDS = [
+    "--flag", "two words", 'it\'s "mine"', "$(touch INJ)", "`touch INJ`", "a;b", "a|b", "a&calc&b", "%PATH%", "50%",
+    '50% "off" & more', "C:\\out\\a&calc&-command.toml", "C:\\a folder\\", "a^b", "!x!", "", "~", "*", "#", "a=b",
+    "\u2019x", "\\\\server\\c$\\x", 'end\\"',
+]  # fmt: skip
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
-def test_the_line_can_be_pasted_with_spaces_in_paths():
-    argv = [*command().argv, "--output_name", 'it\'s "mine"']
-    assert shlex.split(shell_line(argv)) == argv
+@pytest.mark.parametrize("more", [[], ["two\nlines'", "tab\tand \x1b escape\\"]])
+def test_what_is_pasted_into_a_shell_is_the_words_and_one_line(more):
+    argv = [*WORDS, *more]
+    line = posix_line([sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *argv])
+    assert len(line.splitlines()) == 1
+    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(shown.stdout) == argv
+
+
+def after_cmd(line: str) -> str:
+    """What cmd.exe hands to a program; fails where it would take a character for its own."""
+    for name in line.split("%")[1:-1]:
+        assert "^" in name  # between two percent signs, such a name is no variable's
+    handed, quoted, rest = "", False, iter(line)
+    for letter in rest:
+        if letter == "^" and not quoted:
+            handed += next(rest)
+            continue
+        quoted ^= letter == '"'
+        assert quoted or letter not in "&|<>()%!", line
+        handed += letter
+    assert not quoted
+    return handed
+
+
+def as_windows_splits(line: str) -> list[str]:
+    """The words that the C runtime of Windows finds in a line."""
+    words, word, quoted, begun = [], "", False, False
+    for slashes, letter in re.findall(r"(\\*)([^\\]|$)", line):
+        if letter == '"':
+            word += "\\" * (len(slashes) // 2)
+            word, quoted = (word + '"', quoted) if len(slashes) % 2 else (word, not quoted)
+            begun = True
+            continue
+        word, begun = word + slashes, begun or bool(slashes)
+        if letter in (" ", "") and not quoted:
+            words += [word] if begun else []
+            word, begun = "", False
+        else:
+            word, begun = word + letter, True
+    return words
+
+
+def test_what_is_pasted_into_cmd_is_the_words():
+    for word in WORDS:
+        assert as_windows_splits(after_cmd(cmd_line(["python.exe", word, "end"]))) == ["python.exe", word, "end"]
+
+
+def test_what_is_pasted_into_powershell_is_quoted_where_it_could_mean_something():
+    line = powershell_line(["C:\\Program Files\\python.exe", "-c", "$(calc)", "it's", "\u2019;calc", 'a"b'])
+    assert line == "& 'C:\\Program Files\\python.exe' -c '$(calc)' 'it''s' '\u2019\u2019;calc' 'a\\\"b'"
+    assert powershell_line(["python.exe", "--x"]) == "python.exe --x"

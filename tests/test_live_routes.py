@@ -1,5 +1,6 @@
 """What the page asks for while trainings run: the routes, against a real list of runs and real run folders."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -127,6 +128,42 @@ def test_a_run_that_is_not_on_the_list_is_told_in_a_sentence(studio):
     assert studio.post("run/77/stop").status_code == 404
 
 
+@pytest.mark.parametrize("number", ["9" * 18, "9" * 19, "9" * 22, "9" * 5000, "-1", "1e3", "\u0661"])
+def test_a_number_that_no_run_has_is_not_found(studio, number):
+    studio.over("cat", steps(1))
+    for path in (f"run/{number}", f"run/{number}/curves", f"run/1/sample/{number}", f"run/1/file/{number}"):
+        assert studio.get(path).status_code == 404
+    assert studio.post(f"run/{number}/stop").status_code == 404
+    assert studio.get(f"compare?ids={number},1").status_code == 400
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize("value", [HOSTILE, [HOSTILE], {"a": HOSTILE}, True, "1e999", "1" + "0" * 400, "NaN", None])
+def test_what_is_no_number_in_a_shared_run_folder_never_reaches_the_page(studio, value):
+    run = studio.wait("shared")
+    written = json.dumps(value) if not isinstance(value, str) or "<" in value else value
+    lines = [
+        f'{{"kind": "started", "max_steps": 4, "epochs": {written}, "images_per_step": {written}, "step": {written}}}'
+    ]
+    for name in ("time", "epoch", "loss", "average", "seconds", "vram", "ram", "lr"):
+        lines.append(f'{{"kind": "step", "step": 2, "{name}": {written}}}')
+    for kind in ("step", "phase", "epoch", "validation", "sample", "saved", "compile", "warning", "failed", "finished"):
+        for name in ("step", "done", "total", "bytes", "width", "height", "seed", "number", "graphs", "recompiles"):
+            path = str(studio.folder / "a.png")
+            told = {"kind": kind, "step": 3, "name": "x", "text": "x", "path": path, "prompt": "x"}
+            lines.append(json.dumps({**told, "slot": 0}).replace('"slot": 0', f'"{name}": {written}'))
+        for name in ("name", "text", "path", "prompt", "option", "error", "remedy", "details", "kind", "loss", "time"):
+            lines.append(json.dumps({"kind": kind, "step": 3, "slot": 0}).replace('"slot": 0', f'"{name}": {written}'))
+    studio.run_folder(run).events_file.write_text("\n".join(lines) + "\n")
+    studio.queue.store.update(run, state="finished", started=1.0, ended=2.0, place=None)
+    for path in (f"run/{run}", f"run/{run}/curves", "board"):
+        answer = studio.get(path)
+        assert answer.status_code == 200, answer.text
+        assert "<img" not in answer.text.replace("\\u003c", "<")
+
+
 def test_a_long_curve_comes_in_a_thousand_bins_and_finer_where_one_looks_closer(studio):
     run = studio.over("long", steps(5000))
     whole = studio.get(f"run/{run}/curves").json()
@@ -239,7 +276,7 @@ def test_only_the_page_may_ask_for_something(studio):
     assert studio.get(f"run/{run}/remove").status_code == 405
 
 
-@pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff"])
+@pytest.mark.parametrize("body", [b"[1]", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_object_is_refused(studio, body):
     assert studio.browser.post("/studio/queue", content=body, headers=ASKING).status_code == 400
 

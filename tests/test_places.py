@@ -150,6 +150,25 @@ def test_a_data_set_file_names_allowed_folders_only(places, inside):
     assert places.problem("dataset_config", str(inside / "b.toml")) is None
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_metadata_file_names_images_in_allowed_folders_only(places, inside, name):
+    def written(key: str) -> str:
+        entry = {"caption": "a cat"}
+        lines = json.dumps({key: entry} if name == "a.json" else {"image_path": key, **entry})
+        (inside / name).write_text(lines + "\n")
+        return str(inside / name)
+
+    config = inside / "c.toml"
+    config.write_text(f'[[datasets]]\n[[datasets.subsets]]\nmetadata_file = "{inside / name}"\n')
+    for key, why in (("/etc/secret.png", OUTSIDE), ("../secret.png", "leads out of its folder")):
+        assert why in (places.problem("in_json", written(key)) or "")
+        assert why in (places.problem("dataset_config", str(config)) or "")
+    for key in (str(inside / "cat.png"), "cat", "sub/cat.png", "..cat"):
+        assert places.problem("in_json", written(key)) is None
+        assert places.problem("dataset_config", str(config)) is None
+    assert EVERYWHERE.problem("in_json", written("/etc/secret.png")) is None
+
+
 def test_a_configuration_elsewhere_is_neither_read_nor_written(places, inside):
     there, here = inside.parent / "cat.toml", inside / "cat.toml"
     write_toml(there, {"network_dim": 4})

@@ -24,7 +24,7 @@ START = {
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
 def test_one_line_to_paste_holds_all_settings_and_nothing_is_written(tmp_path, capsys):
-    results = tmp_path / "my results"
+    results = tmp_path / "my $(touch INJ) results"
     values = {
         **START,
         "output_dir": str(results),

@@ -221,4 +221,5 @@ def test_the_page_asks_while_one_writes():
     assert "cannot be read" in as_json["check"]
     for wrong in ({}, [], {**asked, "family": "none"}):
         assert client.post("/studio/prompts", json=wrong).status_code == 400
-    assert client.post("/studio/prompts", content=b"{").status_code == 400
+    for body in (b"{", b"[" * 100_000, b"\xff"):
+        assert client.post("/studio/prompts", content=body).status_code == 400

@@ -1,6 +1,7 @@
 """What a run tells the world, one JSON object a line: the GUI reads this file and nothing else."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -23,6 +24,17 @@ Kind = Literal[
     "heard",
 ]
 Command = Literal["stop", "save", "sample"]
+NUMBERS = frozenset(
+    (
+        *("time", "step", "max_steps", "epoch", "epochs", "done", "total", "loss", "average", "seconds", "vram"),
+        *("ram", "bytes", "mtime_ns", "number", "seed", "width", "height", "images_per_step"),
+        *("graphs", "recompiles", "breaks"),
+    )
+)
+"""What is a number in every event; null says as much as nothing."""
+TEXTS = frozenset(["kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"])
+LARGEST = 2.0**63
+"""Of a number in an event; what counts more is nothing that a run has."""
 END: Literal["end"] = "end"
 """Written beside the commands when a person ends the processes at once: the run does not act on it, readers tell it."""
 
@@ -51,6 +63,37 @@ def _is_cut(path: Path) -> bool:
         return file.read(1) not in (b"", b"\n")
 
 
+def read_event(line: bytes | str) -> dict[str, Any] | None:
+    """One line as an event; None for a line that holds none.
+
+    Anybody may have written into a shared folder. So a number is a number from here on and a text is a text; what is
+    said in another way is left out.
+    """
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict):
+        return None
+    return {name: value for name, value in event.items() if _is_as_said(name, value)}
+
+
+def _is_as_said(name: str, value: Any) -> bool:
+    if name in NUMBERS:
+        return _is_number(value)
+    if name in TEXTS:
+        return isinstance(value, str)
+    if name == "lr":
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and abs(value) < LARGEST if isinstance(value, float) else abs(value) < LARGEST
+
+
 class EventTail:
     """Reads on from where it stopped; a line still being written waits for the next call.
 
@@ -75,14 +118,11 @@ class EventTail:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                try:
-                    event = json.loads(line)
-                except ValueError:  # a full disk cut this line; those after it are whole again
-                    continue
-                if not isinstance(event, dict):
+                event = read_event(line)
+                if event is None:  # a full disk cut this line; those after it are whole again
                     continue
                 told = event.get("time")
-                if isinstance(told, float):
+                if told is not None:
                     if told <= self._known:
                         continue
                     self._last = max(self._last, told)

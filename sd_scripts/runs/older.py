@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.runs import process
+from sd_scripts.runs.events import read_event
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.story import RunStory
 
@@ -64,10 +65,5 @@ def _events(file: Path) -> list[dict[str, Any]]:
             last = opened.read()
     except OSError:
         return []
-    events = []
-    for line in [*first.splitlines(), *last.splitlines()]:
-        try:
-            events.append(json.loads(line))
-        except ValueError:  # cut where the reading began or ended
-            continue
-    return [event for event in events if isinstance(event, dict)]
+    # None: cut where the reading began or ended
+    return [event for line in [*first.splitlines(), *last.splitlines()] if (event := read_event(line)) is not None]
