@@ -29,4 +29,4 @@ def settings_in(line: str, script: Script = SDXL_LORA) -> dict[str, Any]:
         for o in each_option(LaunchOptions)
         if f"--{o.name}" in argv[:at]
     }
-    return from_values(script, launch, given_flags(script, argv[at + 1 :])).changed()
+    return from_values(script, launch, given_flags(script, argv[at + 1 :]).values).changed()

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 from training_help import pictures, settings_for
 
 from kohya_gui.configuration import open_file, prepare, save_file
-from kohya_gui.launch_command import shell_line
 from kohya_gui.live_routes import routes
 from kohya_gui.lora_gui import LORA
+from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
 from sd_scripts.options.spec import each_option
