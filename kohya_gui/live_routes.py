@@ -28,6 +28,7 @@ from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.events import Command, read_event
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.joined import JoinedCurves, predecessors
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.series import Series
 from sd_scripts.runs.store import RunRow
@@ -38,6 +39,8 @@ MOST_BINS = 1000
 MOST_RATES = 250
 """Points of a learning rate in one answer: a smooth line needs no more."""
 MOST_RUNS = 1000
+MOST_NAME, MOST_NOTE = 200, 4000
+"""Characters."""
 MOST_LINES = 2000
 TAIL_BYTES = 65_536
 """Of an ended run's events, when only its last words are wanted."""
@@ -74,6 +77,7 @@ def routes(queue: RunQueue, places: Places = EVERYWHERE) -> list[Route]:
     ]
     told: list[tuple[str, Callable[[Request, Mapping[str, Any]], Any]]] = [
         ("queue", live.set_queue),
+        ("runs/forget", live.forget),
         ("run/{id:row}/{action}", live.act),
     ]
     return [
@@ -89,6 +93,9 @@ class LiveRoutes:
         self._queue, self._places = queue, places
         self._launch = secrets.token_hex(4)
         """Tells the page that the GUI was started again."""
+        self._before: dict[tuple[int, str], list[int]] = {}
+        """Run and the state it was continued from -> the runs before it, oldest first."""
+        self._joined: dict[int, tuple[list[int], JoinedCurves]] = {}
 
     def board(self, request: Request) -> Any:
         """Every run in a few words, newest first."""
@@ -109,7 +116,8 @@ class LiveRoutes:
         """All of one run, as HTML by section, if it told anything since; its samples unless the page has as many."""
         row = self._row(request)
         story = self._queue.watch(row.id).refresh()
-        known = f"{self._launch}.{story.told}.{row.state}.{row.place}.{row.error}"
+        words = f"{row.name}.{row.note}.{row.error}"
+        known = f"{self._launch}.{story.told}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
         if request.query_params.get("known") == known:
             return None
         state = shown_state(story, row)
@@ -117,6 +125,7 @@ class LiveRoutes:
         return {
             "id": row.id,
             "name": row.name,
+            "note": row.note,
             "tab": tab_of(row).name,
             "told": known,
             "now": time.time(),
@@ -125,21 +134,25 @@ class LiveRoutes:
             "over": state in ENDED,
             "sections": sections(story, row),
             "curves": len(story.losses) + len(story.validation),
+            "before": len(self._predecessors(row, story)),
             **({"samples": samples} if _number(request, "samples", -1) != len(samples) else {}),
         }
 
     def curves(self, request: Request) -> Any:
-        """The loss in bins, as fine as fits; from bin `after` on, or of the steps first..last."""
-        story = self._queue.watch(self._row(request).id).refresh()
+        """The loss in bins, as fine as fits; from bin `after` on, or of the steps first..last. `joined`: with those of
+        the runs before it that this one continues."""
+        row = self._row(request)
+        story = self._queue.watch(row.id).refresh()
+        curves = self._join(row, story) if request.query_params.get("joined") else story
         first, last = _real(request, "first"), _real(request, "last")
-        level = _number(request, "level", story.losses.level(MOST_BINS, first, last))
-        bins = story.losses.bins(min(level, 40), _number(request, "after", 0), first, last)
+        level = _number(request, "level", curves.losses.level(MOST_BINS, first, last))
+        bins = curves.losses.bins(min(level, 40), _number(request, "after", 0), first, last)
         return {
             "level": bins.level,
             "start": bins.start,
             "bins": [[_short(value) for value in each] for each in bins.bins],
-            "validation": _thin(story.validation, first, last),
-            "rates": {name: _thin(rate, first, last) for name, rate in story.rates.items()},
+            "validation": _thin(curves.validation, first, last),
+            "rates": {name: _thin(rate, first, last) for name, rate in curves.rates.items()},
             "max_steps": story.max_steps,
         }
 
@@ -172,13 +185,28 @@ class LiveRoutes:
         if len(rows) < 2:
             raise ValueError("Choose two runs or more to compare")
         return {
-            "runs": [{"id": row.id, "name": row.name, "state": row.state} for row in rows],
+            "runs": [self._compared(row) for row in rows],
             "settings": differences(rows),
+        }
+
+    def _compared(self, row: RunRow) -> dict[str, Any]:
+        story = self._queue.watch(row.id).refresh()
+        return {
+            "id": row.id,
+            "name": row.name,
+            "state": row.state,
+            "started": row.started or row.created,
+            "before": len(self._predecessors(row, story)),
+            "samples": [_sample(row.id, number, made) for number, made in enumerate(story.samples)],
         }
 
     def act(self, request: Request, body: Mapping[str, Any]) -> Any:
         """Do something with one run. Raises ValueError where it cannot be done."""
-        row, action = self._row(request), request.path_params["action"]
+        action = request.path_params["action"]
+        if action == "put_back":  # it is not on the list
+            self._queue.put_back(request.path_params["id"])
+            return {"ok": True}
+        row = self._row(request)
         if action in get_args(Command):
             self._queue.ask(row.id, action)
         elif action in MOVES:
@@ -189,12 +217,25 @@ class LiveRoutes:
             self._queue.remove(row.id)
         elif action == "forget":
             self._queue.forget(row.id)
+        elif action == "describe":
+            name = _written(body, "name", MOST_NAME).replace("\n", " ") or row.name
+            self._queue.describe(row.id, name, _written(body, "note", MOST_NOTE))
         elif action == "continue":
             story = self._queue.watch(row.id).refresh()
             return {"ok": True, "id": self._queue.add(continued(row, newest_state(story), self._places))}
         else:
             raise NotThere(f"There is no {action} for a run")
         return {"ok": True}
+
+    def forget(self, request: Request, body: Mapping[str, Any]) -> Any:
+        """Take several runs that are over from the list; their folders stay."""
+        ids = body.get("ids")
+        if not isinstance(ids, list) or not all(isinstance(id, int) for id in ids):
+            raise ValueError("ids: the numbers of the runs to remove are missing")
+        rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id)) and row.state in ENDED]
+        for row in rows:
+            self._queue.forget(row.id)
+        return {"ok": True, "removed": len(rows)}
 
     def set_queue(self, request: Request, body: Mapping[str, Any]) -> Any:
         """Pause the queue, or say what it does after a run that failed."""
@@ -209,6 +250,27 @@ class LiveRoutes:
         every = {row.id: row for row in (*store.queued(), *store.living(), *store.rows(limit))}
         return [every[id] for id in sorted(every, reverse=True)]
 
+    def _predecessors(self, row: RunRow, story: RunStory) -> list[int]:
+        """The runs that this one continues, oldest first; looked for once."""
+        state = story.facts.get("resumed_from")
+        if not state:
+            return []
+        key = row.id, str(state)
+        if key not in self._before:
+            rows = self._queue.store.rows(MOST_RUNS)
+            self._before[key] = predecessors(row, story, rows, lambda id: self._queue.watch(id).refresh())
+        return self._before[key]
+
+    def _join(self, row: RunRow, story: RunStory) -> JoinedCurves:
+        before = [id for id in self._predecessors(row, story) if self._queue.store.row(id)]
+        kept = self._joined.get(row.id)
+        if kept is None or kept[0] != before:
+            stories = [self._queue.watch(id).refresh() for id in before]
+            kept = before, JoinedCurves(stories)
+            self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each holds all its points
+        kept[1].extend(story)
+        return kept[1]
+
     def _row(self, request: Request) -> RunRow:
         row = self._queue.store.row(request.path_params["id"])
         if row is None:
@@ -222,6 +284,7 @@ class LiveRoutes:
         return {
             "id": row.id,
             "name": row.name,
+            "note": row.note,
             "tab": row.tab,
             "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
             "family": row.family,
@@ -342,6 +405,17 @@ def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | 
             story.tell(event)
     loss = story.average if story.average is not None else story.loss
     return _short(loss), newest_state(story) is not None
+
+
+def _written(body: Mapping[str, Any], name: str, most: int) -> str:
+    """What a person wrote, in lines without control characters."""
+    text = body.get(name, "")
+    if not isinstance(text, str):
+        raise ValueError(f"{name}: not a text")
+    if len(text) > most:
+        raise ValueError(f"{name}: longer than {most} characters")
+    lines = text.replace("\t", " ").splitlines()
+    return "\n".join("".join(filter(str.isprintable, line)).rstrip() for line in lines).strip()
 
 
 def _number(request: Request, name: str, default: int) -> int:

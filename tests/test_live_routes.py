@@ -311,6 +311,64 @@ def test_what_cannot_be_done_is_told_in_a_sentence(studio):
     assert studio.post(f"run/{studio.wait('waits')}/forget").status_code == 400
 
 
+def test_several_runs_that_are_over_are_removed_from_the_list_together(studio):
+    runs = [studio.over(name, steps(1)) for name in "abc"]
+    waiting = studio.wait("waits")
+    assert studio.post("runs/forget", {"ids": [*runs[:2], waiting, 99]}).json() == {"ok": True, "removed": 2}
+    assert studio.names() == ["waits", "c"]
+    assert studio.post("runs/forget", {"ids": "all"}).status_code == 400
+
+
+def test_a_run_removed_from_the_queue_is_put_back(studio):
+    run = studio.wait("cat")
+    studio.post(f"run/{run}/remove")
+    assert studio.names() == []
+    assert studio.post(f"run/{run}/put_back").json() == {"ok": True}
+    assert studio.names() == ["cat"]
+    assert studio.post(f"run/{run}/put_back").status_code == 400
+
+
+def test_a_run_is_renamed_and_gets_a_note(studio):
+    run = studio.over("cat", steps(1))
+    known = studio.get(f"run/{run}").json()["told"]
+    assert studio.post(f"run/{run}/describe", {"name": " the\tgood\none ", "note": "a\0b\nc"}).json() == {"ok": True}
+    told = studio.get(f"run/{run}?known={known}").json()
+    assert (told["name"], told["note"]) == ("the good one", "ab\nc")
+    assert studio.get("board").json()["runs"][0]["note"] == "ab\nc"
+    studio.post(f"run/{run}/describe", {"name": "  ", "note": ""})
+    assert studio.names() == ["the good one"]
+    for body in ({"name": 5}, {"note": "x" * 5000}):
+        assert studio.post(f"run/{run}/describe", body).status_code == 400
+
+
+def test_the_curve_of_a_continued_run_begins_with_those_of_the_runs_before_it(studio):
+    def tell(first: int, last: int, state: str, resumed: str = "") -> Callable[[EventLog], None]:
+        def told(log: EventLog) -> None:
+            log("started", max_steps=30, epochs=1, step=first - 1, **({"resumed_from": resumed} if resumed else {}))
+            for step in range(first, last + 1):
+                log("step", step=step, epoch=1, loss=float(last), lr={"unet": 1e-4})
+            log("saved", path=state, step=last)
+
+        return told
+
+    runs = []
+    for number, (first, last, resumed) in enumerate(
+        [(1, 10, ""), (9, 20, "/out/cat-1-state"), (21, 30, "/out/cat-2-state")]
+    ):
+        runs.append(studio.over("cat", tell(first, last, f"/out/cat-{number + 1}-state", resumed)))
+        studio.queue.store.update(runs[-1], started=float(number + 1), ended=number + 1.5)
+    assert [studio.get(f"run/{run}").json()["before"] for run in runs] == [0, 1, 2]
+    alone = studio.get(f"run/{runs[2]}/curves").json()
+    assert [step for step, *_ in alone["bins"]] == list(range(21, 31))
+    for _ in range(2):  # asked again it is the same
+        joined = studio.get(f"run/{runs[2]}/curves?joined=1").json()
+        assert [step for step, *_ in joined["bins"]] == list(range(1, 31))
+        assert [joined["bins"][step - 1][3] for step in (8, 9, 20, 21)] == [10, 20, 20, 30]
+        assert len(joined["rates"]["unet"]) == 30
+    studio.post(f"run/{runs[1]}/forget")
+    assert studio.get(f"run/{runs[2]}/curves?joined=1").status_code == 200
+
+
 def test_a_run_is_forgotten_and_its_folder_stays(studio):
     run = studio.over("cat", steps(2))
     folder = studio.run_folder(run).path

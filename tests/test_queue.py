@@ -184,6 +184,34 @@ def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_somebody_put_somet
         queue.remove(ids[0])
 
 
+def test_a_run_taken_out_of_the_queue_can_be_put_back_with_all_it_had(place: Place):
+    queue = place.queue(opened=False)
+    a, b, c = (queue.add(place.plan()) for _ in range(3))
+    launch = RunFolder(queue.row(b).folder).launch
+    before = queue.row(b), launch.read_bytes()
+    queue.remove(b)
+    assert not launch.exists()
+    queue.put_back(b)
+    assert (queue.row(b), launch.read_bytes()) == before
+    assert [(row.id, row.place) for row in queue.store.queued()] == [(a, 1), (b, 2), (c, 3)]
+    with pytest.raises(ValueError, match="cannot be put back"):
+        queue.put_back(b)
+    queue.open()
+    wait_for(lambda: over(queue))
+    assert queue.row(b).state == "finished"
+
+
+def test_a_run_has_the_name_and_the_note_that_somebody_gave_it_in_a_list_of_an_earlier_version_too(place: Place):
+    queue = place.queue(opened=False)
+    id = queue.add(place.plan())
+    with contextlib.closing(sqlite3.connect(queue.store.path)) as db:
+        db.execute("ALTER TABLE runs DROP COLUMN note")
+        db.commit()
+    queue.describe(id, "the good one", "rank 8, no text encoder")
+    assert (queue.row(id).name, queue.row(id).note) == ("the good one", "rank 8, no text encoder")
+    assert queue.store.notice == ""
+
+
 def test_a_queued_run_keeps_its_command_and_settings(place: Place):
     queue = place.queue(opened=False)
     plan = place.plan()

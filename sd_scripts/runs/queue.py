@@ -27,6 +27,8 @@ STARTING_SECONDS = 30.0
 """After which a run that this GUI was about to start will not come any more."""
 KEPT_STORIES = 16
 """Runs that are over and were looked at last: their stories stay in memory."""
+KEPT_REMOVED = 20
+"""Runs removed from the queue that can be put back."""
 
 Where = Literal["up", "down", "first", "last"]
 
@@ -45,6 +47,15 @@ class Planned:
     tab: str = ""
     family: str = ""
     gpus: str = "all"
+
+
+@dataclass(frozen=True)
+class _Removed:
+    """A run that was taken out of the queue, with all that is needed to put it back."""
+
+    row: RunRow
+    files: Mapping[Path, bytes]
+    secrets: Mapping[str, str]
 
 
 def gpu_set(gpu_ids: str, on_cpu: bool) -> str:
@@ -71,6 +82,8 @@ class RunQueue:
         self._lock = threading.Lock()
         self._alive: dict[int, RunRow] = {}
         """The rows of the living and the queued at the last look, for the case that the list is damaged."""
+        self._removed: dict[int, _Removed] = {}
+        """Runs that were taken out of the queue last."""
         self._damage = store.notice
         self._warned = ""
         self._tools: list[tuple[str, WatchedRun]] = []
@@ -157,12 +170,40 @@ class RunQueue:
     def remove(self, id: int) -> None:
         """Take a run out of the queue; its folder goes too. Raises ValueError for one that does not wait."""
         row = self._waiting(id)
+        files = _files_of_unused(RunFolder(row.folder))
         if not self.store.forget(id, state="queued"):
             raise ValueError(f"{row.name} has just started: stop it instead")
         _delete_unused(RunFolder(row.folder))
         with self._lock:
             self._watched.pop(id, None)
-            self._secrets.pop(id, None)
+            self._removed[id] = _Removed(row, files, self._secrets.pop(id, {}))
+            for oldest in list(self._removed)[:-KEPT_REMOVED]:
+                del self._removed[oldest]
+
+    def put_back(self, id: int) -> None:
+        """Put a run that was removed into the queue again, at its place. Raises ValueError when it is not known any
+        more, or its folder cannot be written."""
+        with self._lock:
+            removed = self._removed.get(id)
+        if removed is None:
+            raise ValueError("This run cannot be put back any more: load its settings and start it again")
+        try:
+            for file, content in removed.files.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+        except OSError as error:
+            raise ValueError(f"run folder: '{error.filename}' cannot be written ({error.strerror})") from error
+        with self._lock:  # the thread must not meet the row before its secrets are here
+            self._removed.pop(id, None)
+            self._secrets[id] = removed.secrets
+            self.store.restore(removed.row)
+        self.store.move(id, removed.row.place or 1)
+        self._wake.set()
+
+    def describe(self, id: int, name: str, note: str) -> None:
+        """Give a run another name in the list, and a note. Raises ValueError for an id that is in no row."""
+        self._row(id)
+        self.store.update(id, name=name, note=note)
 
     def forget(self, id: int) -> None:
         """Take a run that is over from the list; its folder stays. Raises ValueError for another one."""
@@ -407,6 +448,15 @@ def _command(launch: Any, secrets: Mapping[str, str]) -> tuple[list[str], dict[s
         raise ValueError(
             "its folder, or launch.json in it, was deleted or damaged while it waited; start it again"
         ) from error
+
+
+def _files_of_unused(folder: RunFolder) -> dict[Path, bytes]:
+    """What `_delete_unused` deletes."""
+    found = {}
+    for file in (folder.config, folder.launch, folder.console):
+        with contextlib.suppress(OSError):
+            found[file] = file.read_bytes()
+    return found
 
 
 def _delete_unused(folder: RunFolder) -> None:

@@ -47,6 +47,8 @@ class RunRow:
     """Which GUI queued or started it, as `process.word` tells processes apart."""
     process: str = ""
     """Its own process, told apart likewise; its folder says so too, unless somebody deleted that."""
+    note: str = ""
+    """What a person wrote about it."""
 
 
 def state_folder() -> Path:

@@ -37,7 +37,8 @@ CREATE TABLE runs (
     results TEXT NOT NULL DEFAULT '[]',
     error TEXT NOT NULL DEFAULT '',
     owner TEXT NOT NULL DEFAULT '',
-    process TEXT NOT NULL DEFAULT ''
+    process TEXT NOT NULL DEFAULT '',
+    note TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX by_state ON runs (state);
 CREATE TABLE settings (name TEXT PRIMARY KEY, value);
@@ -49,8 +50,10 @@ BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
 """
 COLUMNS = (
     *("id", "folder", "name", "tab", "family", "gpus", "state", "place", "created", "started", "ended", "step"),
-    *("max_steps", "results", "error", "owner", "process"),
+    *("max_steps", "results", "error", "owner", "process", "note"),
 )
+ADDED = {"note": "TEXT NOT NULL DEFAULT ''"}
+"""Columns that lists of earlier versions lack; those versions do not mind them."""
 
 T = TypeVar("T")
 
@@ -123,8 +126,9 @@ class StoreFile:
                 raise ValueError(f"{self.path}: the list of runs cannot be used ({error}): {why}") from error
 
     def _lay_out(self, db: sqlite3.Connection) -> None:
-        """Lay out a new file; DatabaseError for one that is not ours."""
+        """Lay out a new file, or add what one of an earlier version lacks; DatabaseError for one that is not ours."""
         if _is_laid_out(db):
+            _add_columns(db)
             return
         with contextlib.suppress(sqlite3.OperationalError):  # another process is laying it out just now
             db.execute("PRAGMA journal_mode = WAL")
@@ -214,6 +218,18 @@ def _whole(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("COMMIT")
 
 
+def _add_columns(db: sqlite3.Connection) -> None:
+    there = _columns(db)
+    for name, kind in ADDED.items():
+        if name not in there:
+            with contextlib.suppress(sqlite3.OperationalError):  # another process was quicker
+                db.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
+
+
+def _columns(db: sqlite3.Connection) -> list[str]:
+    return [str(row[1]) for row in db.execute("PRAGMA table_info(runs)")]
+
+
 def _is_laid_out(db: sqlite3.Connection) -> bool:
     """False for a file that is empty; DatabaseError for one that is not ours."""
     application, version = (db.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version"))
@@ -238,8 +254,9 @@ def _salvage(file: Path) -> list[dict[str, Any]]:
     """The rows of a damaged list, as far as it can be read."""
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(sqlite3.Error, ValueError, TypeError), contextlib.closing(sqlite3.connect(file)) as db:
-        for each in db.execute(f"SELECT {', '.join(COLUMNS)} FROM runs ORDER BY id"):
-            facts = dict(zip(COLUMNS, each, strict=True))
+        there = [name for name in COLUMNS if name in _columns(db)]
+        for each in db.execute(f"SELECT {', '.join(there)} FROM runs ORDER BY id"):
+            facts = dict(zip(there, each, strict=True))
             json.loads(facts["results"])  # a row must be readable to be worth keeping
             rows.append(facts)
     return rows

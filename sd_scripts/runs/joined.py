@@ -1,0 +1,94 @@
+"""The curves of a run together with those of the runs that it continues."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from sd_scripts.runs.events import read_event
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.series import Series
+from sd_scripts.runs.store import RunRow
+from sd_scripts.runs.story import RunStory
+
+MOST_RUNS = 50
+"""Earlier runs in which the state is looked for that a run was continued from, and the longest chain."""
+
+
+def predecessors(
+    row: RunRow, story: RunStory, rows: Sequence[RunRow], story_of: Callable[[int], RunStory]
+) -> list[int]:
+    """The ids of the runs that led to this one, oldest first. `rows`: the runs of the list, newest first."""
+    found: list[int] = []
+    while (state := story.facts.get("resumed_from")) and len(found) < MOST_RUNS:
+        before = _saved_by(str(state), row, rows)
+        if before is None or before.id in found:
+            break
+        found.append(before.id)
+        row, story = before, story_of(before.id)
+    return found[::-1]
+
+
+def _saved_by(state: str, row: RunRow, rows: Sequence[RunRow]) -> RunRow | None:
+    """The last run before this one that saved the state."""
+    began = row.started or row.created
+    earlier = [each for each in rows if each.id != row.id and (each.started or each.created) < began]
+    earlier.sort(key=lambda each: each.started or each.created, reverse=True)
+    return next((each for each in earlier[:MOST_RUNS] if _tells_of(each, state)), None)
+
+
+def _tells_of(row: RunRow, state: str) -> bool:
+    events = RunFolder(row.folder).events_file
+    try:
+        return state in _saved_paths(events, events.stat().st_size)
+    except OSError:  # its folder is gone
+        return False
+
+
+@lru_cache(maxsize=256)
+def _saved_paths(events: Path, size: int) -> frozenset[str]:
+    """All that a run told to have saved, read again once it told more."""
+    with events.open("rb") as file:
+        lines = [line for line in file if b'"saved"' in line]
+    events_told = (read_event(line) for line in lines)
+    return frozenset(str(event.get("path")) for event in events_told if event and event.get("kind") == "saved")
+
+
+class JoinedCurves:
+    """Loss, validation and learning rates of several runs, one after the other.
+
+    Where a run begins at an earlier step than the one before it ended, its own steps count.
+    """
+
+    def __init__(self, before: Sequence[RunStory]):
+        self._before = before
+        self._lock = threading.Lock()
+        """Several browsers look at a run."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.losses, self.validation, self.rates = Series(), Series(), dict[str, Series]()
+        self._taken: dict[str, int] = {}
+        for story in self._before:
+            self._taken.clear()
+            self._append(story)
+        self._taken.clear()
+
+    def extend(self, story: RunStory) -> None:
+        """Take in what the last run told since."""
+        with self._lock:
+            if self._taken.get("loss", 0) > len(story.losses):  # its folder was trained in again
+                self._begin()
+            self._append(story)
+
+    def _append(self, story: RunStory) -> None:
+        self._take("loss", self.losses, story.losses)
+        self._take("validation", self.validation, story.validation)
+        for group, rate in list(story.rates.items()):
+            self._take(f"rate {group}", self.rates.setdefault(group, Series()), rate)
+
+    def _take(self, name: str, to: Series, of: Series) -> None:
+        taken, count = self._taken.get(name, 0), len(of)
+        for step, value in zip(of.steps[taken:count], of.values[taken:count], strict=True):
+            to.add(step, value)
+        self._taken[name] = count
