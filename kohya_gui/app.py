@@ -16,7 +16,7 @@ from sd_scripts.runs.queue import RunQueue
 
 TITLE = "SD Scripts Studio"
 HEAD = f"""
-<header class="page-head" data-launch="LAUNCH">
+<header class="page-head" data-launch="LAUNCH" data-opens="OPENS">
   <h1>{TITLE}</h1><p>LoRA, DreamBooth and fine-tuning for SDXL and FLUX.1</p>
   <button id="theme-switch" type="button" title="Light or dark">◐</button>
 </header>
@@ -31,7 +31,7 @@ def build(
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(HEAD.replace("LAUNCH", launch))
+        gr.HTML(HEAD.replace("LAUNCH", launch).replace("OPENS", shown if config else ""))
         tabs: list[TrainingTab] = []
         with gr.Tabs(selected=shown, elem_id="tabs"):
             for training in TRAININGS:

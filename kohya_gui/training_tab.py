@@ -254,7 +254,8 @@ class TrainingTab:
             updates |= {self.family: family, self.file: file, self.preset: shown_preset}
             return updates | ({self.run.message: self._told(remarks, "Restored what stood here")} if remarks else {})
 
-        page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
+        restored = page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
+        restored.success(None, js=f"() => Drafts.release('{self.name}')", **QUIET)
 
     def _open(self, data: Updates) -> Updates:
         return self._opened(data[self.file] or "", data[self.recent], data[self.family])
