@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from data_help import make_picture
-from PIL import Image
+from PIL import Image, ImageOps
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Fit
@@ -71,14 +71,58 @@ def test_the_mask_of_cached_latents_is_that_of_the_middle(tmp_path: Path) -> Non
     assert prepare_mask(path, None, HALF, Look()) is None
 
 
-def test_opacity_does_not_change_colours(tmp_path: Path) -> None:
+def test_opacity_as_a_mask_does_not_change_colours(tmp_path: Path) -> None:
     pixels = np.dstack([NOISE, np.zeros((60, 80), np.uint8)])
     Image.fromarray(pixels).save(tmp_path / "a.png")
     colours, opacity = read_picture(tmp_path / "a.png", alpha=True)
     assert np.array_equal(colours, NOISE)
     assert opacity is not None
     assert not opacity.any()
-    assert np.array_equal(read_picture(tmp_path / "a.png")[0], NOISE)
+
+
+def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path: Path) -> None:
+    opacity = np.full((60, 80), 255, np.uint8)
+    opacity[:20], opacity[20:30] = 0, 128
+    Image.fromarray(np.dstack([NOISE, opacity])).save(tmp_path / "a.png")
+    seen = read_picture(tmp_path / "a.png")[0]
+    assert (seen[:20] == 255).all()
+    assert np.abs(seen[20:30] - (NOISE[20:30] * 128.0 + 255 * 127) / 255).max() <= 1
+    assert np.array_equal(seen[30:], NOISE[30:])
+    shown = prepare_picture(
+        tmp_path / "a.png", None, Fit(bucket=(40, 30), resized=(40, 30), ar_error=0), Look(), Random()
+    )
+    assert (shown.pixels[:10] == 255).all()
+    palette = Image.fromarray(NOISE).convert("P")
+    palette.save(tmp_path / "b.png", transparency=bytes(256))
+    assert (read_picture(tmp_path / "b.png")[0] == 255).all()
+
+
+def test_16_bit_grey_keeps_its_values(tmp_path: Path) -> None:
+    deep = np.array([[0, 2000, 32768, 65535]], np.uint16).repeat(4, axis=0)
+    Image.fromarray(deep).save(tmp_path / "a.png")
+    assert read_picture(tmp_path / "a.png")[0][0, :, 1].tolist() == [0, 7, 128, 255]
+    mask = prepare_mask(tmp_path / "a.png", tmp_path / "a.png", Fit(bucket=(4, 4), resized=(4, 4), ar_error=0), Look())
+    assert mask is not None
+    assert mask[0].tolist() == [0, 7, 128, 255]
+
+
+def chunk_moved_behind_pixels(png: bytes) -> bytes:
+    start = png.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+    return png[:start] + png[end:-12] + png[start:end] + png[-12:]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_rotation_noted_in_a_png_is_applied(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(NOISE).save(tmp_path / "a.png", exif=exif)
+    (tmp_path / "late.png").write_bytes(chunk_moved_behind_pixels((tmp_path / "a.png").read_bytes()))
+    with Image.open(tmp_path / "a.png") as image:
+        upright = np.array(ImageOps.exif_transpose(image))
+    for name in ("a.png", "late.png"):
+        assert read_size(tmp_path / name) == (upright.shape[1], upright.shape[0])
+        assert np.array_equal(read_picture(tmp_path / name)[0], upright)
 
 
 def test_grey_and_palette_pictures_become_colours(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from sd_scripts.data.buckets import Fit, Size
@@ -35,7 +35,18 @@ Pixels = NDArray[np.uint8]
 """(H, W, 3) for a picture, (H, W) for a mask."""
 
 _EXIF_ORIENTATION = 0x0112
-
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What brings an image upright, by the orientation that is noted in its file."""
+SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+"""Pillow's modes of 16-bit grey, whose values it clips at 255 when it converts them."""
 
 DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 """What reading half an npz file, or a file of another kind, raises."""
@@ -107,24 +118,46 @@ def read_size(path: Path) -> Size:
     try:
         with Image.open(path) as image:
             width, height = image.size
-            return (height, width) if _orientation(image) >= 5 else (width, height)
+            return (height, width) if _orientation(image, path) >= 5 else (width, height)
     except Exception as error:  # what a broken file raises differs from format to format
         raise UnreadablePicture(path, error) from error
 
 
 def read_picture(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:
-    """Colours (H, W, 3) and, where asked for, opacity (H, W). A rotation noted by the camera is applied."""
+    """Colours (H, W, 3) and, where asked for, opacity (H, W). A rotation noted in the file (EXIF) is applied.
+
+    Without `alpha` what is transparent becomes white, so that the colour hidden there is not trained.
+    """
     try:
         with Image.open(path) as opened:
             image: Image.Image = opened
-            if _orientation(image) > 1:
-                image = ImageOps.exif_transpose(image)
+            if (turn := _TURNS.get(_orientation(image, path))) is not None:
+                image = image.transpose(turn)
+            image = _eight_bits(image)
             if not alpha:
-                return np.array(image.convert("RGB")), None
+                return np.array(_on_white(image)), None
             pixels = np.array(image.convert("RGBA"))
             return np.ascontiguousarray(pixels[..., :3]), np.ascontiguousarray(pixels[..., 3])
     except Exception as error:
         raise UnreadablePicture(path, error) from error
+
+
+def read_mask(path: Path) -> Pixels:
+    """The red channel (H, W) of a mask, as other trainers read it."""
+    return np.ascontiguousarray(read_picture(path)[0][..., 0])
+
+
+def is_read_anew(path: Path, *, alpha: bool) -> bool:
+    """Whether earlier versions read other colours from this file, so that latents they cached do not hold.
+
+    They clipped 16-bit grey, did not turn PNG and showed the colour hidden under transparency.
+    """
+    try:
+        with Image.open(path) as image:
+            turned = image.format == "PNG" and _orientation(image, path) > 1
+            return turned or image.mode in SIXTEEN_BITS or (image.has_transparency_data and not alpha)
+    except Exception:  # what cannot be opened is told where it is read
+        return False
 
 
 def draw_flip(look: Look, random: Random) -> bool:
@@ -136,7 +169,7 @@ def prepare_picture(path: Path, mask_path: Path | None, fit: Fit, look: Look, ra
     """One picture in its bucket, not yet flipped, with the mask that belongs to it."""
     pixels, mask = read_picture(path, alpha=look.alpha_mask and mask_path is None)
     if mask_path is not None:
-        mask = np.ascontiguousarray(read_picture(mask_path)[0][..., 0])
+        mask = read_mask(mask_path)
     face = Face.of(path) if look.face_crop_aug_range else None
     size = (pixels.shape[1], pixels.shape[0])
     place = _place_on_face(size, face, fit.bucket, look, random) if face else _place(fit, look, random)
@@ -151,7 +184,7 @@ def prepare_picture(path: Path, mask_path: Path | None, fit: Fit, look: Look, ra
 def prepare_mask(path: Path, mask_path: Path | None, fit: Fit, look: Look) -> Pixels | None:
     """The mask alone, (H, W), for pictures whose latents are cached: these are cropped in the middle."""
     if mask_path is not None:
-        mask = np.ascontiguousarray(read_picture(mask_path)[0][..., 0])
+        mask = read_mask(mask_path)
     elif look.alpha_mask:
         mask = read_picture(path, alpha=True)[1]  # type: ignore[assignment]
     else:
@@ -190,9 +223,47 @@ def vary_colour(pixels: Pixels, random: Random) -> Pixels:
     return np.rint(curve).astype(np.uint8)[pixels]
 
 
-def _orientation(image: Image.Image) -> int:
-    # Pillow decodes a whole PNG to look for EXIF, and no camera writes PNG
-    return 1 if image.format == "PNG" else image.getexif().get(_EXIF_ORIENTATION, 1)
+def _orientation(image: Image.Image, path: Path) -> int:
+    """How the image must be turned to be seen upright, 1 to 8; 1 where its EXIF is broken."""
+    try:
+        if image.format != "PNG":
+            return image.getexif().get(_EXIF_ORIENTATION, 1)
+        # PNG's own getexif decodes the whole image, since its EXIF may stand behind the pixels
+        if (found := Image.Image.getexif(image).get(_EXIF_ORIENTATION)) is not None:
+            return found
+        return 1 if "exif" in image.info else _orientation_behind_pixels(path)
+    except Exception:  # what a broken block raises differs; the pixels may be whole
+        return 1
+
+
+def _orientation_behind_pixels(path: Path) -> int:
+    """The orientation in a PNG's eXIf chunk, found by skipping from chunk to chunk."""
+    with path.open("rb") as file:
+        file.seek(8)  # signature
+        while len(head := file.read(8)) == 8:
+            length, kind = int.from_bytes(head[:4], "big"), head[4:]
+            if kind == b"eXIf":
+                exif = Image.Exif()
+                exif.load(file.read(length))
+                return exif.get(_EXIF_ORIENTATION, 1)
+            file.seek(length + 4, 1)  # and its CRC
+    return 1
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey brought to 8 bits by its high byte, as Pillow does with 16-bit colours; others as they are."""
+    if image.mode not in SIXTEEN_BITS:
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    if image.getchannel("A").getextrema() == (255, 255):
+        return image.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
 def _place(fit: Fit, look: Look, random: Random) -> Placement:
