@@ -1,6 +1,10 @@
 """Caches: what they hold equals what would be made now, and what no longer does is made again."""
 
+import hashlib
+import io
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from data_help import make_folder, make_picture, plan_of, settings_of
+from PIL import Image
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
@@ -191,6 +196,147 @@ def test_half_a_file_is_told_and_made_again(root: Path, encoders: Encoders) -> N
     assert all("damaged" in text for text in encoders.told)
     assert (encoders.pictures, len(encoders.captions)) == (5, 5)
     assert not list((root / "2_cat").glob("*.part"))
+
+
+def flipped(content: bytes, at: float) -> bytes:
+    place = int(len(content) * at)
+    return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
+
+
+def npz(method: int = zipfile.ZIP_STORED, **arrays: Any) -> bytes:
+    file = io.BytesIO()
+    (np.savez_compressed if method else np.savez)(file, **arrays)
+    return file.getvalue()
+
+
+def npy(array: Any, *, allow_pickle: bool = False) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=allow_pickle)
+    return file.getvalue()
+
+
+def lying_shape() -> bytes:
+    """A file that says of its arrays that they are larger than any memory."""
+    header = npy(np.zeros((4, 8, 8), np.float32)).replace(b"(4, 8, 8), }        ", b"(9999999999999,), } ")
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("latents_8x8", "fingerprint_8x8", "fingerprint"):
+            archive.writestr(f"{name}.npy", header)
+    return file.getvalue()
+
+
+LATENTS = {"latents": np.ones((4, 8, 8), np.float32), "crop_ltrb": np.array([0.0, 0, 64, 64])}
+ENCRYPTED = (6, b"PK\x03\x04"), (8, b"PK\x01\x02")
+UNKNOWN_METHOD = (8, b"PK\x03\x04"), (10, b"PK\x01\x02")
+
+
+def marked(content: bytes, places: tuple[tuple[int, bytes], ...], value: int) -> bytes:
+    """Every header of a zip with another byte."""
+    changed = bytearray(content)
+    for offset, signature in places:
+        at = content.find(signature)
+        while at >= 0:
+            changed[at + offset] = value
+            at = content.find(signature, at + 1)
+    return bytes(changed)
+
+
+FOREIGN = {"original_size": np.array([64, 64]), **LATENTS}
+DAMAGE = {
+    "empty": b"",
+    "text": b"no archive",
+    "compressed, flipped": flipped(npz(zipfile.ZIP_DEFLATED, **FOREIGN, noise=np.arange(900)), 0.1),
+    "npy": npy(np.ones((4, 8, 8), np.float32)),
+    "encrypted": marked(npz(**FOREIGN), ENCRYPTED, 1),
+    "unknown method": marked(npz(**FOREIGN), UNKNOWN_METHOD, 77),
+    "size without dimensions": npz(**LATENTS, original_size=np.array(64)),
+    "not finite": npz(**{**FOREIGN, "latents": np.full((4, 8, 8), np.nan, np.float32)}),
+    "text for numbers": npz(**{**FOREIGN, "latents": np.full((4, 8, 8), "x")}),
+    "pickled": npz(**{**FOREIGN, "fingerprint": np.array({}, object)}),
+    "too large for any memory": lying_shape(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_or_foreign_cache_is_told_and_made_again(root: Path, encoders: Encoders, damage: str) -> None:
+    plan = plan_of(root)
+    encoders.cache_latents(plan)
+    encoders.cache_text(plan)
+    names = ("00_0064x0064_sdxl.npz", "00_te_outputs.npz")
+    for name in names:
+        (root / "2_cat" / name).write_bytes(DAMAGE[damage])
+    latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
+    assert (encoders.pictures, len(encoders.captions)) == (5, 5)
+    assert any(names[0] in line and line.endswith("it is made anew") for line in encoders.told)
+    assert len(epoch_of(plan, latents=latents, text=text)) == 8
+    encoders.told.clear()
+    encoders.cache_latents(plan)
+    encoders.cache_text(plan)
+    assert (encoders.pictures, len(encoders.captions), encoders.told) == (5, 5, [])
+
+
+@pytest.mark.parametrize("at", [0.2, 0.4])
+def test_a_flipped_bit_in_a_cache_is_found_before_the_first_step(root: Path, encoders: Encoders, at: float) -> None:
+    plan = plan_of(root)
+    encoders.cache_latents(plan)
+    encoders.cache_text(plan)
+    for name in ("02_0128x0064_sdxl.npz", "02_te_outputs.npz"):
+        file = root / "2_cat" / name
+        file.write_bytes(flipped(file.read_bytes(), at))
+    latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
+    assert (encoders.pictures, len(encoders.captions)) == (5, 5)
+    assert len(encoders.told) == 2
+    assert len(epoch_of(plan, latents=latents, text=text)) == 8
+
+
+def test_an_image_replaced_under_the_same_size_and_time_is_encoded_again(root: Path, encoders: Encoders) -> None:
+    for number in (1, 3):  # a small file, and one that is looked at in pieces
+        side = 64 if number == 1 else 512
+        Image.new("RGB", (side, side), "white").save(root / f"2_cat/0{number}.bmp")
+        (root / f"2_cat/0{number}.png").unlink()
+    encoders.cache_latents(plan_of(root))
+    for number in (1, 3):
+        file = root / f"2_cat/0{number}.bmp"
+        before = file.stat()
+        file.write_bytes(file.read_bytes()[: 54 + 30] + b"\x10" * (before.st_size - 84))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    encoders.cache_latents(plan_of(root))
+    assert encoders.pictures == 6
+    for file in root.rglob("*.bmp"):  # a copy of another time holds the same
+        os.utime(file, (1, 1))
+    encoders.cache_latents(plan_of(root))
+    assert encoders.pictures == 6
+
+
+def with_earlier_fingerprint(plan: DataPlan) -> None:
+    """What earlier versions wrote, which asked for the size and the time of the picture."""
+    for item in plan.items:
+        (file,) = item.path.parent.glob(f"{item.path.stem}_*_sdxl.npz")
+        with np.load(file) as found:
+            arrays = dict(found)
+        (name,) = (name for name in arrays if name.startswith("fingerprint"))
+        stat = item.path.stat()
+        made_from = [stat.st_size, stat.st_mtime_ns, item.fit.bucket, item.fit.resized, None, "vae"]
+        arrays[name] = np.array(hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32])
+        np.savez(file, **arrays)
+
+
+def test_caches_of_earlier_versions_hold_unless_these_read_other_colours(root: Path, encoders: Encoders) -> None:
+    deep = np.full((64, 64), 32768, np.uint16)
+    Image.fromarray(deep).save(root / "2_cat/00.png")
+    make_picture(root / "2_cat/01.png", mode="RGBA")
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    with Image.open(root / "2_cat/02.png") as image:
+        image.save(root / "2_cat/02.png", exif=exif)
+    plan = plan_of(root)
+    encoders.cache_latents(plan)
+    with_earlier_fingerprint(plan)
+    encoders.cache_latents(plan_of(root))
+    assert encoders.pictures == 4 + 3
+    encoders.cache_latents(plan_of(root))
+    assert encoders.pictures == 4 + 3
 
 
 def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, encoders: Encoders) -> None:

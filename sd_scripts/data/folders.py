@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
-from sd_scripts.data.images import DAMAGED, SUFFIXES, UnreadablePicture, read_size
+from sd_scripts.data.cache_files import DamagedCache, open_arrays
+from sd_scripts.data.images import SUFFIXES, UnreadablePicture, read_size
 from sd_scripts.options.caption_files import find_captions
 from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.metadata_file import read_metadata
@@ -258,10 +257,10 @@ def _size_in_cache(picture: Path, cache: Path) -> Size | None:
     if told := _told_size(picture, cache):
         return told
     try:
-        with np.load(cache) as arrays:
+        with open_arrays(cache) as arrays:
             width, height = arrays["original_size"]
             return int(width), int(height)
-    except DAMAGED:
+    except DamagedCache:
         return None
 
 

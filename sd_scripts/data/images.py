@@ -1,6 +1,5 @@
 """Pictures and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -47,9 +46,6 @@ _TURNS = {
 """What brings an image upright, by the orientation that is noted in its file."""
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 """Pillow's modes of 16-bit grey, whose values it clips at 255 when it converts them."""
-
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-"""What reading half an npz file, or a file of another kind, raises."""
 
 
 class UnreadablePicture(ValueError):

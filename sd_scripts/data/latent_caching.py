@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from random import Random
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
+from sd_scripts.data.cache_files import CacheFound, DamagedCache, missing_of
 from sd_scripts.data.caches import LatentStore
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import DAMAGED, Look, Prepared, UnreadablePicture, prepare_picture, stack_pixels
+from sd_scripts.data.images import Look, Prepared, UnreadablePicture, prepare_picture, stack_pixels
 from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_fingerprint
 
 Progress = Callable[[int, int], None]
@@ -64,14 +66,15 @@ def cache_latents(
         wanted = [each for each in wanted if order[disk.file(each.item)] % world == rank]
     total = len(wanted)
     if disk is not None:
-        wanted = [each for each in wanted if not _is_latent_current(disk, each, fingerprint, skip_check, warn)]
+        look = partial(_latents_found, disk, fingerprint=fingerprint, skip_check=skip_check)
+        wanted = missing_of(wanted, look, warn)
     done = total - len(wanted)
     progress(done, total)
     for batch, pictures in _prepared_ahead(_batches_of_one_size(wanted, batch_size)):
         for each, entry in _encode(_readable(batch, pictures, warn), encode):
             if disk is None:
                 memory.entries[each.item.path, each.item.fit.bucket] = entry
-            elif made_from := latent_fingerprint(each.item, fingerprint):
+            elif made_from := latent_fingerprint(each.item, fingerprint, alpha=each.alpha):
                 disk.write(each.item, entry, made_from)
         done += len(batch)
         progress(done, total)
@@ -158,15 +161,13 @@ def _finite(latents: Tensor, batch: Sequence[tuple[Wanted, Prepared]]) -> Tensor
     return latents
 
 
-def _is_latent_current(disk: LatentsOnDisk, each: Wanted, fingerprint: str, skip_check: bool, warn: Warn) -> bool:
+def _latents_found(disk: LatentsOnDisk, each: Wanted, *, fingerprint: str, skip_check: bool) -> CacheFound:
     if skip_check:
         return disk.find(each.item) is not None
     try:
-        made_from = latent_fingerprint(each.item, fingerprint)
-        return disk.is_current(each.item, made_from, flip=each.flip, alpha=each.alpha)
-    except DAMAGED:
-        warn(f"{disk.file(each.item)} is damaged; it is made anew")
-        return False
+        return disk.is_current(each.item, fingerprint, flip=each.flip, alpha=each.alpha)
+    except DamagedCache as error:
+        return error
 
 
 def refuse_chance_in_pictures(plan: DataPlan, warn: Warn) -> None:

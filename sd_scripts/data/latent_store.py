@@ -5,7 +5,7 @@ it is written, so that several sizes of a picture share its file.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sd_scripts.data.buckets import Size, crop_ltrb
-from sd_scripts.data.caches import Arrays, claim_files, digest, write_arrays
+from sd_scripts.data.cache_files import Arrays, DamagedCache, content_digest, digest, open_arrays, write_arrays
+from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import DAMAGED, Pixels, UnreadablePicture
+from sd_scripts.data.images import Pixels, UnreadablePicture, is_read_anew
 
 PIXELS_PER_LATENT = 8
 OF_OLD = "sdxl"
@@ -68,38 +69,45 @@ class LatentsOnDisk:
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         try:
-            with np.load(self.find(item) or self.file(item)) as arrays:
+            with open_arrays(self.find(item) or self.file(item)) as arrays:
                 name = _key("latents_flipped" if flipped else "latents", item, arrays)
                 latents = torch.from_numpy(arrays[name].astype(np.float32, copy=False))
                 if not self._agrees(latents, item, name):  # a file that was believed with skip_cache_check
                     raise ValueError(f"its latents are {tuple(latents.shape)}; turn skip_cache_check off")
                 wants_alpha = item.subset.look.alpha_mask and item.mask is None
                 alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
-        except DAMAGED as error:
-            raise UnreadablePicture(self.file(item), error) from error
+        except DamagedCache as error:
+            raise UnreadablePicture(self.file(item), error.why) from error
         return latents, None if alpha is None else alpha.astype(np.uint8)
 
-    def is_current(self, item: Item, fingerprint: str | None, *, flip: bool, alpha: bool) -> bool:
-        """Whether the file holds what would be made now.
+    def is_current(self, item: Item, encoder: str, *, flip: bool, alpha: bool) -> bool:
+        """Whether the file holds what `encoder` would make now; DamagedCache when it is broken.
 
-        An entry without fingerprint was written elsewhere: it counts when its sizes agree with picture and bucket.
-        Raises one of DAMAGED when the file is broken.
+        All that a step will read is read here, so that no damage is found after the encoder has gone. An entry without
+        fingerprint was written elsewhere: it counts when its sizes agree with picture and bucket.
         """
         path = self.find(item)
         if path is None:
             return False
-        with np.load(path) as arrays:
-            wanted = ["latents", *["latents_flipped"] * flip, *["alpha_mask"] * alpha]
-            if any(_key(name, item, arrays) not in arrays for name in wanted):
+        with open_arrays(path) as arrays:
+            keys = [
+                _key(name, item, arrays) for name in ("latents", *["latents_flipped"] * flip, *["alpha_mask"] * alpha)
+            ]
+            if any(key not in arrays for key in keys):
                 return False
             written = arrays.get(_key("fingerprint", item, arrays))
-            if written is not None and fingerprint is not None:
-                return str(written) == fingerprint
-            fit = (self._agrees(arrays[_key(name, item, arrays)], item, name) for name in wanted)
-            return all(fit) and _told_alike(arrays, item)
+            if written is None or not item.path.is_file():  # a picture of which only the cache is left tells nothing
+                return self._fits(arrays, keys, item) and _told_alike(arrays, item)
+            return _is_made_from(str(written), item, encoder, alpha=alpha) and self._fits(arrays, keys, item)
+
+    def _fits(self, arrays: Arrays, keys: Sequence[str], item: Item) -> bool:
+        found = {key: arrays[key] for key in keys}
+        if any(not np.isfinite(array).all() for array in found.values()):
+            raise ValueError("its values are not finite")
+        return all(self._agrees(array, item, key) for key, array in found.items())
 
     def _agrees(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
-        wanted = item.fit.bucket[::-1] if name == "alpha_mask" else (self._channels, *_latent_size(item))
+        wanted = item.fit.bucket[::-1] if name.startswith("alpha_mask") else (self._channels, *_latent_size(item))
         return tuple(array.shape) == wanted
 
     def write(self, item: Item, entry: LatentEntry, fingerprint: str) -> None:
@@ -119,14 +127,30 @@ class LatentsOnDisk:
         write_arrays(self.file(item), others | {name + size: array for name, array in arrays.items()})
 
 
-def latent_fingerprint(item: Item, encoder: str) -> str | None:
-    """Of picture file, way into the bucket, and encoder; None when only the cache is left of a picture."""
+def latent_fingerprint(item: Item, encoder: str, *, alpha: bool) -> str | None:
+    """Of picture file, way into the bucket, and encoder; None when only the cache is left of a picture.
+
+    With `alpha` the colours under transparency are kept, without they are white.
+    """
     try:
-        stat = item.path.stat()
+        content = content_digest(item.path)
     except FileNotFoundError:
         return None
-    interpolation = item.subset.look.resize_interpolation
-    return digest([stat.st_size, stat.st_mtime_ns, item.fit.bucket, item.fit.resized, interpolation, encoder])
+    return digest(["content", content, *["alpha"] * alpha, *_way(item), encoder])
+
+
+def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> bool:
+    if written == latent_fingerprint(item, encoder, alpha=alpha):
+        return True
+    # of earlier versions, which asked for the time of the picture instead of its content
+    stat = item.path.stat()
+    earlier = digest([stat.st_size, stat.st_mtime_ns, *_way(item), encoder])
+    return written == earlier and not is_read_anew(item.path, alpha=alpha)
+
+
+def _way(item: Item) -> list[object]:
+    """What decides how the picture comes into its bucket."""
+    return [item.fit.bucket, item.fit.resized, item.subset.look.resize_interpolation]
 
 
 def _latent_size(item: Item) -> tuple[int, int]:
@@ -156,7 +180,7 @@ def _other_sizes(path: Path) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         return {}
     try:
-        with np.load(path) as arrays:
-            return {name: arrays[name] for name in arrays.files if re.search(r"_\d+x\d+$", name)}
-    except DAMAGED:
+        with open_arrays(path) as arrays:
+            return {name: array for name, array in arrays.items() if re.search(r"_\d+x\d+$", name)}
+    except DamagedCache:
         return {}

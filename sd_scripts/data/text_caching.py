@@ -7,10 +7,10 @@ from random import Random
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.caches import Arrays, TextStore
+from sd_scripts.data.cache_files import Arrays, CacheFound, DamagedCache, missing_of
+from sd_scripts.data.caches import TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import DAMAGED
 from sd_scripts.data.latent_caching import Progress
 from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_fingerprint
 
@@ -44,9 +44,9 @@ def cache_text(
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if to_disk else None
     if disk is not None:
-        current = partial(_is_text_current, disk, fingerprint=None if skip_check else fingerprint, fits=fits, warn=warn)
+        look = partial(_text_found, disk, fingerprint=None if skip_check else fingerprint, fits=fits)
         pairs = list({disk.file(*pair): pair for pair in pairs}.values())[rank::world]
-        pairs = [pair for pair in pairs if not current(*pair)]
+        pairs = missing_of(pairs, look, warn)
     by_caption: dict[str, list[Item]] = {}
     for item, caption in pairs:
         by_caption.setdefault(caption, []).append(item)
@@ -73,23 +73,21 @@ def steady_caption(item: Item) -> str:
     return process_caption(item.caption, item.subset.captions, Random(0), epoch=1, step=0, max_train_steps=0)
 
 
-def _is_text_current(
+def _text_found(
     disk: TextOnDisk,
-    item: Item,
-    caption: str,
+    pair: tuple[Item, str],
     *,
     fingerprint: str | None,
     fits: Callable[[Arrays], bool] | None,
-    warn: Warn,
-) -> bool:
+) -> CacheFound:
     """Whether the file need not be made; without `fingerprint` it is not asked what it was made from."""
+    item, caption = pair
     try:
         if fingerprint is None:
             return disk.fits(item, caption, fits)
         return disk.is_current(item, caption, text_fingerprint(caption, fingerprint))
-    except DAMAGED:
-        warn(f"{disk.file(item, caption)} is damaged; it is made anew")
-        return False
+    except DamagedCache as error:
+        return error
 
 
 def refuse_chance_in_captions(plan: DataPlan) -> None:

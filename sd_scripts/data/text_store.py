@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sd_scripts.data.caches import Arrays, claim_files, digest, write_arrays
+from sd_scripts.data.cache_files import Arrays, DamagedCache, digest, open_arrays, write_arrays
+from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import DAMAGED, UnreadablePicture
+from sd_scripts.data.images import UnreadablePicture
 
 
 class TextInMemory:
@@ -45,25 +46,33 @@ class TextOnDisk:
     def read(self, item: Item, caption: str) -> dict[str, Tensor]:
         path = self.file(item, caption)
         try:
-            with np.load(path) as arrays:
-                return {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != "fingerprint"}
-        except DAMAGED as error:
-            raise UnreadablePicture(path, error) from error
+            with open_arrays(path) as arrays:
+                return {name: torch.from_numpy(array) for name, array in arrays.items() if name != "fingerprint"}
+        except DamagedCache as error:
+            raise UnreadablePicture(path, error.why) from error
 
     def is_current(self, item: Item, caption: str, fingerprint: str) -> bool:
-        """Whether the file was made from this caption. One without fingerprint does not tell, so it does not count."""
+        """Whether the file was made from this caption; DamagedCache when it is broken.
+
+        One without fingerprint does not tell, so it does not count.
+        """
         path = self.file(item, caption)
         if not path.is_file():
             return False
-        with np.load(path) as arrays:
-            return "fingerprint" in arrays and str(arrays["fingerprint"]) == fingerprint
+        with open_arrays(path) as arrays:
+            if "fingerprint" not in arrays or str(arrays["fingerprint"]) != fingerprint:
+                return False
+            for array in arrays.values():  # all of it, so that no damage is found after the encoders have gone
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    raise ValueError("its values are not finite")
+            return True
 
     def fits(self, item: Item, caption: str, fits: Callable[[Arrays], bool] | None) -> bool:
         """Whether there is a file, whoever made it, and its arrays are what `fits` asks for."""
         path = self.file(item, caption)
         if fits is None or not path.is_file():
             return path.is_file()
-        with np.load(path) as arrays:
+        with open_arrays(path) as arrays:
             return fits(arrays)
 
     def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], fingerprint: str) -> None:

@@ -16,7 +16,7 @@ from sd_scripts.options.settings import Settings
 
 if TYPE_CHECKING:
     from sd_scripts.data.batch import Batch
-    from sd_scripts.data.caches import Arrays
+    from sd_scripts.data.cache_files import Arrays
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sd_scripts.data.caches import Arrays
+from sd_scripts.data.cache_files import Arrays
 from sd_scripts.families.family import Parts
 from sd_scripts.library.clip_tokenizer import LENGTH
 from sd_scripts.options.flux import FluxNetworkOptions, trains_t5xxl
