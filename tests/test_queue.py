@@ -664,6 +664,93 @@ def test_a_damaged_list_does_not_make_a_running_run_be_started_twice(place: Plac
     assert "lies now in" in queue.pause_reason
 
 
+ENDINGS = ("", "-wal", "-shm")
+
+
+@pytest.mark.parametrize("gone", ["list", "list and index"])
+def test_a_list_that_is_deleted_under_a_living_gui_comes_back_and_nothing_starts_beside_a_living_run(
+    place: Place, gone: str
+):
+    queue = place.queue()
+    old = queue.add(place.plan())
+    wait_for(lambda: over(queue))
+    forgotten = queue.add(place.plan())
+    wait_for(lambda: over(queue))
+    queue.forget(forgotten)
+    on = queue.add(place.plan(steps=3000))
+    wait_for(lambda: queue.row(on).step > 2)
+    first, second = queue.add(place.plan()), queue.add(place.plan(gpus="0"))
+    queue.move(second, "up")
+    wait_for(lambda: [row.id for row in queue._alive.values()] == [on, second, first])
+    before = queue.store.version
+    for ending in ENDINGS:
+        Path(f"{queue.store.path}{ending}").unlink(missing_ok=True)
+    if gone == "list and index":
+        queue.store.path.with_suffix(".folders.jsonl").unlink()
+    wait_for(lambda: queue.paused and [row.id for row in queue.store.queued()] == [second, first])
+    ended = [] if gone == "list and index" else [old]
+    assert [row.id for row in reversed(queue.rows())] == [*ended, on, first, second]
+    assert [row.id for row in queue.running()] == [on]
+    assert queue.watch(on).alive
+    assert "was deleted" in queue.pause_reason
+    assert queue.version > before
+    assert [queue.row(second).gpus, queue.row(second).tab] == ["0", "lora"]
+    if ended:
+        found = queue.row(old)
+        assert (found.state, found.name, found.step, found.max_steps) == ("finished", "run 1", 5, 5)
+    queue.paused = False
+    time.sleep(0.3)
+    assert [row.id for row in queue.running()] == [on]  # its card is not free
+    queue.end_now(on)
+    wait_for(lambda: over(queue))
+    assert queue.row(first).state == queue.row(second).state == "finished"
+
+
+def test_a_list_that_is_deleted_between_two_guis_comes_back_from_the_folders(place: Place):
+    queue = place.queue()
+    over_, on = queue.add(place.plan()), queue.add(place.plan(steps=3000))
+    wait_for(lambda: queue.row(on).step > 2)
+    waits = queue.add(place.plan())
+    queue.describe(over_, "my cat", "a good one")
+    queue.close()
+    for ending in ENDINGS:
+        Path(f"{queue.store.path}{ending}").unlink(missing_ok=True)
+    later = place.queue()
+    assert [row.id for row in reversed(later.rows())] == [over_, on, waits]
+    assert states(later) == ["finished", "running", "queued"]
+    assert (later.row(over_).name, later.row(over_).note) == ("my cat", "a good one")
+    assert later.watch(on).alive
+    assert later.paused
+    later.end_now(on)
+    wait_for(lambda: later.row(on).state == "stopped")
+    new = later.add(place.plan())
+    assert new > waits
+
+
+def test_a_list_of_a_newer_program_is_left_as_it_is(tmp_path: Path):
+    path = tmp_path / "runs.sqlite"
+    RunStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 2")
+    was = path.read_bytes()
+    with pytest.raises(ValueError, match="a newer version of this program wrote the list of runs"):
+        RunStore(path)
+    assert path.read_bytes() == was
+    assert not list(path.parent.glob("*damaged*"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_the_list_is_nobody_elses_business(tmp_path: Path):
+    place = Place(tmp_path / "state")
+    queue = place.queue(opened=False)
+    queue.add(place.plan())
+    files = [file for file in (tmp_path / "state").iterdir() if file.is_file()]
+    assert len(files) >= 2
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    place.close()
+
+
 def test_the_runs_of_an_older_list_are_taken_over_once(place: Place):
     state = place.folder
     folders = [RunFolder(state / name) for name in ("done", "dead", "on")]

@@ -107,7 +107,11 @@ class RunQueue:
 
     def add(self, planned: Planned) -> int:
         """Put a run at the end of the queue. Raises ValueError when its folder cannot be written."""
+        row_facts = {name: getattr(planned, name) for name in ("name", "tab", "family", "gpus")}
         launch = {
+            **row_facts,  # a list that is lost is made anew from them
+            "owner": self._me,
+            "created": time.time(),
             "argv": list(planned.argv),
             "environment": dict(planned.environment),
             "secrets": sorted(planned.secrets),
@@ -117,14 +121,7 @@ class RunQueue:
         except OSError as error:
             raise ValueError(f"run folder: '{planned.folder.path}' cannot be written ({error.strerror})") from error
         with self._lock:  # the thread must not meet the row before its secrets are here
-            row = self.store.add(
-                planned.folder,
-                name=planned.name,
-                tab=planned.tab,
-                family=planned.family,
-                gpus=planned.gpus,
-                owner=self._me,
-            )
+            row = self.store.add(planned.folder, owner=self._me, **row_facts)
             self._secrets[row.id] = planned.secrets
         self._wake.set()
         return row.id
@@ -196,7 +193,7 @@ class RunQueue:
         with self._lock:  # the thread must not meet the row before its secrets are here
             self._removed.pop(id, None)
             self._secrets[id] = removed.secrets
-            self.store.restore(removed.row)
+            self.store.restore([removed.row])
         self.store.move(id, removed.row.place or 1)
         self._wake.set()
 
@@ -293,11 +290,7 @@ class RunQueue:
         try:
             living, queued = self.store.living(), self.store.queued()
             if self.store.notice != self._damage:
-                self._damage = self.store.notice
-                for row in self._alive.values():
-                    self.store.restore(row)
-                if any(row.state == "queued" for row in self._alive.values()):
-                    self.store.pause(True, self._damage)  # perhaps it was paused, and for a reason
+                self._restore()
                 return
             self._alive = {row.id: row for row in (*living, *queued)}
             for row in living:
@@ -305,6 +298,17 @@ class RunQueue:
             self._start_next()
         except Exception as error:  # the disk is full, say: the next look may go better
             self._warn(f"The queue of runs could not be looked after: {error}")
+
+    def _restore(self) -> None:
+        """The list was damaged or deleted: what the folders of the runs did not bring back is in our memory."""
+        notice = self.store.notice
+        queued = [row for row in self._alive.values() if row.state == "queued"]
+        self.store.restore(list(self._alive.values()))
+        for place, row in enumerate(queued, 1):
+            self.store.move(row.id, place)
+        if queued:
+            self.store.pause(True, notice)  # perhaps it was paused, and for a reason
+        self._damage = notice
 
     def _follow_safely(self, row: RunRow) -> None:
         try:
@@ -376,6 +380,8 @@ class RunQueue:
     def _start_next(self) -> None:
         passing: set[int] = set()
         for row in self.store.queued():
+            if self.store.notice != self._damage:  # the living runs are not in the list: none starts beside them
+                return
             if row.owner != self._me and process.is_alive(row.owner):
                 continue  # the GUI that queued it has the environment that it was queued in, and its secrets
             with self._lock:

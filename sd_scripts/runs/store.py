@@ -6,12 +6,13 @@ import platform
 import sqlite3
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.rebuild import DESCRIBED
 from sd_scripts.runs.store_file import COLUMNS, StoreFile, insert, set_values
 from sd_scripts.runs.story import LIVING, State
 
@@ -132,7 +133,9 @@ class RunStore:
             made = insert(db, facts | {"place": _queue_length(db) + 1 if state == "queued" else None})
             return _rows(db, "WHERE id = ?", made)[0]
 
-        return self._file.write(append)
+        row = self._file.write(append)
+        self._file.index.add(row.id, row.folder)
+        return row
 
     def row(self, id: int) -> RunRow | None:
         found = self._file.read(lambda db: _rows(db, "WHERE id = ?", id))
@@ -153,6 +156,8 @@ class RunStore:
     def update(self, id: int, **facts: Any) -> None:
         """Write down what is known of a run by now; a row that was forgotten stays so."""
         self._file.write(lambda db: _update(db, "id = ?", (id,), facts))
+        if described := {name: str(facts[name]) for name in DESCRIBED if name in facts}:
+            self._file.index.describe(id, **described)
 
     def claim(self, id: int, owner: str = "", passing: Collection[int] = ()) -> bool:
         """Whether the caller, and nobody else, shall start this run now; it is then `starting`.
@@ -194,12 +199,20 @@ class RunStore:
 
         self._file.write(reorder)
 
-    def restore(self, row: RunRow) -> None:
-        """Put a row back that a damaged list has lost."""
-        facts = vars(row) | {"folder": str(row.folder), "results": json.dumps(row.results)}
-        self._file.write(
-            lambda db: _rows(db, "WHERE id = ? OR folder = ?", row.id, str(row.folder)) or insert(db, facts)
-        )
+    def restore(self, rows: Iterable[RunRow]) -> None:
+        """Put rows back that a lost list has lost, all at once: nobody meets the waiting without the living."""
+
+        def put_back(db: sqlite3.Connection) -> None:
+            for row in rows:
+                facts = vars(row) | {"folder": str(row.folder), "results": json.dumps(row.results)}
+                if not _rows(db, "WHERE id = ? OR folder = ?", row.id, str(row.folder)):
+                    insert(db, facts)
+            _close_ranks(db)
+
+        rows = list(rows)
+        self._file.write(put_back)
+        for row in rows:
+            self._file.index.add(row.id, row.folder, name=row.name, note=row.note)
 
     def forget(self, id: int, *, state: State | None = None) -> bool:
         """Take a row away; its folder stays. With `state`, only if it is in that state. Whether it was there."""
@@ -209,7 +222,10 @@ class RunStore:
             _close_ranks(db)
             return gone.rowcount == 1
 
-        return self._file.write(delete)
+        gone = self._file.write(delete)
+        if gone:
+            self._file.index.forget(id)
+        return gone
 
     @property
     def version(self) -> int:

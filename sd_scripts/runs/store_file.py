@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from sd_scripts.runs import older
 from sd_scripts.runs.private import private_file, private_folder
+from sd_scripts.runs.rebuild import FolderIndex
 
 logger = logging.getLogger("sd_scripts")
 
@@ -58,6 +59,10 @@ ADDED = {"note": "TEXT NOT NULL DEFAULT ''"}
 T = TypeVar("T")
 
 
+class NewerList(Exception):
+    """The list was written by a newer program: it is whole, and not for us to touch."""
+
+
 class StoreFile:
     """Every piece of work opens the file anew, so that threads, processes and a file put aside all go together.
 
@@ -68,17 +73,24 @@ class StoreFile:
         self.path = path
         self.notice = ""
         """What happened to the file, if something did: one sentence for people."""
+        self.index = FolderIndex(path.with_suffix(".folders.jsonl"))
         self._mending = threading.Lock()
         self._anchor: sqlite3.Connection | None = None
         """Never used: while it is open, SQLite keeps its files beside ours, which a full disk has no room for."""
         with contextlib.suppress(OSError):  # told when it is opened
             private_file(private_folder(path.parent) / path.name)  # names and folders are nobody else's business
         self.read(lambda db: None)  # made, or put aside, before anybody asks
+        self.index.begin(self.read(lambda db: db.execute("SELECT id, folder FROM runs ORDER BY id").fetchall()))
         self._drop_anchor()
 
     def _drop_anchor(self) -> None:
+        self.close()
         self._anchor = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
         self._anchor.execute("SELECT count(*) FROM settings").fetchone()
+
+    def _tell(self, notice: str) -> None:
+        self.notice = notice
+        logger.warning(notice)
 
     def close(self) -> None:
         """Let go of the file; it can still be read and written."""
@@ -119,17 +131,25 @@ class StoreFile:
         with contextlib.closing(db):
             try:
                 db.execute("PRAGMA synchronous = NORMAL")
-                self._lay_out(db)
+                if _is_laid_out(db):
+                    _add_columns(db)
+                else:
+                    self._lay_out(db)
+                    if self._anchor:  # it lies at a file that was deleted
+                        self._drop_anchor()
                 yield db
+            except NewerList:
+                raise ValueError(
+                    f"{self.path}: a newer version of this program wrote the list of runs, which this one cannot read: "
+                    "update this one (git pull), or start it with another state folder "
+                    f"({'LOCALAPPDATA' if os.name == 'nt' else 'XDG_STATE_HOME'}=FOLDER)"
+                ) from None
             except sqlite3.OperationalError as error:
                 why = "is the disk full, or may the folder not be written?"
                 raise ValueError(f"{self.path}: the list of runs cannot be used ({error}): {why}") from error
 
     def _lay_out(self, db: sqlite3.Connection) -> None:
-        """Lay out a new file, or add what one of an earlier version lacks; DatabaseError for one that is not ours."""
-        if _is_laid_out(db):
-            _add_columns(db)
-            return
+        """Lay out a new file, with the runs that the folders tell of if there was a list before."""
         with contextlib.suppress(sqlite3.OperationalError):  # another process is laying it out just now
             db.execute("PRAGMA journal_mode = WAL")
         with _whole(db):
@@ -137,10 +157,20 @@ class StoreFile:
                 return
             for statement in _statements(TABLES):
                 db.execute(statement)
-            for facts in older.runs(self.path.with_name(older.NAME)):
+            had_one = self._anchor is not None or self.index.path.exists()
+            rows = list(self.index.rows() if had_one else older.runs(self.path.with_name(older.NAME)))
+            for facts in rows:
                 insert(db, facts)
+            if had_one and not self._mending.locked():  # which tells more
+                self._tell(f"The list of runs {self.path} was deleted; {len(rows)} runs are in the new list")
+            waiting = had_one and any(facts["state"] == "queued" for facts in rows)  # perhaps it was paused
             # a list that is made anew counts on from a higher number than the one that was put aside
-            settings = {"version": int(time.time()), "paused": 0, "pause_reason": "", "after_failure": 1}
+            settings: dict[str, int | str] = {
+                "version": time.time_ns() // 10**6,
+                "paused": int(waiting),
+                "after_failure": 1,
+            }
+            settings["pause_reason"] = self.notice if waiting else ""
             db.executemany("INSERT INTO settings VALUES (?, ?)", list(settings.items()))
             db.execute(f"PRAGMA application_id = {OURS}")
             db.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -156,18 +186,17 @@ class StoreFile:
             aside = self._put_aside(error)
             kept = _salvage(aside)
             with self._open() as db, _whole(db):
-                if kept:
-                    db.execute("DELETE FROM runs")  # some were taken over from an older list
-                for facts in kept:
+                for facts in kept:  # they know more than the folders, and other ids than an older list
+                    db.execute("DELETE FROM runs WHERE id = ? OR folder = ?", (facts["id"], facts["folder"]))
                     insert(db, facts)
-                self.notice = (
+                states = [state for (state,) in db.execute("SELECT state FROM runs")]
+                self._tell(
                     f"The list of runs could not be read ({error}) and lies now in {aside}; "
-                    f"{len(kept)} runs of it are in the new list"
+                    f"{len(states)} runs of it are in the new list"
                 )
-                if any(facts["state"] == "queued" for facts in kept):  # perhaps it was paused, and for a reason
+                if "queued" in states:  # perhaps it was paused, and for a reason
                     set_values(db, paused=1, pause_reason=self.notice)
             self._drop_anchor()
-            logger.warning(self.notice)
 
     def _put_aside(self, why: Exception) -> Path:
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -235,6 +264,8 @@ def _is_laid_out(db: sqlite3.Connection) -> bool:
     application, version = (db.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version"))
     if (application, version) == (OURS, SCHEMA):
         return True
+    if application == OURS and version > SCHEMA:
+        raise NewerList
     if (application, version) != (0, 0) or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise sqlite3.DatabaseError("not a list of runs, or one of another version")
     return False
