@@ -190,12 +190,13 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     os.environ["GRADIO_TEMP_DIR"] = os.environ.get("GRADIO_TEMP_DIR") or str(private_folder(state_folder() / "gradio"))
     # imported late: --help and a refusal answer at once
     from kohya_gui import live_routes, prompt_editor
+    from kohya_gui.again import why_not
     from kohya_gui.app import build
     from kohya_gui.theme import look
     from sd_scripts.runs.queue import RunQueue
     from sd_scripts.runs.store import RunStore
 
-    queue, allowed = RunQueue(RunStore()), places(flags)
+    queue, allowed = RunQueue(RunStore(), why_not=why_not), places(flags)
     routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes()]
     page = build(queue, flags.config, flags.tab, allowed)
     with past_proxies(flags.listen):

@@ -9,7 +9,9 @@ from kohya_gui.controls import shown
 from kohya_gui.launch_command import SECRETS, sees_no_gpu
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.options import preflight
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import Planned, gpu_set
@@ -51,6 +53,13 @@ def opened_run(row: RunRow) -> tuple[Tab, Opened]:
     if not config.is_file():
         raise ValueError(f"{row.name}: its settings are gone, there is no {config}")
     return tab, open_file(config, tab, row.family or None)
+
+
+def why_not(row: RunRow) -> str:
+    """Why a run of the list cannot be trained, which is asked when its turn comes: files may have gone meanwhile."""
+    tab, opened = opened_run(row)
+    script = script_for(opened.family, tab.method)
+    return "; ".join(map(str, preflight.problems(from_values(script, opened.unknown, opened.values))))
 
 
 def continued(row: RunRow, state: Path | None, places: Places = EVERYWHERE) -> Planned:

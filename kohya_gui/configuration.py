@@ -11,6 +11,7 @@ from kohya_gui import legacy_config
 from kohya_gui.launch_command import LaunchCommand, build
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
@@ -221,7 +222,7 @@ def prepare(
     Raises ValueError with one sentence a line for all that stands in the way.
     """
     values = of_family(values, script)
-    settings = checked(values, script, unknown, places)
+    settings = checked(values, script, unknown, places, files=not print_only)
     output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
     values["output_dir"] = str(output)  # a printed command may be pasted anywhere
     prompts = "" if values.get(PROMPTS) else prompts
@@ -243,11 +244,23 @@ def prepare(
     return Prepared(command, folder, command.remarks)
 
 
-def checked(values: Mapping[str, Any], script: Script, unknown: Mapping[str, Any], places: Places) -> Settings:
-    """The settings, where nothing is wrong with them. Raises ValueError with one sentence a line."""
+def checked(
+    values: Mapping[str, Any],
+    script: Script,
+    unknown: Mapping[str, Any],
+    places: Places,
+    *,
+    files: bool = True,
+) -> Settings:
+    """The settings, where nothing is wrong with them. Raises ValueError with one sentence a line.
+
+    `files` looks at what they name too, as a run does that starts here and now.
+    """
     settings = from_values(script, unknown, values)
     # places come first: the other checks tell what is there
-    problems = places.problems(settings.values(), settings.options.values()) or settings.problems()
+    problems = places.problems(settings.values(), settings.options.values())
+    if not problems:
+        problems = list(map(str, preflight.problems(settings) if files else settings.mistakes()))
     if told := problems or _told_secrets(settings):
-        raise ValueError("\n".join(map(str, told)))
+        raise ValueError("\n".join(told))
     return settings

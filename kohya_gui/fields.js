@@ -35,7 +35,9 @@
     const told = boxOf(tab)?.querySelector(".message");
     wrong.set(tab, new Set((told?.dataset.wrong || "").split(" ").filter(Boolean)));
     mark();
-    if (!asked.get(tab) || !told?.dataset.go) return;
+    if (!asked.get(tab)) return;
+    if (told && "question" in told.dataset) told.querySelector("[data-answer]").focus();
+    if (!told?.dataset.go) return;
     asked.set(tab, false);
     const first = told.querySelector("[data-field]");
     if (first) jump(first.dataset.field, first.dataset.panels.split(" ").filter(Boolean));
@@ -47,7 +49,7 @@
     watched.add(box);
     new MutationObserver(() => look(tab)).observe(box, { childList: true, subtree: true, characterData: true });
   };
-  const ASKING = ["start", "print", "open", "save", "save-new"];
+  const ASKING = ["start", "print", "open", "save", "save-new", "go-on"];
   const busy = (tab, on) => boxOf(tab)?.toggleAttribute("data-busy", on);
   const waits = {};
 
@@ -58,12 +60,22 @@
       const [tab, ...rest] = button?.id.split("-") ?? [];
       if (!tab || !ASKING.includes(rest.join("-"))) return;
       watch(tab);
-      asked.set(tab, rest[0] === "start");
+      asked.set(tab, ["start", "go-on"].includes(rest.join("-")));
       clearTimeout(waits[tab]);
       waits[tab] = setTimeout(busy, 150, tab, true); // an answer at once needs no sign
     },
     true,
   );
+  // the answer to what Start asked: Gradio hands it to the server with the form
+  document.addEventListener("click", (event) => {
+    const { answer } = event.target.closest?.("[data-answer]")?.dataset ?? {};
+    const tab = answer && event.target.closest("[id$=-message]").id.split("-")[0];
+    const field = tab && document.querySelector(`#${tab}-answer :is(input, textarea)`);
+    if (!field) return;
+    field.value = answer;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    setTimeout(() => document.getElementById(`${tab}-go-on`).click(), 150); // once Gradio took it
+  });
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("[data-field]");
     if (link) jump(link.dataset.field, link.dataset.panels.split(" ").filter(Boolean));

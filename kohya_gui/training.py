@@ -8,7 +8,7 @@ from typing import Any
 from gradio.components import FormComponent
 
 from kohya_gui.again import plan
-from kohya_gui.configuration import Opened, Prepared, open_file, prepare, save_file
+from kohya_gui.configuration import Opened, Prepared, checked, of_family, open_file, prepare, save_file
 from kohya_gui.controls import Advice, Form
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import Tab
@@ -67,6 +67,13 @@ class Training:
         Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
         """
         return open_file(path, self.tab, shown, places)
+
+    def check(
+        self, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any], places: Places = EVERYWHERE
+    ) -> None:
+        """Raises ValueError with one sentence a line for all that stands in the way of training."""
+        script = script_for(family, self.tab.method)
+        checked(of_family(values, script), script, unknown, places)
 
     def train_model(
         self,

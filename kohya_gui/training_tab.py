@@ -18,6 +18,7 @@ from kohya_gui.configuration import Prepared, families_of, place_of, place_to_sa
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, unquoted
 from kohya_gui.draft import Draft
 from kohya_gui.messages import message
+from kohya_gui.overwriting import answered, find_taken, question
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
@@ -207,10 +208,11 @@ class TrainingTab:
         self._everything = [
             *self.form.outputs(), self.family, self.file, self.preset, *self._saving(), self.opened,
             self.unknown, self.recent, self.form.prompts, self.draft.state, self.run.message, self.run.command,
+            self.run.answer,
         ]  # fmt: skip
         page: set[Any] = {
             *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
-            self.opened, self.replacing, self.form.prompts,
+            self.opened, self.replacing, self.form.prompts, self.run.answer,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._open, {self.file, self.recent, self.family}, self._everything, **QUIET)
@@ -220,14 +222,14 @@ class TrainingTab:
         for event in (opened, preset, past):
             self.form.show_after(event)
             self._tell_after(event)
-        for event in (family, opened, preset, past, *self.form.taken):
+        started = gr.on([self.run.start.click, self.run.go_on.click], self._start, page, self._everything, **slow)
+        for event in (family, opened, preset, past, started, *self.form.taken):
             self.draft.keep_after(event)
         saved = self.save.click(self._save, page, self._everything, **QUIET)
         saved_as = self.save_new.click(self._save_as, page, self._everything, **QUIET)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
-        started = self.run.start.click(self._start, page, self._everything, **slow)
         printed = self.run.print.click(self._print, page, self._everything, **slow)
         for event in (opened, saved, saved_as, started, printed):
             event.then(None, js=f"() => answered('{self.name}')", **QUIET)
@@ -379,21 +381,32 @@ class TrainingTab:
         return [Remark(name, "is a secret and not in the file") for name in secrets]
 
     def _start(self, data: Updates) -> Updates:
+        answer, again = data[self.run.answer] or "", {self.run.answer: ""}
+        values = self.form.read(data)
         try:
-            prepared, run = self._train(data, print_only=False)
+            if taken := find_taken(self._in_places(values), self._queue):
+                self.training.check(values, data[self.family], data[self.unknown], self._places)
+                decided = answered(values, answer, taken)
+                if decided is None:
+                    return {self.run.message: question(taken), **again}
+                values = decided
+            prepared, run = self._train(data, values, print_only=False)
             assert run is not None
             waits = self._why_waiting(run)
         except ValueError as error:
-            return {self.run.message: self.form.links.refused(error, start=True)}
+            return {self.run.message: self.form.links.refused(error, start=True), **again}
         remarks = self._told(prepared.remarks, f"{waits}; to know:" if waits else "Started; to know:")
+        waiting = message("ok", waits, face=f' data-waits="{run}"') if waits else ""
         return {
-            self.run.message: remarks
-            if prepared.remarks
-            else message("ok", waits, face=f' data-waits="{run}"')
-            if waits
-            else "",
+            self.run.message: remarks if prepared.remarks else waiting,
             self.run.command: gr.update(visible=False),
+            **({self.form.controls["output_name"]: values["output_name"]} if answer.startswith("rename") else {}),
+            **again,
         }
+
+    def _in_places(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings, where the page may look at the output folder that they name."""
+        return {} if self._places.problem("output_dir", values.get("output_dir") or ".") else values
 
     def _why_waiting(self, run: int) -> str:
         """Why a run does not start at once; empty where it does."""
@@ -421,7 +434,7 @@ class TrainingTab:
 
     def _print(self, data: Updates) -> Updates:
         try:
-            prepared, _ = self._train(data, print_only=True)
+            prepared, _ = self._train(data, self.form.read(data), print_only=True)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         line = shell_line(prepared.command.argv)
@@ -433,12 +446,9 @@ class TrainingTab:
             self.run.command: gr.update(value=line, visible=True),
         }
 
-    def _train(self, data: Updates, print_only: bool) -> tuple[Prepared, int | None]:
-        values, family = self.form.read(data), data[self.family]
-        prompts = self._prompts(data, values)
-        return self.training.train_model(
-            self._queue, values, family, data[self.unknown], print_only, self._places, prompts
-        )
+    def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
+        family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)
+        return self.training.train_model(self._queue, values, family, unknown, print_only, self._places, prompts)
 
 
 def preset_file(tab: str, name: str) -> Path:

@@ -1,6 +1,9 @@
 """What the tests of the page share, with a browser and without."""
 
+import json
 import shlex
+import struct
+from pathlib import Path
 from typing import Any
 
 from sd_scripts.options.catalog import SDXL_LORA, Script
@@ -30,3 +33,17 @@ def settings_in(line: str, script: Script = SDXL_LORA) -> dict[str, Any]:
         if f"--{o.name}" in argv[:at]
     }
     return from_values(script, launch, given_flags(script, argv[at + 1 :]).values).changed()
+
+
+def startable(folder: Path) -> dict[str, Any]:
+    """Settings that nothing is wrong with, as far as headers and names tell."""
+    (folder / "data" / "10_cat").mkdir(parents=True, exist_ok=True)
+    (folder / "data" / "10_cat" / "one.png").touch()
+    key = {"conditioner.embedders.1.model.ln_final.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    header = json.dumps(key).encode()
+    (folder / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    return {
+        "pretrained_model_name_or_path": str(folder / "m.safetensors"),
+        "train_data_dir": str(folder / "data"),
+        "resolution": "64",
+    }

@@ -13,10 +13,11 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from gui_help import SIX
+from gui_help import SIX, startable
 
 import gui
 from kohya_gui import recognise
+from kohya_gui.again import why_not
 from kohya_gui.app import build
 from kohya_gui.configuration import place_of, prepare, tab_for
 from kohya_gui.controls import Form, given, kind, shown
@@ -35,7 +36,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.spec import each_option
-from sd_scripts.options.toml_files import read_toml
+from sd_scripts.options.toml_files import read_toml, toml_text
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow, RunStore
 from sd_scripts.runs.story import Asked, Made, RunStory, State
@@ -271,13 +272,7 @@ def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab
 
 
 def test_prompts_that_were_in_a_kohya_file_go_into_the_folder_of_the_run(tmp_path):
-    values = {
-        "pretrained_model_name_or_path": "m",
-        "train_data_dir": "d",
-        "resolution": "64",
-        "sample_every_n_steps": 1,
-    }
-    values["output_dir"] = str(tmp_path)
+    values = {**startable(tmp_path), "output_dir": str(tmp_path), "sample_every_n_steps": 1}
     prepared = prepare(values, SDXL_LORA, {}, False, prompts="a cat --s 2")
     place = Path(prepared.command.toml["sample_prompts"])
     assert place.read_text() == "a cat --s 2\n"
@@ -897,6 +892,17 @@ def test_a_hint_names_other_fields_by_their_labels(form):
     for name, control in form.controls.items():
         named = [word for word in NAME.findall(control.info) if word in form.options]
         assert named == [], name
+
+
+def test_what_a_queued_run_needs_and_is_gone_is_told_when_its_turn_comes(tab, tmp_path):
+    settings = {**startable(tmp_path), "learning_rate": 1e-4, "output_dir": str(tmp_path)}
+    run = past_run(tab, tmp_path / "run", toml_text(settings), state="queued")
+    row = tab._queue.store.row(int(run))
+    assert why_not(row) == ""
+    (tmp_path / "m.safetensors").unlink()
+    (tmp_path / "data" / "10_cat" / "one.png").unlink()
+    assert re.fullmatch("pretrained_model_name_or_path: .*; train_data_dir: no images .*", why_not(row))
+    tab._queue.store.forget(int(run), state="queued")
 
 
 def test_a_message_is_text():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gui_help import startable
 from runs_help import TELLING, wait_for
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -438,7 +439,7 @@ def test_a_run_goes_on_from_its_newest_state_as_a_new_run_with_the_same_settings
             log("saved", path=str(out / name), step=4)
         log("stopped", step=4)
 
-    settings = {**SETTINGS, "output_dir": str(out), "seed": 3}
+    settings = {**SETTINGS, **startable(studio.folder), "output_dir": str(out), "seed": 3}
     run = studio.over("cat", tell, **settings)
     assert studio.get("board").json()["runs"][0]["can_continue"]
     answer = studio.post(f"run/{run}/continue").json()
@@ -467,12 +468,12 @@ def test_runs_are_compared_by_the_settings_in_which_they_differ(studio):
 def test_secrets_reach_the_queue_apart_from_what_is_written_down(tmp_path):
     values = {
         **SETTINGS,
+        **startable(tmp_path),
         "output_dir": str(tmp_path),
         "wandb_api_key": "s3cret",
-        "log_with": "wandb",
         "gpu_ids": "1, 0",
     }
-    prepared = prepare({**values, "logging_dir": str(tmp_path)}, SDXL_LORA, {}, print_only=False)
+    prepared = prepare(values, SDXL_LORA, {}, print_only=False)
     planned = plan(prepared, TABS["lora"], "sdxl")
     assert planned.secrets == {"WANDB_API_KEY": "s3cret"}
     assert "s3cret" not in str([planned.argv, planned.environment])

@@ -21,7 +21,7 @@ from runs_help import TELLING, wait_for
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import Planned, RunQueue, gpu_set
-from sd_scripts.runs.store import NETWORK_FILE_SYSTEMS, RunStore, file_system, share_a_card
+from sd_scripts.runs.store import NETWORK_FILE_SYSTEMS, RunRow, RunStore, file_system, share_a_card
 from sd_scripts.runs.story import ENDED
 from sd_scripts.runs.watched import WatchedRun
 
@@ -44,8 +44,8 @@ class Place:
         self.queues: list[RunQueue] = []
         self.ids = 0
 
-    def queue(self, opened: bool = True, grace: float = 0.3) -> RunQueue:
-        made = RunQueue(RunStore(self.folder / "runs.sqlite"), every=0.05, grace=grace)
+    def queue(self, opened: bool = True, grace: float = 0.3, **how: Any) -> RunQueue:
+        made = RunQueue(RunStore(self.folder / "runs.sqlite"), every=0.05, grace=grace, **how)
         self.queues.append(made)
         if opened:
             made.open()
@@ -249,6 +249,22 @@ def test_after_a_failed_run_the_queue_goes_on_or_pauses_and_says_so(place: Place
     assert ("run 1 failed" in queue.pause_reason) is not after_failure
     queue.paused = False
     assert queue.pause_reason == ""
+
+
+def test_a_run_is_checked_when_its_turn_comes_and_fails_with_the_sentence(place: Place):
+    def why_not(row: RunRow) -> str:
+        if row.name == "run 2":
+            raise KeyError("the check itself is broken")
+        return "train_data_dir: there is no folder 'cats'" if row.name == "run 1" else ""
+
+    queue = place.queue(opened=False, why_not=why_not)
+    first, broken, last = (queue.add(place.plan()) for _ in range(3))
+    queue.open()
+    wait_for(lambda: over(queue))
+    assert [queue.row(run).state for run in (first, broken, last)] == ["failed", "finished", "finished"]
+    assert queue.row(first).error == "train_data_dir: there is no folder 'cats'"
+    assert queue.watch(first).refresh().failure["error"] == queue.row(first).error
+    assert not RunFolder(queue.row(first).folder).console.exists()
 
 
 def test_a_run_that_a_person_ended_is_no_failure(place: Place):

@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -71,8 +71,16 @@ def gpu_set(gpu_ids: str, on_cpu: bool) -> str:
 class RunQueue:
     """One thread looks after all runs; every method may be called from any thread. Several GUIs may share a store."""
 
-    def __init__(self, store: RunStore, every: float = 0.5, grace: float = process.GRACE):
+    def __init__(
+        self,
+        store: RunStore,
+        every: float = 0.5,
+        grace: float = process.GRACE,
+        why_not: Callable[[RunRow], str] = lambda row: "",
+    ):
         self.store = store
+        self._why_not = why_not
+        """Asked when the turn of a run comes: why it cannot be trained, or nothing."""
         self._every, self._grace = every, grace
         self._me = process.word()
         self._watched: dict[int, WatchedRun] = {}
@@ -397,6 +405,8 @@ class RunQueue:
     def _start(self, row: RunRow, launch: Any, secrets: Mapping[str, str]) -> None:
         folder = RunFolder(row.folder)
         try:
+            if why := self._check(row):
+                raise ValueError(why)
             with self._lock:  # nobody is to find the process in the folder and watch it twice
                 run = process.start(*_command(launch, secrets), folder)
                 self._watched[row.id] = WatchedRun(folder, run)
@@ -406,6 +416,16 @@ class RunQueue:
                 self._pause_after(row, "failed")
             return
         self.store.update(row.id, process=f"{run.pid} {run.born}")
+
+    def _check(self, row: RunRow) -> str:
+        """Why a run cannot be trained; a check that fails itself says nothing of the run."""
+        try:
+            return self._why_not(row)
+        except ValueError as error:
+            return str(error)
+        except Exception as error:
+            self._warn(f"{row.name} could not be checked before its start ({type(error).__name__}: {error})")
+            return ""
 
 
 def _found(row: RunRow) -> WatchedRun:

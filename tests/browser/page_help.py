@@ -71,10 +71,10 @@ class Gui:
         if self._process.poll() is not None:  # a test failed between kill and start
             self.start()
         try:
-            self._ask("queue", {"paused": True})
-            for run in self._ask("board")["runs"]:
+            self.ask("queue", {"paused": True})
+            for run in self.ask("board")["runs"]:
                 if run["state"] in LIVING:
-                    self._ask(f"run/{run['id']}/end", {})
+                    self.ask(f"run/{run['id']}/end", {})
         finally:
             self._process.terminate()
             self._process.wait(60)
@@ -84,7 +84,7 @@ class Gui:
         self._process.kill()
         self._process.wait(60)
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"X-Studio": "1", "Authorization": f"Bearer {self.address.partition('=')[2]}"}
         request = urllib.request.Request(f"{self.url}/studio/{path}", data, headers)

@@ -411,6 +411,43 @@ def test_a_secret_is_in_no_file_that_is_written(page, demo):
     assert [path for path in told if b"s3cret" in path.read_bytes()] == []
 
 
+def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_path):
+    open_file(
+        page, variant(demo, "red", train_data_dir=str(tmp_path), pretrained_model_name_or_path="D:/none.safetensors")
+    )
+    page.locator("#lora-start").click()
+    told = page.locator("#lora-message")
+    expect(told).to_contain_text("2 problems to fix")
+    expect(told).to_contain_text("Base model (pretrained_model_name_or_path): ")
+    expect(told).to_contain_text("Training pictures (train_data_dir): ")
+    expect(field(page, "pretrained_model_name_or_path")).to_be_focused()
+    assert [outline(page, name) for name in ("pretrained_model_name_or_path", "train_data_dir")] == ["solid"] * 2
+    assert not (demo.parent / "output" / "runs").exists() or not list((demo.parent / "output" / "runs").glob("*red"))
+
+
+def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
+    gui.ask("queue", {"paused": True})
+    output = demo.parent / "output"
+    (output / "asked-state").mkdir(parents=True)
+    open_file(page, variant(demo, "asked"))
+    told = page.locator("#lora-message")
+    page.locator("#lora-start").click()
+    expect(told).to_contain_text("The output name asked is in use: asked-state in")
+    expect(told.get_by_role("button", name="Continue that run")).to_be_visible()
+    expect(told.get_by_role("button", name="Use asked-2")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(told).to_contain_text("asked-2 waits: the queue is paused")
+    expect(field(page, "output_name")).to_have_value("asked-2")
+    page.locator("#lora-start").click()  # a run that waits will write that name
+    expect(told).to_contain_text("a run that waits")
+    told.get_by_role("button", name="Use asked-3").click()
+    expect(told).to_contain_text("asked-3 waits")
+    for run in gui.ask("board")["runs"]:
+        if run["state"] == "queued":
+            gui.ask(f"run/{run['id']}/remove", {})
+    gui.ask("queue", {"paused": False})
+
+
 def test_a_training_is_stopped_half_way_and_keeps_its_state(page, demo):
     open_file(page, variant(demo, "half", max_train_steps=5000, compile=False))
     page.locator("#lora-start").click()
