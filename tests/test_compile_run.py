@@ -1,12 +1,15 @@
 """Runs that torch.compile fails in: told in plain words, and not lost."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from data_help import make_folder
-from training_help import train
+from torch._dynamo.backends import registry
+from torch._dynamo.backends.common import aot_autograd
+from training_help import train, train_whole
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
 
@@ -67,3 +70,126 @@ def test_with_fullgraph_graphs_beyond_the_limit_end_the_run_in_one_sentence(
     assert run.status == 1
     (failed,) = run.told("failed")
     assert failed["remedy"].startswith("set compile_cache_size_limit = 0, or turn compile_fullgraph off")
+
+
+class FailingCode:
+    """A backend of torch.compile whose graphs run as they are, until one of them is called for the nth time."""
+
+    def __init__(self, nth: int, error: Callable[[], Exception], *, in_backward: bool):
+        self.left, self.error, self.in_backward = nth, error, in_backward
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        forward, backward = self._run, self._run_or_fail
+        if not self.in_backward:
+            forward, backward = backward, forward
+        return aot_autograd(fw_compiler=forward, bw_compiler=backward)(graph, inputs)
+
+    def _run(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return graph.forward
+
+    def _run_or_fail(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        def run(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise self.error()
+            return graph(*arguments)
+
+        return run
+
+
+FAILING = {"compile": True, "compile_backend": "aot_eager", "max_train_steps": 4}
+
+
+def plain_error() -> Exception:
+    return RuntimeError("graph recording observed an input tensor deallocate")
+
+
+@pytest.mark.parametrize("nth", [1, 30], ids=["first step", "later"])
+@pytest.mark.parametrize("in_backward", [False, True], ids=["forward", "backward"])
+def test_any_error_of_compiled_code_in_any_step_is_told_and_the_step_begins_anew_without_it(
+    in_backward: bool, nth: int, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {**FAILING, "gradient_accumulation_steps": 2, "network_args": ["rank_dropout=0.3"]}
+    plain = train(miniature, tmp_path / "plain", **{**values, "compile": False, "compile_backend": "inductor"})
+    backend = FailingCode(nth, plain_error, in_backward=in_backward)
+    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
+    run = train(miniature, tmp_path / "run", **values)
+    assert backend.left == 0
+    assert run.status == 0
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    (warning,) = [event["text"] for event in run.told("warning") if "torch.compile failed" in event["text"]]
+    assert warning.startswith("torch.compile failed: RuntimeError: graph recording observed an input tensor")
+
+
+def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
+    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGD at one rate: a second update of the first portions would be twice as far from where they began."""
+    values = {
+        **FAILING, "mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "max_train_steps": 1,
+        "save_state": True,
+    }  # fmt: skip
+    backend = FailingCode(3, plain_error, in_backward=True)
+    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
+    run = train_whole(miniature, tmp_path / "run", **values)
+    assert backend.left == 0
+    assert run.status == 0
+    state = torch.load(run.output / "short-state" / "state.pt", weights_only=True)["optimizer"]
+    assert {portion["steps"] for portion in state["portions"]} == {1}
+
+
+def test_a_full_memory_is_no_error_of_the_compiler(
+    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = FailingCode(2, lambda: torch.OutOfMemoryError("CUDA out of memory"), in_backward=False)
+    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", full)
+    run = train(miniature, tmp_path / "run", **FAILING)
+    assert run.status == 1
+    assert "the memory of the GPU is full" in run.told("failed")[0]["error"]
+
+
+REDUCED = {"compile": True, "compile_mode": "reduce-overhead", "max_train_steps": 4}
+
+
+@pytest.fixture
+def compiled_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[FailingCode], list[bool]]:
+    """Let a backend compile what inductor would; gives back whether it was asked for CUDA graphs, graph by graph."""
+
+    def use(backend: FailingCode) -> list[bool]:
+        asked: list[bool] = []
+
+        def compile_fx(graph: torch.fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+            asked.append(bool(how["config_patches"].get("triton.cudagraphs")))
+            return backend(graph, inputs)
+
+        monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+        return asked
+
+    return use
+
+
+def test_cuda_graphs_that_fail_are_left_and_the_run_stays_compiled(
+    compiled_with: Callable[[FailingCode], list[bool]], miniature: Any, tmp_path: Path
+) -> None:
+    asked = compiled_with(FailingCode(30, plain_error, in_backward=True))
+    run = train(miniature, tmp_path / "run", **REDUCED)
+    assert run.losses == pytest.approx(train(miniature, tmp_path / "plain", max_train_steps=4).losses, rel=1e-5)
+    (warning,) = [event["text"] for event in run.told("warning") if "compile" in event["text"]]
+    assert warning.startswith("compile_mode: CUDA graphs failed: RuntimeError: graph recording observed")
+    assert "compile_mode = default" in warning
+    assert asked == sorted(asked, reverse=True)
+    assert asked.count(True) == asked.count(False)  # every graph was made again
+
+
+def test_cuda_graphs_are_not_recorded_with_gradient_checkpointing(
+    compiled_with: Callable[[FailingCode], list[bool]], miniature: Any, tmp_path: Path
+) -> None:
+    asked = compiled_with(FailingCode(0, plain_error, in_backward=True))
+    run = train(miniature, tmp_path / "run", **REDUCED, gradient_checkpointing=True)
+    assert run.status == 0
+    assert asked
+    assert not any(asked)
+    assert [event["text"] for event in run.told("warning") if "compile" in event["text"]] == [
+        "compile_mode: reduce-overhead replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, "
+        "so default is used; turn one of the two off"
+    ]

@@ -169,6 +169,10 @@ class Portions(Optimizer):
                 self.state[member.weight] = portion.optimizer.state[member.stepped]
         self._stepped.add(key)
 
+    def was_stepped(self, key: Hashable) -> bool:
+        """Whether the portion was stepped by itself since the last step() of all."""
+        return key in self._stepped
+
     def _round(self, member: _Member, step: int) -> None:
         round_stochastically(member.stepped, member.weight, Key(self._seed, step, member.number))
 

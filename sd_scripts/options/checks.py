@@ -455,6 +455,23 @@ def checkpoints_in_main_memory(training: TrainingOptions, compiled: CompileOptio
         )
 
 
+def breaks_cuda_graphs(training: TrainingOptions, compiled: CompileOptions) -> bool:
+    """Whether gradient_checkpointing rules out the CUDA graphs of this compile_mode: while they are recorded it lets go
+    of tensors that they read (pytorch issue 154306)."""
+    replays = compiled.compile_backend == "inductor" and compiled.compile_mode in ("reduce-overhead", "max-autotune")
+    return training.gradient_checkpointing and compiled.compile and replays
+
+
+def graphs_of_checkpoints(training: TrainingOptions, compiled: CompileOptions) -> Findings:
+    if breaks_cuda_graphs(training, compiled):
+        instead = {"reduce-overhead": "default"}.get(compiled.compile_mode, "max-autotune-no-cudagraphs")
+        yield (
+            "compile_mode",
+            f"{compiled.compile_mode} replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, so "
+            f"{instead} is used; turn one of the two off",
+        )
+
+
 def compiled_for_nothing(
     more: CompileMoreOptions,
     compiled: CompileOptions,
@@ -478,6 +495,7 @@ def compiled_for_nothing(
 
 
 REMARKS = (
+    graphs_of_checkpoints,
     compiled_for_nothing,
     checkpoints_in_main_memory,
     data_set_twice,

@@ -5,9 +5,13 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import compress
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -19,8 +23,10 @@ from transformers.models.t5.modeling_t5 import T5Block
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Family, Parts
 from sd_scripts.library.compile_utils import LEAST_LIMIT, compile_model
+from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 
@@ -81,12 +87,15 @@ def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.dev
 
 
 def _start_inductor(device: torch.device) -> None:
-    from torch._inductor.async_compile import AsyncCompile
+    with suppress(Exception):  # what does not work is told where it is needed
+        from torch._inductor.async_compile import AsyncCompile
 
-    AsyncCompile.warm_pool()
-    if device.type == "cuda":  # its first graph reads pattern tables and wakes Triton; a CPU has better things to do
-        x = torch.ones(64, 64, device=device, requires_grad=True)
-        torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
+        AsyncCompile.warm_pool()
+        if (
+            device.type == "cuda"
+        ):  # its first graph reads pattern tables and wakes Triton; a CPU has better things to do
+            x = torch.ones(64, 64, device=device, requires_grad=True)
+            torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
 
 
 def wait_until_warm() -> None:
@@ -134,12 +143,15 @@ class Compilation:
         self._context, self._family, self._parts, self._shapes = context, family, parts, list(shapes)
         self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
         self._beside = _without_cuda_graphs(self._options)
+        if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._beside:
+            self._options = self._beside
         cache = settings[CacheOptions]
         self._vae_ahead = cache.cache_latents or cache.cache_latents_to_disk
         self._limit = 0
         wait_until_warm()
         self._before = self._seen = Counts()
         self._failed = self.limited = False
+        self._compile_denoiser: Callable[[CompileOptions], None] | None = None
         self._progress = CompileProgress(context, lambda: Counts().graphs - self._before.graphs)
         if self.active:
             self._progress.install()
@@ -147,6 +159,11 @@ class Compilation:
     @property
     def active(self) -> bool:
         return bool(chosen_of(self._options, self._more)) and not self._failed
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether steps replay CUDA graphs."""
+        return self.active and uses_cuda_graphs(self._options)
 
     def compile_ahead(self) -> None:
         """The VAE, where it encodes before the first step and never again."""
@@ -169,8 +186,16 @@ class Compilation:
             denoiser, sizes = self._parts.denoiser, len(self._shapes)
             expected += graphs_expected(self._family, denoiser, sizes)
             targets = self._family.compile_targets(denoiser)
-            hooked = self._context.sharded
-            self._compile(self._options, denoiser, targets, self._family.title, expected, shapes=sizes, hooked=hooked)
+            self._compile_denoiser = partial(
+                self._compile,
+                module=denoiser,
+                blocks=targets,
+                name=self._family.title,
+                expected=expected,
+                shapes=sizes,
+                hooked=self._context.sharded,
+            )
+            self._compile_denoiser(self._options)
         for encoder in text:
             assert self._beside
             name = f"text encoder {self._parts.text_encoders.index(encoder) + 1}"
@@ -249,18 +274,35 @@ class Compilation:
         self._seen = now
 
     def survives(self, error: Exception) -> bool:
-        """After a failed step: whether the run can go on eagerly. Raises Failed for compile_fullgraph."""
-        if not self.active or not _is_compiler_error(error):
+        """After a failed step, of which nothing may be left: whether it can be tried again, without CUDA graphs or
+        eagerly. Raises Failed for compile_fullgraph where compiling failed."""
+        if not self.active:
             return False
-        first_line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        what = f"torch.compile failed: {type(error).__name__}: {first_line.strip()[:300]}"
-        remedy = self._remedy(error)
-        if self._options.compile_fullgraph:
+        if self.cuda_graphs and _is_of_cuda_graphs(error) and (less := _without_cuda_graphs(self._options)):
+            self._go_on_without_cuda_graphs(error, less)
+            return True
+        # an error of the step's own code in a compiled block, such as a full memory, comes again when it runs eagerly
+        compiling = _is_compiler_error(error)
+        if isinstance(error, torch.OutOfMemoryError) or not (compiling or _is_of_compiled_code(error)):
+            return False
+        what, remedy = f"torch.compile failed: {_told(error)}", self._remedy(error)
+        if self._options.compile_fullgraph and compiling:
             raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error
         torch.compiler.set_stance("force_eager")
+        torch._dynamo.reset()  # gives back what graphs hold
         self._failed = True
         self._context.warn(f"{what}. The run goes on without compiling. To compile, {remedy}.")
         return True
+
+    def _go_on_without_cuda_graphs(self, error: Exception, less: CompileOptions) -> None:
+        self._context.warn(
+            f"compile_mode: CUDA graphs failed: {_told(error)}. The run goes on with compile_mode = "
+            f"{less.compile_mode}, which compiles anew"
+        )
+        self._options = less
+        torch._dynamo.reset()
+        assert self._compile_denoiser, "only the denoiser is replayed"
+        self._compile_denoiser(less)
 
     def _remedy(self, error: Exception) -> str:
         options = self._options
@@ -291,9 +333,41 @@ class Counts:
         self.seconds = sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics)
 
 
+def _told(error: Exception) -> str:
+    """The kind of error and the first line of what it says; a line that ends with a colon says what the next one is."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return f"{type(error).__name__}: {said[:300]}".removesuffix(": ")
+
+
 def _is_compiler_error(error: Exception) -> bool:
     compiler = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
     return any(kind.__module__.startswith(compiler) for kind in type(error).__mro__)
+
+
+COMPILED_CODE = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/", "torch/autograd/graph.py")
+"""Whose functions are on the stack while compiled code runs. The last one calls backward, from which an error of the
+engine itself, over what a compiled backward gave it, comes without any others."""
+CUDA_GRAPHS = ("torch/_inductor/cudagraph_trees.py", "torch/_inductor/cudagraph_utils.py", "torch/cuda/graphs.py")
+
+
+def _is_of_compiled_code(error: Exception) -> bool:
+    return any(part in path for path in _paths(error) for part in COMPILED_CODE)
+
+
+def _is_of_cuda_graphs(error: Exception) -> bool:
+    """Out of recording or replaying; or where a tensor was read that a later replay has overwritten, which PyTorch
+    tells with a RuntimeError wherever that happens. A memory that is full may have room without the graphs' own."""
+    if any(part in path for path in _paths(error) for part in CUDA_GRAPHS):
+        return True
+    return isinstance(error, RuntimeError) and not _is_compiler_error(error)
+
+
+def _paths(error: BaseException | None) -> Iterator[str]:
+    """Files of the functions that an error, and those that it came from, went through."""
+    while error is not None:
+        yield from (Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__))
+        error = error.__cause__ or error.__context__
 
 
 def _has_msvc() -> bool:

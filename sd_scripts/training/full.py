@@ -237,10 +237,10 @@ class FullLearning:
             _collect(self.weights)
 
     def forget_gradients(self) -> None:
+        """What a fused backward pass has updated before it failed stays so: it is updated once, and the rest then."""
         self._finish_averaging()
         _take_rows(self.weights)
-        for weight in self.weights:
-            weight.copy.grad = None
+        _forget(self.weights)
         for portion in self.portions:
             portion.come = 0
         if self.shards:
@@ -380,6 +380,9 @@ class FullLearning:
         """Of a portion whose gradients are there; its block, if it has one, lies on the device."""
         portion = self.portions[key]
         portion.come = 0
+        if optimizer.was_stepped(key):  # before this step failed and began anew
+            _forget(portion.weights)
+            return
         if not self._refreshes:
             _collect(portion.weights)
         gradients = _gradients(portion.weights)

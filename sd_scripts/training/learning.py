@@ -52,7 +52,7 @@ class Learning(Protocol):
         ...
 
     def forget_gradients(self) -> None:
-        """What a failed backward left behind."""
+        """Forget all of the step under way, which failed and begins anew."""
         ...
 
     def average_gradients(self, processes: int) -> None:
@@ -120,6 +120,7 @@ class LoraLearning:
     def forget_gradients(self) -> None:
         for copy in self.network.copies:
             copy.grad = None
+        self.network.zero_grad()
 
     def average_gradients(self, processes: int) -> None:
         torch.distributed.all_reduce(self.network.gradients)

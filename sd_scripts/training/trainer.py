@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,13 @@ from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
-from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
-from sd_scripts.training.compiling import Compilation, uses_cuda_graphs, wait_until_warm
+from sd_scripts.training.compiling import Compilation, wait_until_warm
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.facts import file_metadata, training_facts
@@ -218,8 +217,8 @@ class Trainer:
             accumulation=accumulation,
             scaler=self.trained.scaler,
             processes=self.context.world,
-            cuda_graphs=uses_cuda_graphs(settings[CompileOptions]),
-            known=KnownInputs() if self.compilation.active and self.learning.steady else None,
+            cuda_graphs=self.compilation.cuda_graphs,
+            known=self._known_inputs(),
         )
 
     def train(self) -> Path | None:
@@ -292,10 +291,9 @@ class Trainer:
         self._after_epoch(epoch)
         return False
 
-    def _step(self, batches: Iterable[Batch]) -> None:
+    def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.trained.progress
-        losses = [self._micro(batch, number) for number, batch in enumerate(batches)]
-        loss = self.context.mean(torch.stack(losses).mean())
+        loss = self.context.mean(self._gradients(batches))
         norm = self.step.update()
         progress.step += 1
         self.learning.limit_norms()
@@ -311,17 +309,23 @@ class Trainer:
         if self.compilation.limited:  # what runs eagerly is told from the graphs by their guards alone
             self.step.known = None
 
-    def _micro(self, batch: Batch, number: int) -> Tensor:
+    def _gradients(self, batches: Sequence[Batch]) -> Tensor:
+        """Add up the gradients of a step and return its mean loss. Where compiled code fails, the step begins anew with
+        less of it: draws are keyed by step, so it is the same step."""
         try:
-            return self._tried(batch, number)
+            return torch.stack([self._micro(batch, number) for number, batch in enumerate(batches)]).mean()
         except Exception as error:
             if not self.compilation.survives(error):
                 raise
-        self.step.known = None
+        self.step.cuda_graphs = self.compilation.cuda_graphs
+        self.step.known = self._known_inputs()
         self.learning.forget_gradients()
-        return self._tried(batch, number)
+        return self._gradients(batches)
 
-    def _tried(self, batch: Batch, number: int) -> Tensor:
+    def _known_inputs(self) -> KnownInputs | None:
+        return KnownInputs() if self.compilation.active and self.learning.steady else None
+
+    def _micro(self, batch: Batch, number: int) -> Tensor:
         key = (self.trained.progress.step, number)
         inputs = self.material.inputs(batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
