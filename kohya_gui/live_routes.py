@@ -314,8 +314,11 @@ class LiveRoutes:
         made = getattr(self._queue.watch(row.id).refresh(), kind)
         if number >= len(made):
             raise NotThere("The run told of no such file")
+        path = made[number].find() if kind == "saved" else made[number].path
+        if path is None:
+            raise NotThere(f"{made[number].path.name} of this run was replaced by the file of a later run")
         try:
-            return self._places.check("file", made[number].path)
+            return self._places.check("file", path)
         except ValueError as error:
             raise NotThere(str(error)) from error
 

@@ -29,6 +29,7 @@ MOST_FILES = 60
 """Saved files that are named at all; the folder has the others."""
 AVERAGE = "-ema"
 """How the name of a file of moving averages ends."""
+REPLACED = '<span class="warn">replaced by a later run</span>'
 PLACES = {
     "lora": "Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI, "
     "and choose it there.",
@@ -182,8 +183,8 @@ def hold(why: str) -> str:
 
 def newest_state(story: RunStory) -> Path | None:
     """The newest whole state that is still there: a run goes on from it."""
-    states = (made.path for made in reversed(story.saved) if made.path.name.endswith(STATE_ENDING))
-    return next((path for path in states if (path / "progress.json").is_file()), None)
+    states = (made.find() for made in reversed(story.saved) if made.path.name.endswith(STATE_ENDING))
+    return next((path for path in states if path and (path / "progress.json").is_file()), None)
 
 
 def copied(path: str) -> str:
@@ -209,12 +210,15 @@ def failure(story: RunStory) -> str:
 
 def result(story: RunStory) -> str:
     """The file that a finished run was for, to copy, and where it goes."""
-    made = [made.path for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
+    made = [made for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
     if story.state != "finished" or not made:
         return ""
-    plain = [path for path in made if not path.stem.endswith(AVERAGE)] or made
-    path = escape(str(plain[-1]))
-    average = f"<p>Its moving average is in <b>{escape(made[-1].name)}</b>.</p>" if made[-1] != plain[-1] else ""
+    plain = [each for each in made if not each.path.stem.endswith(AVERAGE)] or made
+    found, last = plain[-1].find(), made[-1].find()
+    if found is None:
+        return message("warning", f"{plain[-1].path}: a later run wrote its own file under this name")
+    path = escape(str(found))
+    average = f"<p>Its moving average is in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
         f"<p>{PLACES[story.facts.get('method', 'lora')]}</p>{average}</div>"
@@ -315,10 +319,14 @@ def files(story: RunStory, run: int) -> str:
 
 def file_row(run: int, number: int, made: Made) -> str:
     """A file's name, step, size, and the ways to have it; a state is a folder and only its path is of use."""
-    path, name = escape(str(made.path)), escape(made.path.name)
+    found = made.find()
+    told = f"step {made.step}{f' · {size(made.bytes)}' if made.bytes else ''}"
+    if found is None:
+        name = f'<code title="{escape(str(made.path))}">{escape(made.path.name)}</code>'
+        return f"<li>{name}<span>{told}</span>{REPLACED}</li>"
+    path, name = escape(str(found)), escape(found.name)
     is_state = made.path.name.endswith(STATE_ENDING)
     link = f'<a href="studio/run/{run}/file/{number}" download="{name}">Download</a>'
-    told = f"step {made.step}{f' · {size(made.bytes)}' if made.bytes else ''}"
     return (
         f'<li><code title="{path}">{name}</code><span>{told}</span>'
         f'<span class="ways"><button type="button" class="link" data-copy="{path}">Copy path</button>'

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,48 @@ def test_a_saved_model_is_downloaded_under_its_name(studio):
     answer = studio.get(f"run/{with_files(studio)}/file/0")
     assert answer.content == b"weights"
     assert 'attachment; filename="cat.safetensors"' in answer.headers["content-disposition"]
+
+
+def two_runs_of_one_name(studio: Studio, kept_as: str, fingerprint: bool) -> tuple[int, int]:
+    """The first run's model is kept as `kept_as` when the second writes its own."""
+    folder = studio.folder / "out"
+    folder.mkdir()
+    path, runs = folder / "cat.safetensors", []
+    for content in (b"first", b"other"):
+        if runs:
+            path.rename(folder / kept_as)
+        path.write_bytes(content)
+        if runs and not fingerprint:
+            os.utime(path, (time.time() + 3600,) * 2)
+        facts = {"mtime_ns": path.stat().st_mtime_ns} if fingerprint else {}
+
+        def tell(log: EventLog, facts: dict[str, int] = facts) -> None:
+            log("saved", path=str(path), step=4, bytes=5, **facts)
+            log("finished", step=4)
+
+        runs.append(studio.over("cat", tell))
+    return runs[0], runs[1]
+
+
+def test_an_older_runs_model_is_delivered_under_the_name_that_it_is_kept_under(studio):
+    first, second = two_runs_of_one_name(studio, "cat-20250101-101112.safetensors", fingerprint=True)
+    answer = studio.get(f"run/{first}/file/0")
+    assert answer.content == b"first"
+    assert 'filename="cat-20250101-101112.safetensors"' in answer.headers["content-disposition"]
+    assert "cat-20250101-101112.safetensors" in studio.get(f"run/{first}").json()["sections"]["result"]
+    assert studio.get(f"run/{second}/file/0").content == b"other"
+
+
+@pytest.mark.parametrize("fingerprint", [True, False])
+def test_an_older_run_never_delivers_the_model_of_a_later_one(studio, fingerprint):
+    first, _ = two_runs_of_one_name(studio, "elsewhere.safetensors", fingerprint)
+    answer = studio.get(f"run/{first}/file/0")
+    assert answer.status_code == 404
+    assert "replaced by the file of a later run" in answer.json()["error"]
+    told = studio.get(f"run/{first}").json()["sections"]
+    assert "replaced by a later run" in told["files"]
+    assert "Download" not in told["files"]
+    assert "a later run wrote its own file" in told["result"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.runs.events import END
-from sd_scripts.runs.outputs import Fingerprint
+from sd_scripts.runs.outputs import Fingerprint, find_saved, fingerprint
 from sd_scripts.runs.series import Series
 
 State = Literal["queued", "starting", "running", "stopping", "stopped", "finished", "failed", "lost"]
@@ -18,6 +19,8 @@ ENDED: tuple[State, ...] = ("stopped", "finished", "failed", "lost")
 
 WARM_UP_STEPS = 3
 """Steps at the beginning that the speed leaves out: they allocate, compile and tune."""
+LATER = 30.0
+"""Seconds between the event and the time of its file that are left to the clock of a file system."""
 SLOW = 4.0
 """A step this many times slower than the median compiled something new; the speed leaves it out too."""
 
@@ -38,10 +41,29 @@ class Made:
     width: int = 0
     height: int = 0
 
+    time: float | None = None
+    """When the run told of it."""
+
     @property
     def fingerprint(self) -> Fingerprint | None:
         """By which outputs.find_saved knows the file again; None where the run did not note it."""
         return Fingerprint(self.bytes, self.mtime_ns) if self.mtime_ns else None
+
+    def find(self) -> Path | None:
+        """Where a saved file or state lies now. None when another run's has taken its name, and it is not kept under
+        another one; a path at which nothing lies is returned as it is."""
+        found = find_saved(self.path, self.fingerprint)
+        if found is None:
+            return None if os.path.lexists(self.path) else self.path
+        return None if self.fingerprint is None and self._is_replaced() else found
+
+    def _is_replaced(self) -> bool:
+        """Whether what lies there cannot be what an event without a fingerprint told of."""
+        now = fingerprint(self.path)
+        if now is None:
+            return False
+        is_later = self.time is not None and now.mtime_ns / 1e9 > self.time + LATER
+        return is_later or self.bytes not in (0, now.bytes)
 
 
 @dataclass
@@ -246,7 +268,8 @@ class RunStory:
 
     def _on_saved(self, event: dict[str, Any]) -> None:
         size, mtime = int(event.get("bytes") or 0), int(event.get("mtime_ns") or 0)
-        self.saved.append(Made(Path(event["path"]), event.get("step", self.step), bytes=size, mtime_ns=mtime))
+        step, time = event.get("step", self.step), event.get("time")
+        self.saved.append(Made(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
 
     def _on_compile(self, event: dict[str, Any]) -> None:
         self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text")})
