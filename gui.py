@@ -10,6 +10,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -192,13 +193,14 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     from kohya_gui import live_routes, prompt_editor
     from kohya_gui.again import why_not
     from kohya_gui.app import build
-    from kohya_gui.theme import look
+    from kohya_gui.theme import look, scripts
     from sd_scripts.runs.queue import RunQueue
     from sd_scripts.runs.store import RunStore
 
     queue, allowed = RunQueue(RunStore(), why_not=why_not), places(flags)
     routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes()]
     page = build(queue, flags.config, flags.tab, allowed)
+    guard = replace(door(flags, opens), scripts=tuple(scripts()))
     with past_proxies(flags.listen):
         app, _, _ = page.launch(
             server_name=flags.listen,
@@ -212,7 +214,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             enable_monitoring=False,
             pwa=False,
             mcp_server=False,
-            app_kwargs={"middleware": [door(flags, opens).middleware()], "routes": routes},
+            app_kwargs={"middleware": [guard.middleware()], "routes": routes},
             prevent_thread_lock=True,
             quiet=True,  # the address that it would print has no token
             _frontend=False,  # which would give up where the page takes longer than 3 s to come, as on a busy machine

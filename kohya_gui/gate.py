@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,6 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kohya_gui.content_policy import NOTHING, page_policy
 from kohya_gui.guesses import Guesses, LoginLog
 from kohya_gui.login_pages import LOGIN_PAGE, token_page
 from kohya_gui.sessions import LIFETIME, Sessions
@@ -22,7 +24,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "X-Frame-Options": "SAMEORIGIN",
-    "Content-Security-Policy": "frame-ancestors 'self'",
 }
 API = "/gradio_api"
 STARTUP = f"{API}/startup-events"
@@ -57,6 +58,8 @@ class Door:
     behind_proxy: bool = False
     """X-Forwarded-Host is written by a proxy of ours, not by a stranger."""
     log: LoginLog | None = None
+    scripts: tuple[str, ...] = ()
+    """What the page puts into itself as scripts, beside those that it is sent with."""
 
     def middleware(self) -> Middleware:
         """For launch(app_kwargs={"middleware": [...]})."""
@@ -83,7 +86,8 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
         else:
             answer = self._refusal(scope) or await self._login(scope, receive) or _too_long(scope)
-            await (answer or self._app)(scope, _at_most(_most(scope), receive), _with_headers(send))
+            sending = _WithHeaders(send, self._door.scripts)
+            await (answer or self._app)(scope, _at_most(_most(scope), receive), sending)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """What a request gets that no login would help."""
@@ -309,12 +313,36 @@ def _is_launch(scope: Scope, path: str) -> bool:
     return path == STARTUP and to_itself and not scope["app"].startup_events_triggered
 
 
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
+class _WithHeaders:
+    """Sends an answer on with the headers that all have; a page waits until it is whole, for its policy names its
+    scripts."""
+
+    def __init__(self, send: Send, scripts: tuple[str, ...]) -> None:
+        self._send, self._scripts = send, scripts
+        self._start: Message | None = None
+        """Of a page that is not whole yet."""
+        self._parts: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
-        await send(message)
+            if headers.get("content-type", "").startswith("text/html"):
+                self._start = message
+                return
+            headers.setdefault("Content-Security-Policy", NOTHING)
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._parts.append(message.get("body", b""))
+            if message.get("more_body", False):
+                return
+            await self._send_page(self._start, b"".join(self._parts))
+            return
+        await self._send(message)
 
-    return sending
+    async def _send_page(self, start: Message, page: bytes) -> None:
+        self._start = None
+        policy = await run_in_threadpool(page_policy, page, self._scripts)
+        MutableHeaders(scope=start)["Content-Security-Policy"] = policy
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": page})

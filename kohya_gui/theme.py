@@ -14,8 +14,13 @@ SCRIPTS = (
 
 def look() -> dict[str, Any]:
     """What launch() takes for it: Gradio 6 has style and script there, no longer in Blocks()."""
-    scripts = "".join(f"<script>{_beside(name)}</script>" for name in SCRIPTS)
-    return {"theme": theme(), "css": "\n".join(map(_beside, STYLES)), "head": scripts}
+    head = "".join(f"<script>{script}</script>" for script in scripts())
+    return {"theme": theme(), "css": "\n".join(map(_beside, STYLES)), "head": head}
+
+
+def scripts() -> list[str]:
+    """The page's own scripts, in their order."""
+    return [_beside(name) for name in SCRIPTS]
 
 
 def _beside(name: str) -> str:

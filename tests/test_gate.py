@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import gui
+from kohya_gui.content_policy import page_policy
 from kohya_gui.gate import LARGEST_ASK, LARGEST_BODY, NOT_OURS, OWN_NAMES
 from kohya_gui.guesses import (
     FORGOTTEN,
@@ -306,8 +307,28 @@ def test_every_answer_says_that_it_must_not_be_framed_or_guessed_at(open_):
     for path in ("/", "/config", "/nothing"):
         _, headers, _ = open_.ask_fully("GET", path)
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Content-Security-Policy"] == "frame-ancestors 'self'"
+        assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
         assert headers["Referrer-Policy"] == "same-origin"
+
+
+def test_the_page_runs_the_scripts_that_it_was_sent_with_and_no_other(open_):
+    _, headers, _ = open_.ask_fully("GET", "/")
+    policy = headers["Content-Security-Policy"]
+    assert "script-src-attr 'none'" in policy
+    assert "'unsafe-inline'" not in policy.partition("script-src ")[2].partition(";")[0]
+    assert policy.count("'sha256-") > 5
+    assert "'sha256-" not in open_.ask_fully("GET", "/config")[1]["Content-Security-Policy"]
+
+
+def test_the_hash_of_a_script_is_that_of_its_text():
+    page = b"<script>alert(1)</script><script src='https://cdn.example/a.js'></script><script type=module src='./b.js'>"
+    policy = page_policy(page, ["more()"])
+    # the hashes: echo -n 'alert(1)' | openssl dgst -sha256 -binary | base64
+    assert "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='" in policy
+    assert policy.count("sha256-") == 2
+    assert policy.count("https://cdn.example") > 1
+    assert "b.js" not in policy
 
 
 def door(words: str) -> Any:

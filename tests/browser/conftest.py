@@ -48,6 +48,8 @@ def page(chromium: Any, gui: Gui, server: str) -> Iterator[Any]:
     context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=server)
     strangers: list[str] = []
     context.on("request", lambda request: strangers.append(request.url) if _is_strange(request.url, gui.url) else None)
+    refused: list[str] = []
+    context.on("console", lambda line: refused.append(line.text) if "Content Security Policy" in line.text else None)
     page = context.new_page()
     page.set_default_timeout(SLOW)
     page.goto(server)
@@ -56,6 +58,7 @@ def page(chromium: Any, gui: Gui, server: str) -> Iterator[Any]:
     yield page
     context.close()
     assert strangers == []
+    assert refused == []
 
 
 def _is_strange(url: str, server: str) -> bool:

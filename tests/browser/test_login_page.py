@@ -92,3 +92,26 @@ def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_strang
     page.reload()
     expect(page.locator("#lora-start")).to_be_visible()
     context.close()
+
+
+def test_a_text_that_reaches_the_page_as_html_runs_no_script(chromium: Any, gui: Gui) -> None:
+    context = chromium.new_context(base_url=gui.url)
+    page = context.new_page()
+    page.goto(gui.address)
+    expect(page.locator("#lora-start")).to_be_visible()
+    refused: list[str] = []
+    page.on("console", lambda line: refused.append(line.text) if "Content Security Policy" in line.text else None)
+    page.evaluate("""() => {
+      const hole = document.createElement("div");
+      const frame = `<iframe srcdoc="<script>top.hit = 1</script>"></iframe>`;
+      hole.innerHTML = `<img src="data:," onerror="window.hit = 1">${frame}`;
+      document.body.append(hole);
+      const script = document.createElement("script");
+      script.textContent = "window.hit = 1";
+      document.body.append(script);
+    }""")
+    page.wait_for_function("() => document.querySelector('iframe').contentDocument.readyState === 'complete'")
+    page.wait_for_timeout(200)
+    assert page.evaluate("() => window.hit") is None
+    assert len(refused) == 3
+    context.close()

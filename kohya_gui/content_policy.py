@@ -1,0 +1,66 @@
+"""What a browser may run and load for the page: its own scripts as they were written, and none that is smuggled in."""
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from urllib.parse import urlsplit
+
+FRAMES = "frame-ancestors 'self'"
+NOTHING = f"default-src 'none'; {FRAMES}"
+"""For all answers but pages: an image or a text that a browser takes for a page does nothing there."""
+SOURCES = {
+    "style-src": "'self' 'unsafe-inline'",
+    "img-src": "'self' data: blob:",
+    "font-src": "'self' data:",
+    "media-src": "'self' data: blob:",
+    "connect-src": "'self'",
+    "manifest-src": "'self'",
+    "worker-src": "'self' blob:",
+    "form-action": "'self'",
+    "base-uri": "'self'",
+}
+
+
+def page_policy(html: bytes, more: Iterable[str] = ()) -> str:
+    """The policy of a page with these inline scripts, and `more` that a script of it puts in later.
+
+    A script is known by its hash, so what a text smuggles into the page is not run, nor is an `onerror`. Gradio makes
+    functions of the texts that it is given as `js=`, for which it needs `unsafe-eval`.
+    """
+    found = _InlineScripts()
+    found.feed(html.decode("utf-8", errors="replace"))
+    hashes = dict.fromkeys(f"'sha256-{_hash(text)}'" for text in (*found.texts, *more))
+    elsewhere = " ".join(found.hosts)
+    sources = {name: f"{value} {elsewhere}".strip() for name, value in SOURCES.items()}
+    scripts = " ".join(["'self'", "'unsafe-eval'", *hashes, *found.hosts])
+    sources |= {"default-src": "'none'", "script-src": scripts, "script-src-attr": "'none'"}
+    return "; ".join([*(f"{name} {value}" for name, value in sources.items()), FRAMES])
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+class _InlineScripts(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.hosts: dict[str, None] = {}
+        """Whose scripts the page names: with --share, Gradio's page comes from its own server."""
+        self._within = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        source = dict(attrs).get("src") or ""
+        if tag == "script" and urlsplit(source).netloc:
+            self.hosts[f"{urlsplit(source).scheme}://{urlsplit(source).netloc}"] = None
+        self._within = tag == "script" and not source
+        if self._within:
+            self.texts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._within:
+            self.texts[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = False
