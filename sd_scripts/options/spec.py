@@ -1,6 +1,7 @@
 """One option, one definition: its control, flag, TOML key, check and documentation are all read from here."""
 
 import dataclasses
+import functools
 import math
 import os
 import types
@@ -216,6 +217,16 @@ _READERS: dict[type, Any] = {
 
 
 def each_option(group: type[OptionGroup]) -> Iterator[Option]:
+    """The options of a group, as they are declared."""
+    return iter(_options(group))
+
+
+@functools.cache
+def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
+    return tuple(_declared(group))
+
+
+def _declared(group: type[OptionGroup]) -> Iterator[Option]:
     hints = typing.get_type_hints(group)
     for field in dataclasses.fields(group):  # type: ignore[arg-type]
         default = field.default
