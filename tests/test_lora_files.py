@@ -17,8 +17,8 @@ from safetensors import safe_open
 from sd_scripts.families.family import Parts
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.networks.lora import adaptable
+from sd_scripts.options import preflight
 from sd_scripts.options.model_file import describe
-from sd_scripts.training.methods import Lora
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -286,9 +286,12 @@ def test_a_file_that_does_not_fit_is_told_in_one_sentence(
     assert "\n" not in str(error.value)
 
 
+FILES = ("network_weights", "base_weights")
+
+
 def test_files_that_are_not_there_are_told_before_loading(model: Path, tmp_path: Path) -> None:
     settings = context(model, tmp_path, network_weights="no.safetensors", base_weights=["nor.safetensors"]).settings
-    assert Lora().check(SDXL, settings) == [
+    assert [str(problem) for problem in preflight.problems(settings) if problem.names[0] in FILES] == [
         "network_weights: there is no file 'no.safetensors'",
         "base_weights: there is no file 'nor.safetensors'",
     ]
@@ -307,7 +310,8 @@ def test_a_file_of_another_kind_is_told_before_loading(
 ) -> None:
     file = tmp_path / "lora.safetensors"
     write(file)
-    (told,) = Lora().check(SDXL, context(model, tmp_path, network_weights=str(file)).settings)
+    settings = context(model, tmp_path, network_weights=str(file)).settings
+    (told,) = (str(found) for found in preflight.problems(settings) if found.names[0] in FILES)
     assert told.startswith(f"network_weights: '{file}' {problem}")
 
 

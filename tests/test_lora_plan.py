@@ -263,12 +263,18 @@ def test_a_wrong_value_is_told_in_one_sentence(args: list[str], problem: str) ->
         read(*args)
 
 
-def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
+def test_a_misspelled_key_is_refused_and_one_of_another_program_is_told() -> None:
     warnings: list[str] = []
-    read("conv_dims=4", "algo=locon", warnings=warnings)
+    read("algo=locon", "preset=full", warnings=warnings)
     assert warnings == [
         "network_args: algo is unknown and has no effect",
-        "network_args: conv_dims is unknown and has no effect; did you mean conv_dim?",
+        "network_args: preset is unknown and has no effect",
+    ]
+    with pytest.raises(ValueError, match="Did you mean") as error:
+        read("conv_dims=4", "rank_dropuot=0.1", "algo=locon")
+    assert str(error.value).splitlines() == [
+        "network_args: conv_dims is unknown. Did you mean conv_dim?",
+        "network_args: rank_dropuot is unknown. Did you mean rank_dropout?",
     ]
 
 

@@ -1,6 +1,5 @@
 """What loading has in common between families: where a model lies, whether tensors fit a module, filling it."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
+from sd_scripts.formats.documents import read_json
 from sd_scripts.library.sdxl_model_util import Shapes, State
 from sd_scripts.options.model_file import MODEL
 
@@ -32,11 +32,21 @@ def files_in(folder: Path, option: str) -> tuple[Path, ...]:
     """The weights in one part's folder: one file, or all that an index names. Full precision is preferred."""
     for variant in ("", ".bf16", ".fp16"):
         for index in sorted(folder.glob(f"*model.safetensors.index{variant}.json")):
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            return tuple(folder / name for name in sorted(set(shards)))
+            return tuple(folder / name for name in _shards(index, option))
         for file in sorted(folder.glob(f"*model{variant}.safetensors")):
             return (file,)
     raise ValueError(f"{option}: the folder '{folder}' holds no weights, such as model.safetensors")
+
+
+def _shards(index: Path, option: str) -> list[str]:
+    """The names of the files that hold a part together."""
+    try:
+        shards = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{option}: '{index}' is damaged; download it again") from None
+    if outside := [name for name in shards if Path(name).name != name]:
+        raise ValueError(f"{option}: '{index}' names {outside[0]!r}, which lies elsewhere; download it again")
+    return shards
 
 
 def must_fit(

@@ -113,7 +113,7 @@ def _entry_problem(entry: Any) -> str:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         return f"the unknown dtype {_short(dtype)}"
-    if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS:
+    if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= 2**63:
         return "a shape that is not a list of sizes"
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         return "offsets that are not two places in the file"

@@ -18,7 +18,7 @@ def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"{option}: {item!r} is not of the form key=value")
         try:
             found[key.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError) as error:
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
             raise ValueError(
                 f"{option}: {text.strip()!r}, the value of {key.strip()}, is not a Python value; "
                 f"write a number, True, None, a tuple such as (0.9, 0.99), or text in quotes: {key.strip()}='text'"
@@ -29,9 +29,11 @@ def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
 def class_by_path(option: str, path: str) -> type:
     """The class at `package.module.Class`. Raises ValueError naming `option` when there is none."""
     module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        raise ValueError(f"{option}: {path!r} is not a dotted path, such as torch.optim.AdamW")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module that cannot be imported may raise anything
         raise ValueError(f"{option}: there is no {path!r} ({error})") from error
     if not isinstance(found, type):
         raise ValueError(f"{option}: {path!r} is not a class")

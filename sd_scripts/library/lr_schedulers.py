@@ -1,7 +1,8 @@
 """Learning rate schedules by name, through diffusers' and transformers' own functions, or any class by dotted path."""
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, updater
+from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, optimizer_name, updater
 from sd_scripts.options.checks import IGNORES_WARMUP
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 
@@ -26,6 +27,7 @@ WITH_WARMUP = (
     "cosine_with_min_lr",
     "warmup_stable_decay",
 )
+PYTORCHS = "torch.optim.lr_scheduler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,31 @@ def rehearse(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list
 
     Raises ValueError as make_optimizer and make_scheduler do; gives back what will have no effect, one sentence each.
     """
-    made = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
-    make_scheduler(scheduler, made, total_steps=1000)
+    with _in_a_sentence(f"optimizer_type, optimizer_args: {optimizer_name(optimizer)}"):
+        made = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+    with _in_a_sentence(f"lr_scheduler_args: {scheduler.lr_scheduler_type or scheduler.lr_scheduler}"):
+        schedule = make_scheduler(scheduler, made, total_steps=1000)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch remarks that the optimizer has not stepped
+            advance(schedule, torch.tensor(1.0))
     if is_schedule_free(made) and (scheduler.lr_scheduler != "constant" or scheduler.lr_warmup_steps):
         return [
             f"lr_scheduler, lr_warmup_steps: {type(made).__name__} needs no schedule and ignores them; "
             "its own warm-up is warmup_steps=100 in optimizer_args"
         ]
     return []
+
+
+@contextlib.contextmanager
+def _in_a_sentence(what: str) -> Iterator[None]:
+    """Values of a wrong kind fail anywhere within the code of other people."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(f"{what} cannot be made with these arguments ({type(error).__name__}: {first})") from error
 
 
 def advance(scheduler: LRScheduler, loss: torch.Tensor) -> None:
@@ -146,7 +165,8 @@ def _choose(options: LrSchedulerOptions, optimizer: Optimizer, span: Span) -> tu
     if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
         return "adafactor", RateOfAdafactor, {"shown_at_first": _shown_at_first(start)}
     if options.lr_scheduler_type:
-        return options.lr_scheduler_type, class_by_path("lr_scheduler_type", options.lr_scheduler_type), {}
+        named = options.lr_scheduler_type  # without a dot it is one of PyTorch's, as in sd-scripts
+        return named, class_by_path("lr_scheduler_type", named if "." in named else f"{PYTORCHS}.{named}"), {}
     if name == "adafactor":
         raise ValueError(
             "lr_scheduler: adafactor goes only with optimizer_type = Adafactor and its relative_step; choose constant"

@@ -1,6 +1,5 @@
 """Read weights from .safetensors, .ckpt and .pt files; whatever is wrong with a file is said in one sentence."""
 
-import json
 import pickle
 import struct
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from sd_scripts.formats.documents import parse_json
 from sd_scripts.options.model_file import COMPILED, SAFETENSORS, Header, read_header
 
 
@@ -20,7 +21,10 @@ def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Ten
     """
     if path.suffix in SAFETENSORS:
         _header(path, option)  # says in one sentence what is wrong with the file
-        state = safetensors.torch.load_file(path) if mmap else _read_through(path)
+        try:
+            state = safetensors.torch.load_file(path) if mmap else _read_through(path)
+        except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
+            raise ValueError(f"{option}: '{path}' cannot be read: {error}") from None
     else:
         state = _read_pickle(path, option)
     return {key.replace(COMPILED, ""): tensor for key, tensor in state.items()}
@@ -78,7 +82,7 @@ def _read_through(path: Path) -> dict[str, Tensor]:
     state = {}
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        entries = json.loads(file.read(length))
+        entries = parse_json(file.read(length))
         entries.pop("__metadata__", None)
         for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             begin, end = entry["data_offsets"]
@@ -93,7 +97,11 @@ def _read_through(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
     """A .ckpt can run code when it is unpickled: only tensors are let through."""
     if path.suffix == ".gguf":
-        raise ValueError(f"{option}: '{path}' is quantized for making pictures; take the .safetensors file")
+        raise ValueError(
+            f"{option}: '{path}' is quantized for making images; choose the .safetensors file of the model"
+        )
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{option}: '{path}' is not a file")
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError:

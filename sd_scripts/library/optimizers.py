@@ -238,7 +238,10 @@ def _class(name: str) -> type:
         if missing := _missing_package(path):
             raise ValueError(f"optimizer_type: there is no '{path}', {missing}")
         try:
-            return class_by_path("optimizer_type", path)
+            kind = class_by_path("optimizer_type", path)
+            if not issubclass(kind, Optimizer):
+                raise ValueError(f"optimizer_type: {path!r} is not an optimizer")
+            return kind
         except ValueError as error:
             raise ValueError(f"{error}; known names are {', '.join(KNOWN)}") from error
     known = KNOWN[name]

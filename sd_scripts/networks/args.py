@@ -11,6 +11,8 @@ from sd_scripts.options.settings import Groups, Settings
 Warn = Callable[[str], None]
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
+SLIP = 0.8
+"""How alike a key and a known one are where the known one is meant: conv_dmi and conv_dim."""
 MOST = 4096
 """Of a rank: where network_dim ends too."""
 
@@ -65,13 +67,17 @@ class NetworkArguments:
         return text
 
     def unknown(self) -> list[str]:
-        """A sentence for each key that nobody has asked for, with the nearest one that somebody has."""
-        sentences = []
-        for key in sorted(self._values.keys() - self._asked):
-            near = difflib.get_close_matches(key, sorted(self._asked), 1)
-            remedy = f"; did you mean {near[0]}?" if near else ""
-            sentences.append(f"network_args: {key} is unknown and has no effect{remedy}")
-        return sentences
+        """A sentence for each key that nobody has asked for, and that may be meant for another program.
+
+        Raises ValueError, a sentence a line, for those that are a slip of the pen: what they say would be lost.
+        """
+        known, others = sorted(self._asked), sorted(self._values.keys() - self._asked)
+        near = {key: difflib.get_close_matches(key, known, 1, SLIP) for key in others}
+        if slips := [
+            f"network_args: {key} is unknown. Did you mean {found[0]}?" for key, found in near.items() if found
+        ]:
+            raise ValueError("\n".join(slips))
+        return [f"network_args: {key} is unknown and has no effect" for key in others]
 
 
 def network_arguments(settings: Settings, own: Groups) -> NetworkArguments:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
+from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks.lora import adaptable, read_pair
 from sd_scripts.networks.lora_names import XLABS_SINGLE, Tensors, with_our_names
 from sd_scripts.networks.plan import Adapted
@@ -25,16 +25,7 @@ OTHER_KINDS = {
 
 def read_lora(option: str, path: Path) -> Tensors:
     """Tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
-    if not path.is_file():
-        raise ValueError(f"{option}: there is no file '{path}'")
-    try:
-        if path.suffix == ".safetensors":
-            tensors = safetensors.torch.load_file(path)
-        else:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{option}: '{path}' cannot be read: {str(error).splitlines()[0]}") from None
-    return maybe_uncompile_state_dict(tensors)
+    return maybe_uncompile_state_dict(read_weights(path, option))
 
 
 def read_plain_lora(option: str, path: Path, modules: Iterable[Adapted]) -> Tensors:

@@ -15,6 +15,7 @@ from sd_scripts.options.reading import from_values, unknown_text
 from sd_scripts.options.settings import Groups, Problem, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, option
 from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.options.words import shortened
 
 
 class ConfigFileOptions(OptionGroup, title="Settings file"):
@@ -76,7 +77,7 @@ def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
         if not flag:
             problems.append(_stray(words[0]))
         elif o is None:
-            shown = flag.partition("=")[0]
+            shown = shortened(flag.partition("=")[0])
             problems.append(Problem((shown,), unknown_text(shown, known)))
         elif o.type is bool:
             values[o.name] = text if equals else not off
@@ -96,7 +97,7 @@ def _names(group: type[OptionGroup]) -> list[str]:
 
 
 def _stray(word: str) -> Problem:
-    return Problem((word,), "is not preceded by an option; put text with spaces into quotation marks")
+    return Problem((shortened(word),), "is not preceded by an option; put text with spaces into quotation marks")
 
 
 def _flags_with_words(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:

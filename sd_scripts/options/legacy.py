@@ -104,7 +104,7 @@ def _swapped(blocks: int, others: Values) -> tuple[Values, str]:
 def _number(value: Any) -> int:
     try:
         return int(value or 0)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
@@ -176,7 +176,7 @@ def _is_off(value: Any) -> bool:
 def _is_zero(value: Any) -> bool:
     try:
         return not isinstance(value, bool) and float(value) == 0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

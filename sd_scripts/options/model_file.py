@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sd_scripts.formats.documents import check_name, read_json
+from sd_scripts.formats.pickle_file import read_pickle_file
 from sd_scripts.formats.safetensors_header import COMPILED as COMPILED
 from sd_scripts.formats.safetensors_header import Header as Header
 from sd_scripts.formats.safetensors_header import read_header as read_header
@@ -55,7 +56,7 @@ def locate(name: str | None, kind: str = "a model file") -> Path | str:
 
 
 def describe(path: Path) -> ModelFile:
-    """What lies at `path`: a .safetensors file, a .ckpt (not looked into), or a diffusers folder. Never raises."""
+    """What lies at `path`: a .safetensors file, a .ckpt or .pt, or a diffusers folder. Never raises."""
     try:
         check_name(path)
         if path.is_dir():
@@ -71,13 +72,29 @@ def describe(path: Path) -> ModelFile:
 
 
 def _describe_file(path: Path, size: int) -> ModelFile:
-    if path.suffix not in SAFETENSORS:
-        return ModelFile(variant=f"{path.suffix.lstrip('.') or 'unknown'} file", bytes=size)
+    if path.suffix == ".gguf":
+        return ModelFile(
+            bytes=size, problem=f"'{path}' is quantized for making images; choose the .safetensors file of the model"
+        )
     try:
+        if path.suffix not in SAFETENSORS:
+            return _describe_pickle(path, size)
         header = read_header(path)
     except ValueError as problem:
         return ModelFile(bytes=size, problem=str(problem))
     return _described(header, size)
+
+
+def _describe_pickle(path: Path, size: int) -> ModelFile:
+    """A .ckpt or .pt file tells the names of its tensors, not their sizes."""
+    found = read_pickle_file(path)
+    if found.strange:
+        raise ValueError(
+            f"'{path}' holds more than weights ({found.strange[0]}), which could run code; convert it to .safetensors"
+        )
+    keys = [text.replace(COMPILED, "") for text in found.texts]
+    family, variant = recognise(Header(metadata={}, shapes=dict.fromkeys(keys, (0,)), dtypes={}))
+    return ModelFile(family=family, variant=variant or f"{path.suffix.lstrip('.') or 'unknown'} file", bytes=size)
 
 
 def _described(header: Header, size: int) -> ModelFile:

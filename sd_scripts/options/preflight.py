@@ -18,6 +18,7 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
 from sd_scripts.options.spec import OptionGroup, WrongValue, without
+from sd_scripts.options.words import shortened
 
 Group = TypeVar("Group", bound=OptionGroup)
 
@@ -61,7 +62,7 @@ def _until_wrong(check: Check, sane: Sane) -> Iterator[str]:
 def _told(sentence: str, settings: Settings) -> Iterator[Problem]:
     names, _, text = sentence.partition(": ")
     assert all(name in settings.options for name in names.split(", ")), sentence
-    yield Problem(tuple(names.split(", ")), text)
+    yield Problem(tuple(names.split(", ")), shortened(text))
 
 
 def sample_prompts(sane: Sane) -> Iterator[str]:

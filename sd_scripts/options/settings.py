@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from sd_scripts.options.checks import problems_between
 from sd_scripts.options.spec import Option, OptionGroup, each_option, until_wrong, without
+from sd_scripts.options.words import shortened
 
 Group = TypeVar("Group", bound=OptionGroup)
 Groups = tuple[type[OptionGroup], ...]
@@ -82,6 +83,11 @@ class Settings:
         """What belongs into a file: the changed values, and the unknown keys that came in."""
         return {**self.unknown, **self.changed()}
 
+    def remark(self, sentence: str) -> None:
+        """Add what only those who know more than the options can say: it begins with an option's name and a colon."""
+        name, _, text = sentence.partition(": ")
+        self.remarks.append(Remark(name, text))
+
     def wrong_values(self) -> list[str]:
         """Every value that is of the wrong type, out of range or not among the choices."""
         return [f"{name}: {why}" for name, why in self._wrong().items()]
@@ -97,8 +103,8 @@ class Settings:
         sane = {group: without(filled, wrong) for group, filled in self.filled.items()}
         within = [finding for filled in sane.values() for finding in until_wrong(filled.check)]
         between = (*within, *problems_between(sane))
-        return [Problem((name,), why) for name, why in (*wrong.items(), *between)]
+        return [Problem((name,), shortened(why)) for name, why in (*wrong.items(), *between)]
 
     def _wrong(self) -> dict[str, str]:
         alone = ((name, self.options[name].problem(value)) for name, value in self.values().items())
-        return {name: why for name, why in alone if why}
+        return {name: shortened(why) for name, why in alone if why}

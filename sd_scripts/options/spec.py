@@ -218,7 +218,7 @@ _READERS: dict[type, Any] = {
 
 def each_option(group: type[OptionGroup]) -> Iterator[Option]:
     """The options of a group, as they are declared."""
-    return iter(_options(group))
+    return iter(_options(group))  # type: ignore[arg-type]
 
 
 @functools.cache

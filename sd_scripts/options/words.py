@@ -14,3 +14,13 @@ def shell_words(text: str) -> list[str]:
 def some(names: Sequence[str]) -> str:
     """The first three: a, b, c and 7 more"""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+LONGEST_SENTENCE = 600
+
+
+def shortened(sentence: str) -> str:
+    """A sentence that quotes somebody's endless text, without its middle."""
+    if len(sentence) <= LONGEST_SENTENCE:
+        return sentence
+    return f"{sentence[:300]} ... {sentence[-250:]}"

@@ -51,15 +51,14 @@ class Lora:
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         options = settings[NetworkOptions]
-        problems = []
         try:
             if _is_ours(options, family):
-                read_args(settings, family.lora, warn=lambda _: None)
+                read_args(settings, family.lora, warn=settings.remark)
             else:
                 find_module(options.network_module or "")
         except ValueError as error:
-            problems.append(str(error))
-        return problems
+            return str(error).splitlines()
+        return []
 
     def load(self, family: Family, context: Context, device: torch.device) -> Parts:
         if context.sharded:
@@ -97,7 +96,7 @@ class Lora:
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, parts, context)
         modules += compress(_text_encoders(family, parts, context), learns_text)
 
-        args = read_args(context.settings, family.lora, context.warn)
+        args = read_args(context.settings, family.lora, warn=lambda _: None)  # told by check
         weights = {}
         if options.network_weights:
             file = Path(options.network_weights)

@@ -1,0 +1,86 @@
+"""What a .ckpt or .pt file of torch.save names, read from its opcodes: nothing of it is run, no torch is needed."""
+
+import pickletools
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from sd_scripts.formats.documents import check_name
+
+LARGEST_PICKLE = 64 * 2**20
+"""Bytes of the pickle beside its tensors: that of a model has one or two million."""
+OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files of torch.save before 1.6 begin; in these the tensors follow the pickle."""
+HARMLESS = re.compile(r"(torch|collections|_codecs|builtins|__builtin__)(\..*)?")
+"""Modules of which PyTorch lets some names through where a pickle may hold nothing but weights."""
+AGAIN = "download or copy it again"
+
+
+@dataclass(frozen=True)
+class PickleFile:
+    """What the opcodes tell."""
+
+    texts: frozenset[str]
+    """All texts in it: the names of its tensors are among them."""
+    strange: tuple[str, ...]
+    """Classes and functions that have nothing to do with weights."""
+
+
+def read_pickle_file(path: Path) -> PickleFile:
+    """Raises ValueError, in words that follow an option's name, for what torch.save did not write whole."""
+    check_name(path)
+    try:
+        if not path.is_file():
+            raise ValueError(f"'{path}' is not a file" if path.exists() else f"there is no file '{path}'")
+        if not path.stat().st_size:
+            raise ValueError(f"'{path}' is empty; {AGAIN}")
+        with path.open("rb") as file:
+            start = file.read(len(OLD_MAGIC))
+        return _scanned(path, _pickle_in_zip(path) if start[:2] == b"PK" else _old_pickle(path, start))
+    except OSError as error:
+        raise ValueError(f"'{path}' cannot be read: {error.strerror or error}") from None
+
+
+def _pickle_in_zip(path: Path) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(each for each in archive.namelist() if each.endswith("data.pkl"))
+            with archive.open(name) as member:
+                return member.read(LARGEST_PICKLE + 1)
+    except (zipfile.BadZipFile, StopIteration, RuntimeError, NotImplementedError, EOFError, ValueError, zlib.error):
+        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}") from None
+
+
+def _old_pickle(path: Path, start: bytes) -> bytes:
+    """The pickles at the beginning of the file: magic number, version, system, and the table of tensors."""
+    if start[:1] != b"\x80":
+        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}")
+    with path.open("rb") as file:
+        head = file.read(LARGEST_PICKLE)
+    if start != OLD_MAGIC:
+        return head
+    try:
+        for _ in range(3):
+            *_, (_, _, stop) = pickletools.genops(head)
+            head = head[stop + 1 :]  # type: ignore[operator]
+    except (ValueError, IndexError):
+        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}") from None
+    return head
+
+
+def _scanned(path: Path, data: bytes) -> PickleFile:
+    texts: set[str] = set()
+    strange: set[str] = set()
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "GLOBAL":
+                module, _, name = str(argument).partition(" ")
+                if not HARMLESS.fullmatch(module):
+                    strange.add(f"{module}.{name}")
+            elif isinstance(argument, str):
+                texts.add(argument)
+    except (ValueError, IndexError, OverflowError):
+        raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}") from None
+    return PickleFile(frozenset(texts), tuple(sorted(strange)))
