@@ -19,6 +19,7 @@ from sd_scripts.data.blueprint import (
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.dataset_schema import read_config
+from sd_scripts.options.preflight import problems
 from sd_scripts.options.settings import Settings
 
 CASES = json.loads((Path(__file__).parent / "reference/fixtures_dataset_toml.json").read_text())
@@ -116,6 +117,56 @@ def test_every_mistake_is_told_at_once() -> None:
     with pytest.raises(ValueError, match="resolution") as caught:
         resolve(config, settings())
     assert len(str(caught.value).splitlines()) == 3
+
+
+RANGED = """# a comment
+[general]
+caption_dropout_rate = 7.0
+caption_tag_dropout_rate = nan
+
+[[datasets]]
+resolution = [1024, 99999]
+batch_size = 999999999
+min_bucket_reso = -64
+[[datasets.subsets]]
+image_dir = "a"
+caption_prefix = '''
+keep_tokens = 1
+'''
+[[datasets]]
+subsets = [{ image_dir = "a", keep_tokens = -5 }]
+[[ datasets ]]
+resolution = 512
+  [[ datasets.subsets ]]  # b
+  image_dir = "b"
+  "num_repeats" = 999_999_999_999
+"""
+
+
+def test_numbers_out_of_range_are_told_with_path_and_line(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text(RANGED)
+    asked = settings(dataset_config=str(tmp_path / "data.toml"))
+    with pytest.raises(ValueError, match="dataset_config") as caught:
+        read_blueprint(asked, pytest.fail)
+    lines = [
+        "general.caption_dropout_rate (line 3) must be within 0.0..1.0, not 7.0",
+        "general.caption_tag_dropout_rate (line 4) must be a number, not nan",
+        "datasets[0].resolution (line 7) must be within 64..8192, not 99999",
+        "datasets[0].batch_size (line 8) must be within 1..1024, not 999999999",
+        "datasets[0].min_bucket_reso (line 9) must be within 64..8192, not -64",
+        "datasets[1].subsets[0].keep_tokens (line 16) must be within 0..1000, not -5",
+        "datasets[2].subsets[0].num_repeats (line 21) must be within 0..100000, not 999999999999",
+    ]
+    assert str(caught.value).splitlines() == [f"dataset_config: {line}" for line in lines]
+    assert {str(problem) for problem in problems(asked)} >= {f"dataset_config: {line}" for line in lines}
+
+
+def test_true_in_place_of_a_number_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[[datasets]]\nresolution = 512\nbatch_size = true\nenable_bucket = true\n")
+    told: list[str] = []
+    (dataset,) = read_blueprint(settings(dataset_config=str(tmp_path / "a.toml")), told.append).datasets
+    assert dataset.batch_size == 1
+    assert told == ["dataset_config: datasets[0].batch_size (line 3) is true, which is read as 1"]
 
 
 @pytest.mark.parametrize(

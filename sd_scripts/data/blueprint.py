@@ -75,15 +75,20 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
         for name in ("train_data_dir", "reg_data_dir", "in_json"):
             if getattr(options, name):
                 warn(f"{name}: is not used, since dataset_config describes the data")
-        return resolve(schema.read_config(Path(options.dataset_config)), settings)
+        file = Path(options.dataset_config)
+        config, lines = schema.read_config(file), schema.read_lines(file)
+        blueprint = resolve(config, settings, lines)
+        for remark in schema.remarks(config, lines):
+            warn(f"dataset_config: {remark}")
+        return blueprint
     datasets = [{"subsets": _described_by_options(options, settings.values()["masked_loss"], warn)}]
     general = _resolve_datasets({"datasets": datasets}, settings)
     return Blueprint(datasets=general, source="in_json" if options.in_json else "train_data_dir")
 
 
-def resolve(config: schema.Config, settings: Settings) -> Blueprint:
+def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | None = None) -> Blueprint:
     """The data sets of a dataset description; ValueError with one sentence for each mistake in it."""
-    found = schema.problems(config, masked_loss=settings.values()["masked_loss"])
+    found = schema.problems(config, masked_loss=settings.values()["masked_loss"], lines=lines)
     if found:
         raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
     return Blueprint(datasets=_resolve_datasets(config, settings), source="dataset_config", from_config=True)

@@ -75,7 +75,8 @@ def dataset_config(sane: Sane) -> Iterator[str]:
     if not (file := sane[DatasetOptions].dataset_config):
         return
     config = schema.read_config(Path(file))
-    if found := schema.problems(config, masked_loss=sane[AugmentOptions].masked_loss):
+    lines = schema.read_lines(Path(file))
+    if found := schema.problems(config, masked_loss=sane[AugmentOptions].masked_loss, lines=lines):
         yield from (f"dataset_config: {problem}" for problem in found)
         return
     for number, dataset in enumerate(config.get("datasets", [])):

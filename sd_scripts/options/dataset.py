@@ -6,6 +6,9 @@ from typing import Literal
 from sd_scripts.options.image_folders import MANY_REPEATS, MOST_REPEATS
 from sd_scripts.options.spec import OptionGroup, option
 
+SIDES = (64, 8192)
+"""Shortest and longest side of an image in training."""
+
 
 class DatasetOptions(OptionGroup, title="Folders and data set"):
     """Where the pictures are and how they are grouped."""
@@ -135,8 +138,8 @@ def _resolution_problem(resolution: str) -> str | None:
     sides = resolution.split(",")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
         return f"{resolution!r} is neither one number nor width,height; write 1024 or 1024,768"
-    if any(not 64 <= int(side) <= 8192 for side in sides):
-        return f"{resolution} is outside 64..8192"
+    if any(not SIDES[0] <= int(side) <= SIDES[1] for side in sides):
+        return f"{resolution} is outside {SIDES[0]}..{SIDES[1]}"
     return None
 
 
@@ -153,14 +156,14 @@ class BucketOptions(OptionGroup, title="Aspect buckets"):
         256,
         "Shortest side of a bucket in pixels.",
         label="Shortest bucket side",
-        within=(64, 8192),
+        within=SIDES,
         shown_when="enable_bucket",
     )
     max_bucket_reso: int = option(
         1024,
         "Longest side of a bucket in pixels. Raise it to 2048 for wide pictures at a resolution of 1024.",
         label="Longest bucket side",
-        within=(64, 8192),
+        within=SIDES,
         shown_when="enable_bucket",
     )
     bucket_reso_steps: int = option(

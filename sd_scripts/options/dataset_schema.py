@@ -1,12 +1,17 @@
 """What may stand in a --dataset_config file, level by level, as tables; and what is wrong with one that was read."""
 
 import difflib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.formats.documents import read_document
+from sd_scripts.formats.documents import read_document, read_text
+from sd_scripts.formats.toml_lines import key_lines, line_of
+from sd_scripts.options.dataset import SIDES, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
+from sd_scripts.options.image_folders import MOST_REPEATS
+from sd_scripts.options.spec import each_option
 
 Config = dict[str, Any]
 
@@ -22,14 +27,18 @@ class Kind:
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 # true counts as a whole number, 1 does not count as true: files of the field rely on both
 WHOLE = Kind("a whole number", lambda value: isinstance(value, int))
-NUMBER = Kind("a number", lambda value: isinstance(value, (int, float)))
-FLOAT = Kind("a number with a point, such as 0.1", lambda value: isinstance(value, float))
+NUMBER = Kind("a number", lambda value: isinstance(value, (int, float)) and math.isfinite(value))
+FLOAT = Kind("a number with a point, such as 0.1", lambda value: isinstance(value, float) and math.isfinite(value))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 TABLE = Kind("a table", lambda value: isinstance(value, dict))
 SIZE = Kind("a whole number or [width, height]", lambda value: WHOLE.accepts(value) or _pair(value, WHOLE))
 RANGE = Kind("two numbers with a point, such as [1.0, 2.0]", lambda value: _pair(value, FLOAT))
 
 Keys = dict[str, Kind]
+Lines = dict[str, int]
+"""The line of each key, by its path."""
+Finding = tuple[str, str]
+"""Path of a key, and what is wrong with it."""
 
 DATASET: Keys = {
     "batch_size": WHOLE,
@@ -99,6 +108,18 @@ MASKS = Style(
 GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
 
 
+OPTIONS = {
+    option.name: option
+    for group in (DatasetOptions, BucketOptions, CaptionOptions, ValidationOptions)
+    for option in each_option(group)
+}
+OTHER_NAMES = {"batch_size": "train_batch_size"}
+RANGES: dict[str, tuple[float, float]] = {
+    key: within for key in GENERAL if (option := OPTIONS.get(OTHER_NAMES.get(key, key))) and (within := option.within)
+} | {"resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
+"""Least and greatest value of each number; a subset that is seen 0 times is left out."""
+
+
 def read_config(path: Path) -> Config:
     """The content of a TOML or, by its name, JSON file."""
     try:
@@ -110,37 +131,68 @@ def read_config(path: Path) -> Config:
     return config
 
 
-def problems(config: Config, *, masked_loss: bool) -> list[str]:
-    """Everything wrong with a dataset description, one sentence each, beginning with the key's path."""
-    return list(_config_problems(config, masked_loss))
+def read_lines(path: Path) -> Lines:
+    """The line of each key of a TOML file that was read; none of a JSON file."""
+    return {} if path.suffix.lower() == ".json" else key_lines(read_text(path))
 
 
-def _config_problems(config: Config, masked_loss: bool) -> Iterator[str]:
+def problems(config: Config, *, masked_loss: bool, lines: Lines | None = None) -> list[str]:
+    """Everything wrong with a dataset description, one sentence each, beginning with the key's path and its line."""
+    return [f"{_located(path, lines)} {why}" for path, why in _config_problems(config, masked_loss)]
+
+
+def remarks(config: Config, lines: Lines | None = None) -> list[str]:
+    """What is accepted as other trainers do, though something else may have been meant."""
+    return [
+        f"{_located(path, lines)} is {str(value).lower()}, which is read as {int(value)}"
+        for path, key, value in _each_value(config)
+        if isinstance(value, bool) and GENERAL.get(key) in (WHOLE, NUMBER, SIZE)
+    ]
+
+
+def _located(path: str, lines: Lines | None) -> str:
+    line = line_of(path, lines) if lines else None
+    return f"{path} (line {line})" if line else path
+
+
+def _each_value(table: Config, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    for key, value in table.items():
+        place = f"{path}.{key}" if path else key
+        if isinstance(value, dict):
+            yield from _each_value(value, place)
+        elif isinstance(value, list) and key in ("datasets", "subsets"):
+            for index, entry in enumerate(value):
+                yield from _each_value(entry, f"{place}[{index}]") if isinstance(entry, dict) else ()
+        else:
+            yield place, key, value
+
+
+def _config_problems(config: Config, masked_loss: bool) -> Iterator[Finding]:
     for key in sorted(config.keys() - {"general", "datasets"}):
-        yield f"{key} is unknown: the top level has [general] and [[datasets]]"
+        yield key, "is unknown: the top level has [general] and [[datasets]]"
     yield from _table_problems(config.get("general", {}), GENERAL, "general")
     datasets = config.get("datasets", [])
     if not isinstance(datasets, list):
-        yield "datasets must be a list: write [[datasets]]"
+        yield "datasets", "must be a list: write [[datasets]]"
         return
     for index, dataset in enumerate(datasets):
         yield from _dataset_problems(dataset, f"datasets[{index}]", masked_loss)
 
 
-def _dataset_problems(dataset: Any, path: str, masked_loss: bool) -> Iterator[str]:
+def _dataset_problems(dataset: Any, path: str, masked_loss: bool) -> Iterator[Finding]:
     subsets = dataset.get("subsets", []) if isinstance(dataset, dict) else []
     if not isinstance(subsets, list) or not all(isinstance(subset, dict) for subset in subsets):
-        yield f"{path}.subsets must be a list of tables: write [[datasets.subsets]]"
+        yield f"{path}.subsets", "must be a list of tables: write [[datasets.subsets]]"
         return
     style = _style(subsets, masked_loss)
     if style is None:
-        yield f"{path}.subsets mix metadata_file with image_dir alone: put them into two [[datasets]]"
+        yield f"{path}.subsets", "mix metadata_file with image_dir alone: put them into two [[datasets]]"
         return
     yield from _table_problems(dataset, DATASET | style.inherited | {"subsets": Kind("", lambda _: True)}, path)
     for index, subset in enumerate(subsets):
         subset_path = f"{path}.subsets[{index}]"
         yield from _table_problems(subset, style.inherited | style.own, subset_path)
-        yield from (f"{subset_path}.{key} is required" for key in style.required if subset.get(key) is None)
+        yield from ((f"{subset_path}.{key}", "is required") for key in style.required if subset.get(key) is None)
 
 
 def _style(subsets: list[Config], masked_loss: bool) -> Style | None:
@@ -152,15 +204,28 @@ def _style(subsets: list[Config], masked_loss: bool) -> Style | None:
     return None if any(with_metadata) else FOLDERS
 
 
-def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[str]:
+def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[Finding]:
     if not isinstance(table, dict):
-        yield f"{path} must be a table"
+        yield path, "must be a table"
         return
     for key, value in table.items():
         if key not in keys:
-            yield f"{path}.{key} is unknown here{_hint(key, keys)}"
-        elif value is not None and not keys[key].accepts(value):  # null, in JSON, means as if it were not there
-            yield f"{path}.{key} must be {keys[key].says}, not {value!r}"
+            yield f"{path}.{key}", f"is unknown here{_hint(key, keys)}"
+        elif value is None:  # null, in JSON, means as if it were not there
+            continue
+        elif not keys[key].accepts(value):
+            yield f"{path}.{key}", f"must be {keys[key].says}, not {value!r}"
+        elif why := _out_of_range(key, value):
+            yield f"{path}.{key}", why
+
+
+def _out_of_range(key: str, value: Any) -> str | None:
+    """Why a number cannot be, by the range of the option that says the same for all data."""
+    if key not in RANGES:
+        return None
+    low, high = RANGES[key]
+    outside = [number for number in (value if isinstance(value, list) else [value]) if not low <= number <= high]
+    return f"must be within {low}..{high}, not {outside[0]}" if outside else None
 
 
 def _hint(key: str, keys: Keys) -> str:
