@@ -78,11 +78,17 @@ def test_a_resolution_outside_the_bounds_is_refused_by_name() -> None:
     BucketRules(resolution=(1536, 1536), enable_bucket=True, bucket_no_upscale=True)
 
 
-def test_sizes_the_family_cannot_take_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="bucket_reso_steps: 40 is not a multiple of 32, as SDXL needs"):
-        BucketRules(resolution=(512, 512), enable_bucket=True, bucket_reso_steps=40).check_multiple(32, "SDXL")
-    with pytest.raises(ValueError, match="resolution: 500,512"):
-        BucketRules(resolution=(500, 512)).check_multiple(32, "SDXL")
+@pytest.mark.parametrize(("steps", "rounded"), [(1, 32), (16, 32), (32, 32), (40, 64), (64, 64)])
+def test_steps_the_family_cannot_take_are_rounded_up(steps: int, rounded: int) -> None:
+    rules = BucketRules(resolution=(512, 512), enable_bucket=True, bucket_reso_steps=steps).rounded(32)
+    assert rules.bucket_reso_steps == rounded
+    assert rules.resolution == (512, 512)
+    assert all(side % 32 == 0 for size in bucket_resolutions(rules) for side in size)
+
+
+def test_a_resolution_the_family_cannot_take_is_rounded_to_the_nearest() -> None:
+    assert BucketRules(resolution=(500, 8)).rounded(32).resolution == (512, 32)
+    assert BucketRules(resolution=(1000, 512), bucket_reso_steps=1).rounded(32).resolution == (992, 512)
 
 
 def test_a_picture_smaller_than_a_step_fits_no_bucket() -> None:

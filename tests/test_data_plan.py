@@ -231,6 +231,33 @@ def test_validation_seed_decides_the_split_and_else_the_seed(tmp_path: Path) -> 
     assert held(1, validation_seed=5) == held(2, validation_seed=5)
 
 
+def test_a_data_set_may_be_for_validation_alone(tmp_path: Path) -> None:
+    for name in ("train", "held"):
+        make_folder(tmp_path / name, [(64, 64)] * 2)
+    config = tmp_path / "data.toml"
+    text = f"""[[datasets]]
+[[datasets.subsets]]
+image_dir = "{tmp_path / "train"}"
+[[datasets]]
+validation_split = 1.0
+bucket_reso_steps = 16
+[[datasets.subsets]]
+image_dir = "{tmp_path / "held"}"
+num_repeats = 9
+"""
+    config.write_text(text)
+    told: list[str] = []
+    plan = planned(told, dataset_config=config)
+    assert plan.validation is not None
+    assert [(item.path.parent.name, item.dataset) for item in plan.items] == [("train", 0)] * 2
+    assert [(item.path.parent.name, item.repeats) for item in plan.validation.items] == [("held", 1)] * 2
+    assert data_facts(plan).num_validation_images == 2
+    assert told == ["bucket_reso_steps: 16 is rounded up to 32, a multiple of 32, as SDXL needs"]
+    config.write_text(text.replace("[[datasets]]", "[[datasets]]\nvalidation_split = 1.0", 1))
+    with pytest.raises(ValueError, match="validation_split: 1 keeps every image out of training"):
+        planned(told, dataset_config=config)
+
+
 def test_validation_leaves_nothing_to_chance_and_has_no_regularisation(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/5_cat", [(64, 64)] * 4)
     make_folder(tmp_path / "reg/1_animal", [(64, 64)] * 2)

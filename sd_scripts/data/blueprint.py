@@ -123,8 +123,6 @@ def _resolve_dataset(config: schema.Config, general: schema.Config, fallback: di
     dataset = Dataset(**_filled(Dataset, lookup) | {"buckets": buckets, "subsets": subsets})
     if dataset.batch_size < 1:
         raise ValueError(f"batch_size: {dataset.batch_size} must be at least 1")
-    if not 0 <= dataset.validation_split < 1:
-        raise ValueError(f"validation_split: {dataset.validation_split} is outside 0..1, 1 excluded")
     return dataset
 
 

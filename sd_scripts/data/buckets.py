@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from sd_scripts.options.dataset import rounded_side, rounded_steps
 
 Size = tuple[int, int]
 
@@ -50,15 +52,12 @@ class BucketRules:
         steps = self.bucket_reso_steps
         return max(steps, self.min_bucket_reso // steps * steps), -(-self.max_bucket_reso // steps) * steps
 
-    def check_multiple(self, multiple: int, title: str) -> None:
-        """ValueError unless every size these rules can give is a multiple of what the model family needs."""
-        if self.enable_bucket and self.bucket_reso_steps % multiple:
-            raise ValueError(
-                f"bucket_reso_steps: {self.bucket_reso_steps} is not a multiple of {multiple}, as {title} needs"
-            )
-        if not self.enable_bucket and any(side % multiple for side in self.resolution):
-            width, height = self.resolution
-            raise ValueError(f"resolution: {width},{height} is not a multiple of {multiple}, as {title} needs")
+    def rounded(self, multiple: int) -> "BucketRules":
+        """The rules that give only sizes which are multiples of what the model family needs."""
+        if self.enable_bucket:
+            return replace(self, bucket_reso_steps=rounded_steps(self.bucket_reso_steps, multiple))
+        width, height = (rounded_side(side, multiple) for side in self.resolution)
+        return replace(self, resolution=(width, height))
 
 
 def bucket_resolutions(rules: BucketRules) -> list[Size]:

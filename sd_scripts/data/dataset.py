@@ -13,8 +13,9 @@ from sd_scripts.data.buckets import BucketRules, Buckets, Fit, Size, fit_into
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import Picture, read_sizes, read_subset
 from sd_scripts.data.images import RESIZE_FILTERS, Look
-from sd_scripts.options.dataset import AugmentOptions
+from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
+from sd_scripts.options.words import some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +94,19 @@ def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int
 def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int, title: str) -> DataPlan:
     training: list[Item] = []
     validation: list[Item] = []
-    for number, dataset in enumerate(blueprint.datasets):
-        _check(dataset, multiple, title, warn)
+    # what the options say is told with them, before the data are looked at
+    told = warn if blueprint.from_config else _nobody
+    datasets = [_rounded(dataset, multiple, title, told) for dataset in blueprint.datasets]
+    blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
+    for number, dataset in enumerate(datasets):
+        _check(dataset, warn)
         learned, kept_out = _plan_dataset(number, dataset, seed, warn)
-        training += learned
-        validation += kept_out
-    _check_sizes(training + validation, multiple, title)
+        training += _at_multiples(learned, multiple, title, warn)
+        validation += _at_multiples(kept_out, multiple, title, warn)
+    if not training and all(dataset.validation_split == 1 for dataset in datasets):
+        raise ValueError(
+            "validation_split: 1 keeps every image out of training; set less than 1 in one of the data sets"
+        )
     if not training:
         raise ValueError(f"{blueprint.source}: no picture to train on; {_remedy(blueprint)}")
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
@@ -110,10 +118,10 @@ def plan_pictures(
 ) -> DataPlan:
     """Pictures without words, each once: what is encoded ahead of any run. What cannot be used is told."""
     subset = Subset(captions=CaptionRules(), look=look)
-    dataset = Dataset(buckets=rules, subsets=(subset,))
-    _check(dataset, multiple, title, warn)
+    dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, title, warn)
+    _check(dataset, warn)
     pictures = [Picture(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
-    items = _items(pictures, 0, subset, 1.0, Buckets(rules), warn)
+    items = _items(pictures, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
         raise ValueError("train_data_dir: none of its pictures can be used")
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
@@ -237,8 +245,22 @@ def _steady(subset: Subset) -> Subset:
     return dataclasses.replace(subset, num_repeats=1, captions=captions, look=look)
 
 
-def _check(dataset: Dataset, multiple: int, title: str, warn: Warn) -> None:
-    dataset.buckets.check_multiple(multiple, title)
+def _nobody(text: str) -> None:
+    """Takes what need not be told."""
+
+
+def _rounded(dataset: Dataset, multiple: int, title: str, warn: Warn) -> Dataset:
+    before, rules = dataset.buckets, dataset.buckets.rounded(multiple)
+    needs = f"a multiple of {multiple}, as {title} needs"
+    if rules.bucket_reso_steps != before.bucket_reso_steps:
+        warn(f"bucket_reso_steps: {before.bucket_reso_steps} is rounded up to {rules.bucket_reso_steps}, {needs}")
+    elif rules != before:
+        (width, height), (wide, high) = before.resolution, rules.resolution
+        warn(f"resolution: {width},{height} is rounded to {wide},{high}, {needs}")
+    return dataclasses.replace(dataset, buckets=rules)
+
+
+def _check(dataset: Dataset, warn: Warn) -> None:
     for subset in dataset.subsets:
         name = subset.look.resize_interpolation
         if name is not None and name not in RESIZE_FILTERS:
@@ -247,15 +269,20 @@ def _check(dataset: Dataset, multiple: int, title: str, warn: Warn) -> None:
         warn("network_multiplier: has no effect yet; every data set trains the network at full strength")
 
 
-def _check_sizes(items: Sequence[Item], multiple: int, title: str) -> None:
-    """Those that a metadata file tells need not agree with the family."""
+def _at_multiples(items: Sequence[Item], multiple: int, title: str, warn: Warn) -> list[Item]:
+    """The images at sizes that the family can train: those that a metadata file tells need not be."""
+    fitting = []
     for item in items:
-        if any(side % multiple for side in item.fit.bucket):
-            width, height = item.fit.bucket
-            raise ValueError(
-                f"metadata_file: train_resolution {width},{height} of {item.path.name} is not a multiple of "
-                f"{multiple}, as {title} needs; prepare {item.subset.name} again"
-            )
+        width, height = (rounded_side(side, multiple) for side in item.fit.bucket)
+        fit = item.fit if (width, height) == item.fit.bucket else fit_into((width, height), item.size)
+        fitting.append(dataclasses.replace(item, fit=fit))
+    changed = [before.path.name for before, item in zip(items, fitting, strict=True) if before.fit != item.fit]
+    if changed:
+        warn(
+            f"metadata_file: train_resolution of {len(changed)} images is rounded to multiples of {multiple}, as "
+            f"{title} needs: {some(changed)}"
+        )
+    return fitting
 
 
 def _remedy(blueprint: Blueprint) -> str:

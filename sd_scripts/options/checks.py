@@ -13,12 +13,15 @@ from typing import get_args
 
 from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
+    SIDE_MULTIPLE,
     AugmentOptions,
     BucketOptions,
     CacheOptions,
     CaptionOptions,
     DatasetOptions,
     ValidationOptions,
+    rounded_side,
+    rounded_steps,
 )
 from sd_scripts.options.flux import (
     RECOMMENDED,
@@ -67,12 +70,8 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
         yield "resolution", "the training size is not set; 1024 suits SDXL and FLUX.1"
         return
     sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
-    if not buckets.enable_bucket:
-        if any(side % 32 for side in sides):
-            yield "resolution", f"{data.resolution} is not a multiple of 32; round it, or turn enable_bucket on"
-        return
-    steps = buckets.bucket_reso_steps
-    if buckets.bucket_no_upscale or not sides:  # sizes then come from the pictures
+    steps = rounded_steps(buckets.bucket_reso_steps)
+    if not buckets.enable_bucket or buckets.bucket_no_upscale or not sides:  # sizes then come from the pictures
         return
     if min(sides) < buckets.min_bucket_reso // steps * steps:
         yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
@@ -248,7 +247,17 @@ def rates_of_no_model(optimizer: OptimizerOptions, full: FullOptions) -> Finding
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
+def validation_of_everything(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+    if validation.validation_split == 1 and not data.dataset_config:
+        yield (
+            "validation_split",
+            "1 keeps every image out of training; set less, or describe a data set for validation alone in a "
+            "dataset_config",
+        )
+
+
 PROBLEMS = (
+    validation_of_everything,
     training_size,
     latents_that_change,
     captions_that_change,
@@ -267,6 +276,18 @@ PROBLEMS = (
     text_that_learns_and_rests,
     rates_of_no_model,
 )
+
+
+def sizes_that_are_rounded(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    if data.dataset_config:
+        return
+    steps = buckets.bucket_reso_steps
+    sides = [int(side) for side in (data.resolution or "").split(",") if side.strip().isdecimal()]
+    if buckets.enable_bucket and rounded_steps(steps) != steps:
+        yield "bucket_reso_steps", f"{steps} is rounded up to {rounded_steps(steps)}, a multiple of {SIDE_MULTIPLE}"
+    elif not buckets.enable_bucket and any(rounded_side(side) != side for side in sides):
+        rounded = ",".join(str(rounded_side(side)) for side in sides)
+        yield "resolution", f"{data.resolution} is rounded to {rounded}, multiples of {SIDE_MULTIPLE}"
 
 
 def data_set_twice(data: DatasetOptions) -> Findings:
@@ -498,6 +519,7 @@ REMARKS = (
     graphs_of_checkpoints,
     compiled_for_nothing,
     checkpoints_in_main_memory,
+    sizes_that_are_rounded,
     data_set_twice,
     repeats_of_a_metadata_file,
     masks_from_nowhere,

@@ -8,6 +8,18 @@ from sd_scripts.options.spec import OptionGroup, option
 
 SIDES = (64, 8192)
 """Shortest and longest side of an image in training."""
+SIDE_MULTIPLE = 32
+"""What sides must be a multiple of, for every family so far; others are rounded."""
+
+
+def rounded_steps(steps: int, multiple: int = SIDE_MULTIPLE) -> int:
+    """bucket_reso_steps brought up to a multiple."""
+    return -(-steps // multiple) * multiple
+
+
+def rounded_side(side: int, multiple: int = SIDE_MULTIPLE) -> int:
+    """A side brought to the nearest multiple."""
+    return max(1, (side + multiple // 2) // multiple) * multiple
 
 
 class DatasetOptions(OptionGroup, title="Folders and data set"):
@@ -183,8 +195,6 @@ class BucketOptions(OptionGroup, title="Aspect buckets"):
     def check(self) -> Iterable[tuple[str, str]]:
         if not self.enable_bucket:
             return
-        if self.bucket_reso_steps % 32:
-            yield "bucket_reso_steps", f"{self.bucket_reso_steps} is not a multiple of 32; set 64 or 32"
         if self.min_bucket_reso > self.max_bucket_reso:
             yield (
                 "min_bucket_reso",
