@@ -12,6 +12,7 @@ from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.training_tab import TrainingTab
+from kohya_gui.visibility import as_element
 from sd_scripts.runs.queue import RunQueue
 
 TITLE = "SD Scripts Studio"
@@ -31,7 +32,7 @@ def build(
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(HEAD.replace("LAUNCH", launch).replace("OPENS", shown if config else ""))
+        head = gr.HTML(HEAD.replace("LAUNCH", launch).replace("OPENS", shown if config else ""))
         tabs: list[TrainingTab] = []
         with gr.Tabs(selected=shown, elem_id="tabs"):
             for training in TRAININGS:
@@ -39,6 +40,7 @@ def build(
                     tabs.append(TrainingTab(training, queue, launch, places))
             with gr.Tab(runs_tab.TITLE, id=runs_tab.NAME, elem_id=runs_tab.NAME):
                 runs_tab.lay_out()
+        head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
         for tab in tabs:
             tab.on_load(page, config if tab.name == shown else None)
     return page

@@ -1,6 +1,6 @@
 """From an option to the control that edits it. The GUI holds no label, range or default of its own."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from gradio.components import FormComponent
 
 from kohya_gui.field_links import FieldLinks, labelled
 from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.visibility import rules, watched
 from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
 
@@ -119,8 +120,8 @@ class Advice:
     text: str
     button: str
 
-    def wanted(self, values: Mapping[str, Any], family: str) -> bool:
-        return family == self.family and any(values.get(name) != good for name, good in self.good(values).items())
+    def wanted(self, values: Mapping[str, Any]) -> bool:
+        return any(values.get(name) != good for name, good in self.good(values).items())
 
 
 class Form:
@@ -220,20 +221,17 @@ class Form:
         return list(self.controls.values())
 
     def outputs(self) -> list[Any]:
-        rows = [row for _, row, _ in self.advice]
-        return [*self.controls.values(), *self.facts.values(), *rows, *(accordion for accordion, _ in self._panels)]
+        return [*self.controls.values(), *self.facts.values(), *(row for _, row, _ in self.advice)]
 
     def read(self, data: Mapping[Any, Any]) -> dict[str, Any]:
         """Options by name, from the dict that Gradio hands to a function whose inputs are a set."""
         return {name: given(self.options[name], data[c]) for name, c in self.controls.items()}
 
-    def write(self, values: Mapping[str, Any], family: str) -> tuple[dict[Any, Any], list[Remark]]:
+    def write(self, values: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Remark]]:
         """Updates that show the defaults overlaid by `values`, and what could not be shown."""
         full, remarks = self.complete(values)
-        updates = self.visibility(full, family) | self.advised(full, family)
-        for name, component in self.controls.items():
-            updates[component]["value"] = shown(self.options[name], full[name])
-        return updates, remarks
+        written = {name: shown(self.options[name], full[name]) for name in self.controls}
+        return {self.controls[name]: gr.update(value=value) for name, value in written.items()}, remarks
 
     def complete(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
         """The defaults overlaid by `values`. A value that cannot be is told and the default stands."""
@@ -251,25 +249,9 @@ class Form:
                 full[name] = read
         return full, remarks
 
-    def shows(self, name: str, values: Mapping[str, Any], family: str) -> bool:
-        """Whether the control of an option is to be seen: it has an effect, and what it hangs on is on."""
-        option = self.options[name]
-        if family not in option.families:
-            return False
-        on = (bool(values.get(master)) and self.shows(master, values, family) for master in option.masters)
-        return not option.masters or any(on)
-
-    def visibility(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
-        seen = {name: self.shows(name, values, family) for name in self.controls}
-        updates: dict[Any, Any] = {self.controls[name]: gr.update(visible=on) for name, on in seen.items()}
-        updates |= {line: gr.update(visible=seen[name]) for name, line in self.facts.items()}
-        for accordion, names in self._panels:
-            updates[accordion] = gr.update(visible=any(seen[name] for name in names))
-        return updates
-
-    def advised(self, values: Mapping[str, Any], family: str) -> dict[Any, Any]:
+    def advised(self, values: Mapping[str, Any]) -> dict[Any, Any]:
         values = self._seen(values)
-        return {row: gr.update(visible=advice.wanted(values, family)) for advice, row, _ in self.advice}
+        return {row: gr.update(visible=advice.wanted(values)) for advice, row, _ in self.advice}
 
     def _seen(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Without the paths that the page must not look at."""
@@ -277,38 +259,32 @@ class Form:
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
         """What a new page shows: the defaults overlaid by `values`."""
-        for component, update in self.write(values, family)[0].items():
-            component.visible = update["visible"]
-            if "value" in update:  # accordions have none
-                component.value = update["value"]
+        full, _ = self.complete(values)
+        for name, component in self.controls.items():
+            component.value = shown(self.options[name], full[name])
+        for row, update in self.advised(full).items():
+            row.visible = update["visible"]
+        panels = {accordion.elem_id or "": names for accordion, names in self._panels}
+        advice = {row.elem_id or "": advice.family for advice, row, _ in self.advice}
+        first = {name: component.value for name, component in self.controls.items()}
+        self.rules = rules(self.options, panels, advice, family, first)
 
     def connect(self, family: FormComponent) -> None:
-        """Show and hide whenever the family, a switch or what advice is about changes."""
-        self._family = family
-        masters = {name: self.controls[name] for name in self._masters()}
-
-        def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            return self.visibility(self._given(masters, data), data[family])
-
-        changes = [family, *masters.values()]
-        gr.on([c.change for c in changes], show, set(changes), self.outputs(), **QUIET)  # type: ignore[attr-defined]
+        """Let the browser show and hide when the family or a switch changes, and listen for what advice is about."""
+        decisive = [family, *(self.controls[name] for name in watched(self.options))]
+        self._shown: dict[str, Any] = {
+            "fn": None,
+            "inputs": decisive,
+            "js": f"(...now) => Forms.now('{self.tab}', ...now)",
+            **QUIET,
+        }
+        gr.on([c.change for c in decisive], **self._shown)  # type: ignore[attr-defined]
         for advice, row, button in self.advice:
             self._connect_advice(advice, row, button)
 
     def show_after(self, event: Any) -> None:
-        """Show and hide once more when all that an event writes is there.
-
-        Each value that is written asks by itself too, some while others are still on their way, and two answers that
-        are under way at once may come in any order.
-        """
-        about = {name: self.controls[name] for advice, *_ in self.advice for name in advice.about}
-        needed = about | {name: self.controls[name] for name in self._masters()}
-
-        def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            values = self._given(needed, data)
-            return self.visibility(values, data[self._family]) | self.advised(values, data[self._family])
-
-        event.then(show, {self._family, *needed.values()}, self.outputs(), **QUIET)
+        """Show and hide once more when all that an event writes is there."""
+        event.then(**self._shown)
 
     def _given(self, controls: Mapping[str, FormComponent], data: Mapping[Any, Any]) -> dict[str, Any]:
         return {name: given(self.options[name], data[c]) for name, c in controls.items()}
@@ -317,19 +293,15 @@ class Form:
         about = {name: self.controls[name] for name in advice.about}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            values = self._seen(self._given(about, data))
-            return {row: gr.update(visible=advice.wanted(values, data[self._family]))}
+            return {row: gr.update(visible=advice.wanted(self._seen(self._given(about, data))))}
 
         def take(data: dict[Any, Any]) -> dict[Any, Any]:
             good = advice.good(self._seen(self._given(about, data)))
             return {about[name]: shown(self.options[name], value) for name, value in good.items()}
 
-        changes = [self._family, *about.values()]
-        gr.on([c.change for c in changes], show, set(changes), row, **QUIET)  # type: ignore[attr-defined]
+        changes = [c.change for c in about.values()]  # type: ignore[attr-defined]
+        gr.on(changes, show, set(about.values()), row, trigger_mode="always_last", **QUIET)
         self.taken.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
-
-    def _masters(self) -> Sequence[str]:
-        return list(dict.fromkeys(master for o in self.options.values() for master in o.masters))
 
 
 def slug(title: str) -> str:

@@ -3,8 +3,7 @@
 window.Drafts = (() => {
   const PAUSE = 300; // ms
   const LONG = 30_000; // ms after which a form that does not come back will not come by itself
-  const TABS = ["lora", "dreambooth", "finetune"];
-  const kept = TABS.filter((tab) => localStorage.getItem(`${tab}-draft`)); // before Gradio writes its defaults there
+  const kept = Object.keys(localStorage); // before Gradio writes its defaults there
   const restored = new Set();
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);
 
@@ -17,10 +16,10 @@ window.Drafts = (() => {
 
   const lock = () => {
     const opening = document.querySelector("[data-opens]")?.dataset.opens; // by the command line
-    for (const tab of TABS) {
+    for (const tab of Forms.tabs()) {
       const pane = paneOf(tab);
       if (!pane || pane.inert || restored.has(tab)) continue;
-      if (opening === tab || kept.includes(tab)) pane.inert = true;
+      if (opening === tab || kept.includes(`${tab}-draft`)) pane.inert = true;
     }
     if (!sign.isConnected) document.body?.append(sign);
     sign.hidden = ![...locked()].some((pane) => pane.offsetParent);
@@ -33,7 +32,7 @@ window.Drafts = (() => {
   const release = (tab) => {
     restored.add(tab);
     paneOf(tab)?.removeAttribute("inert");
-    if (TABS.every((each) => restored.has(each))) watch.disconnect();
+    if (Forms.tabs().every((each) => restored.has(each))) watch.disconnect();
     lock();
   };
   setTimeout(() => {

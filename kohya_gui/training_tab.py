@@ -67,7 +67,6 @@ class TrainingTab:
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
         self.form = Form(self.name, groups, method, WITHOUT, TOLD, places)
         self._tools: list[Callable[[Form, FormComponent], None]] = []
-        self._tellers: dict[str, tuple[Callable[..., str], list[Any]]] = {}
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
             with gr.Column(elem_classes="settings"):
@@ -180,18 +179,8 @@ class TrainingTab:
 
     def _tell(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
-        gr.on([c.change for c in about], tell, about, self.form.facts[name], **QUIET)
-        self._tellers[name] = tell, about
-
-    def _tell_after(self, event: Any) -> None:
-        """Tell all facts once more when all that an event writes is there (see Form.show_after)."""
-        tellers, facts = self._tellers, self.form.facts
-        needed = {component for _, about in tellers.values() for component in about}
-
-        def tell_all(data: Updates) -> Updates:
-            return {facts[name]: tell(*map(data.__getitem__, about)) for name, (tell, about) in tellers.items()}
-
-        event.then(tell_all, needed, [facts[name] for name in tellers], **QUIET)
+        # of several changes at once, the last is told when all of them are there
+        gr.on([c.change for c in about], tell, about, self.form.facts[name], trigger_mode="always_last", **QUIET)
 
     def _tell_part(self, name: str) -> Callable[[str], str]:
         return lambda path: fact(self._seen(name, path, lambda place: recognise.part(place, name)))
@@ -221,7 +210,6 @@ class TrainingTab:
         past = self.run.load.click(self._load_past, self.run.past, self._everything, **QUIET)
         for event in (opened, preset, past):
             self.form.show_after(event)
-            self._tell_after(event)
         started = gr.on([self.run.start.click, self.run.go_on.click], self._start, page, self._everything, **slow)
         for event in (family, opened, preset, past, started, *self.form.taken):
             self.draft.keep_after(event)
@@ -249,7 +237,7 @@ class TrainingTab:
             if not draft:  # a new browser: nothing to bring back, and nothing typed by now may be lost
                 return {self.file: gr.update(choices=recent)}
             family = draft["family"] if draft.get("family") in families else families[0]
-            updates, remarks = self.form.write(self.draft.values(draft), family)
+            updates, remarks = self.form.write(self.draft.values(draft))
             file = gr.update(value=draft.get("file") or "", choices=recent)
             preset = draft.get("preset") or ""
             shown_preset = preset if preset_family(preset) == family else None
@@ -257,6 +245,7 @@ class TrainingTab:
             return updates | ({self.run.message: self._told(remarks, "Restored what stood here")} if remarks else {})
 
         restored = page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
+        self.form.show_after(restored)
         restored.success(None, js=f"() => Drafts.release('{self.name}')", **QUIET)
 
     def _open(self, data: Updates) -> Updates:
@@ -303,7 +292,7 @@ class TrainingTab:
         title: str,
         preset: str | None = None,
     ) -> Updates:
-        updates, refusals = self.form.write(values, family)
+        updates, refusals = self.form.write(values)
         full, _ = self.form.complete(values)
         return {
             **updates,

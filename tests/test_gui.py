@@ -63,9 +63,9 @@ def each_tab(request, tmp_path_factory) -> TrainingTab:
         )
 
 
-def page_after(form: Form, values: dict, family: str = "sdxl") -> dict:
+def page_after(form: Form, values: dict) -> dict:
     """What Gradio hands to a function once `values` were written to the page."""
-    updates, _ = form.write(values, family)
+    updates, _ = form.write(values)
     return {component: updates[component]["value"] for component in form.controls.values()}
 
 
@@ -106,22 +106,22 @@ def test_each_tab_shows_what_is_particular_to_it(each_tab):
     assert ("Full training" in panels) is (each_tab.training.tab.method == "full")
 
 
-def test_a_family_shows_its_own_controls_and_hides_the_others(form):
-    for family, seen, hidden in (("sdxl", "clip_skip", "clip_l"), ("flux", "clip_l", "clip_skip")):
-        updates = form.visibility({}, family)
-        assert updates[form.controls[seen]]["visible"] is True
-        assert updates[form.controls[hidden]]["visible"] is False
-        panels = {a.label: updates[a]["visible"] for a, _ in form._panels}
-        assert panels["FLUX.1 timesteps"] is panels["FLUX.1 layers"] is (family == "flux")
-    assert form.visibility({}, "sdxl")[form.facts["t5xxl"]]["visible"] is False
+def test_the_browser_is_told_what_each_family_shows(form):
+    options, panels = form.rules["options"], form.rules["panels"]
+    assert form.rules["family"] == "sdxl"
+    assert options["clip_skip"]["families"] == ("sdxl",)
+    assert options["clip_l"]["families"] == ("flux",)
+    assert options["compile"]["families"] == ("sdxl", "flux")
+    for panel in ("lora-panel-flux1-timesteps", "lora-panel-flux1-layers"):
+        assert {options[name]["families"] for name in panels[panel]} == {("flux",)}
+    assert form.rules["advice"] == {"lora-advice-flux": "flux"}
 
 
-def test_recommended_values_are_offered_to_flux_where_others_stand(each_tab):
+def test_recommended_values_are_offered_where_others_stand(each_tab):
     form = each_tab.form
     ((_, row, _),) = form.advice
-    assert form.advised({**RECOMMENDED, "guidance_scale": 3.5}, "flux")[row]["visible"] is True
-    assert form.advised(RECOMMENDED, "flux")[row]["visible"] is False
-    assert form.advised({}, "sdxl")[row]["visible"] is False
+    assert form.advised({**RECOMMENDED, "guidance_scale": 3.5})[row]["visible"] is True
+    assert form.advised(RECOMMENDED)[row]["visible"] is False
     assert row.visible is False
 
 
@@ -147,18 +147,15 @@ def test_the_six_compile_controls_stand_in_their_accordion(each_tab):
     assert accordion.label == "Torch Compile Settings"
 
 
-@pytest.mark.parametrize(("family", "seen"), [("sdxl", True), ("flux", True), ("sd15", False)])
-def test_compile_is_offered_where_it_has_an_effect(form, family, seen):
-    (accordion,) = (a for a, names in form._panels if names == COMPILE)
-    assert form.visibility({"compile": True}, family)[accordion]["visible"] is seen
-
-
-def test_what_hangs_on_compile_hides_while_it_is_off(form):
-    for on in (True, False):
-        updates = form.visibility({"compile": on}, "sdxl")
-        assert [updates[form.controls[name]]["visible"] for name in COMPILE] == [True, *[on] * 5]
-    assert form.controls["compile_mode"].visible is False  # from the first moment
-    assert form.controls["compile"].visible is True
+def test_the_browser_is_told_what_hangs_on_compile(form):
+    more = ["compile_text_encoder", "compile_vae"]
+    options = form.rules["options"]
+    for name in COMPILE[1:]:
+        assert options[name]["masters"] == ["compile", *more]
+    assert [options[name]["offeredWith"] for name in more] == ["compile", "compile"]
+    assert options["compile_mode"]["activeWith"] == ("compile_backend", "inductor")
+    assert set(form.rules["values"]) >= {"compile", "compile_backend", "compile_mode", *more}
+    assert form.rules["values"]["compile"] is False
 
 
 def test_values_come_back_from_the_page_as_they_went_in(form):
@@ -192,7 +189,7 @@ def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
 
 
 def test_a_value_that_cannot_be_is_told_and_the_default_stands(form):
-    updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3}, "sdxl")
+    updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3})
     assert {remark.name for remark in remarks} == {"compile_mode", "compile_cache_size_limit"}
     assert updates[form.controls["compile_mode"]]["value"] == "default"
     assert updates[form.controls["seed"]]["value"] == "3"

@@ -228,7 +228,7 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
         with gr.Blocks():
             form = Form("lora", FLUX_LORA.groups, "lora", places=places)
             form.panel("Model", ["pretrained_model_name_or_path"], advice=replace(GOOD_TIMESTEPS, good=good))
-        form.advised({"pretrained_model_name_or_path": model}, "flux")
+        form.advised({"pretrained_model_name_or_path": model})
     assert looked_at == [model, None]
 
 

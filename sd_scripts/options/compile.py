@@ -31,6 +31,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "takes a mode.",
         shown_when="compile",
         also_with=MORE,
+        active_with=("compile_backend", "inductor"),
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
         "auto",
@@ -76,9 +77,11 @@ class CompileMoreOptions(OptionGroup, title="Compile more"):
         False,
         "Compile the text encoders too. Pays where they train or captions are not cached.",
         label="Compile text encoders",
+        offered_with="compile",
     )
     compile_vae: bool = option(
         False,
         "Compile the VAE's encoder too. Pays where latents are not cached, or many pictures of few sizes are.",
         label="Compile the VAE",
+        offered_with="compile",
     )

@@ -104,6 +104,10 @@ class Option:
     """Name of the bool option that must be on for this control to be visible."""
     also_with: tuple[str, ...] = ()
     """Names of others that read it too, though that one is off."""
+    offered_with: str | None = None
+    """Name of the bool option that is on where the page offers this one, which has an effect without it."""
+    active_with: tuple[str, str] | None = None
+    """Name and value of the option under which this one can be anything but its default."""
     families: Families = ALL_FAMILIES
     methods: tuple[str, ...] = ALL_METHODS
     """Where the option has an effect; set elsewhere it is a warning."""

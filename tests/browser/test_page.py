@@ -36,6 +36,10 @@ def go_to(page: Page, tab: str) -> None:
     settled(page, f"#{tab}")
 
 
+def family(page: Page, title: str, tab: str = "lora") -> None:
+    page.locator(f"#{tab}-family").get_by_text(title, exact=True).click()
+
+
 def set_the_six(page: Page) -> None:
     unfold(page, "advanced-training", "torch-compile-settings")
     field(page, "compile").check()
@@ -101,10 +105,43 @@ def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
     unfold(page, "advanced-training", "torch-compile-settings")
     expect(page.locator("#lora-panel-torch-compile-settings")).to_contain_text("PyTorch 2.1")
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
+    expect(page.locator("#lora-panel-compile-more")).to_be_hidden()
     field(page, "compile").check()
     expect(page.locator("#lora-compile_mode")).to_be_visible()
+    unfold(page, "compile-more")
+    field(page, "compile_vae").check()
+    field(page, "compile").uncheck()
+    expect(page.locator("#lora-compile_vae")).to_be_visible()  # it is on, and reads what follows
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    field(page, "compile_vae").uncheck()
+    expect(page.locator("#lora-compile_mode")).to_be_hidden()
+
+
+def test_a_mode_of_the_compiler_can_be_chosen_only_for_the_backend_that_takes_one(page):
+    unfold(page, "advanced-training", "torch-compile-settings")
+    field(page, "compile").check()
+    mode = page.locator("#lora-compile_mode")
+    choose(page, "compile_backend", "cudagraphs")
+    expect(mode).to_have_css("pointer-events", "none")
+    choose(page, "compile_backend", "inductor")
+    choose(page, "compile_mode", "max-autotune")
+    choose(page, "compile_backend", "eager")
+    expect(mode).to_have_css("pointer-events", "auto")  # what is wrong there can be mended
+
+
+def test_clicks_that_only_show_or_hide_are_answered_without_the_server(page):
+    unfold(page, "advanced-training", "torch-compile-settings")
+    page.route("**/gradio_api/**", lambda route: None)  # the server answers nothing any more
+    field(page, "compile").check()
+    for name in SIX:
+        expect(page.locator(f"#lora-{name}")).to_be_visible()
     field(page, "compile").uncheck()
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
+    family(page, "FLUX.1")
+    expect(page.locator("#lora-clip_l")).to_be_visible()
+    expect(page.locator("#lora-panel-flux1-timesteps")).to_be_visible()
+    expect(page.locator("#lora-clip_skip")).to_be_hidden()
+    expect(page.locator("#lora-vae")).to_be_hidden()
 
 
 def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
@@ -229,10 +266,6 @@ def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
     field(page, "file").press("Enter")
     page.locator("#lora-open").click()
     expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
-
-
-def family(page: Page, title: str, tab: str = "lora") -> None:
-    page.locator(f"#{tab}-family").get_by_text(title, exact=True).click()
 
 
 def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
@@ -502,7 +535,9 @@ def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
     for name in ("full_bf16", "fused_backward_pass", "gradient_checkpointing"):
         expect(field(page, name, tab)).to_be_checked()
     expect(page.locator(f"#{tab}-fp8_base")).to_have_count(0)
-    unfold(page, "advanced-training", "compile-more", tab=tab)
+    unfold(page, "advanced-training", "torch-compile-settings", tab=tab)
+    field(page, "compile", tab).check()
+    unfold(page, "compile-more", tab=tab)
     expect(page.locator(f"#{tab}-compile_vae")).to_be_visible()
 
 

@@ -1,0 +1,67 @@
+// Which controls and panels are shown: applied here, at once, by the rules that the server put into the page
+// (visibility.py). Style rules do it, because what is in a folded panel has no element before it is opened.
+window.Forms = (() => {
+  const sheet = new CSSStyleSheet();
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  let forms = {};
+
+  const shows = (form, name) => {
+    const { families, masters, offeredWith } = form.options[name];
+    if (!families.includes(form.family)) return false;
+    if (offeredWith && !form.values[offeredWith] && !form.values[name]) return false;
+    return !masters.length || masters.some((master) => form.values[master] && shows(form, master));
+  };
+  const isIdle = (form, name) => {
+    const { activeWith, default: usual } = form.options[name];
+    return activeWith && form.values[activeWith[0]] !== activeWith[1] && form.values[name] === usual;
+  };
+  const draw = () => {
+    const hidden = [];
+    const idle = [];
+    for (const [tab, form] of Object.entries(forms)) {
+      const names = Object.keys(form.options);
+      const unseen = new Set(names.filter((name) => !shows(form, name)));
+      for (const name of unseen) hidden.push(`${tab}-${name}`, `${tab}-${name}-fact`);
+      for (const [panel, inside] of Object.entries(form.panels))
+        if (inside.every((name) => unseen.has(name))) hidden.push(panel);
+      for (const [row, family] of Object.entries(form.advice)) if (family !== form.family) hidden.push(row);
+      for (const name of names) if (isIdle(form, name)) idle.push(`${tab}-${name}`);
+    }
+    const rule = (ids, style) => (ids.length ? `${ids.map((id) => `#${CSS.escape(id)}`).join(", ")} { ${style} }\n` : "");
+    sheet.replaceSync(rule(hidden, "display: none !important") + rule(idle, "opacity: .5; pointer-events: none"));
+  };
+
+  const read = new MutationObserver(() => {
+    const element = document.querySelector("[data-forms]");
+    if (!element) return;
+    read.disconnect();
+    forms = JSON.parse(element.dataset.forms);
+    draw();
+  });
+  read.observe(document, { childList: true, subtree: true });
+
+  /** What a form holds now; Gradio tells it whenever one of these values changes, whoever changed it. */
+  const now = (tab, family, ...values) => {
+    const form = forms[tab];
+    form.family = family;
+    form.watched.forEach((name, i) => (form.values[name] = values[i]));
+    draw();
+  };
+
+  // A click is answered before Gradio has heard of it
+  document.addEventListener(
+    "change",
+    ({ target }) => {
+      if (!["checkbox", "radio"].includes(target.type)) return;
+      const [, tab, name] = target.closest(".block")?.id.match(/^([a-z]+)-(\w+)$/) ?? [];
+      const form = forms[tab];
+      if (name === "family" && form) form.family = target.value;
+      else if (form?.watched.includes(name)) form.values[name] = target.checked;
+      else return;
+      draw();
+    },
+    true,
+  );
+
+  return { now, tabs: () => Object.keys(forms) };
+})();

@@ -1,0 +1,53 @@
+"""What a form shows, as rules that the browser applies by itself (visibility.js): no click waits for the server.
+
+Every control is in the page from the beginning. A rule, and not an element, is hidden: a folded panel has none yet.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from sd_scripts.options.spec import Option
+
+
+def watched(options: Mapping[str, Option]) -> list[str]:
+    """The options whose values decide whether others are shown, or can be set."""
+    names: dict[str, None] = {}
+    for option in options.values():
+        switches = [name for name in (*option.masters, option.offered_with) if name]
+        own = [option.name] if option.offered_with or option.active_with else []
+        names |= dict.fromkeys([*switches, *(option.active_with or ())[:1], *own])
+    return [name for name in names if name in options]
+
+
+def rules(
+    options: Mapping[str, Option],
+    panels: Mapping[str, Sequence[str]],
+    advice: Mapping[str, str],
+    family: str,
+    values: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The rules of one form: `panels` and `advice` by their element, the first family and the values of a new page."""
+    return {
+        "options": {
+            name: {
+                "families": option.families,
+                "masters": [master for master in option.masters if master in options],
+                "offeredWith": option.offered_with if option.offered_with in options else None,
+                "activeWith": option.active_with,
+                "default": option.default if option.active_with else None,
+            }
+            for name, option in options.items()
+        },
+        "panels": {panel: list(names) for panel, names in panels.items()},
+        "advice": dict(advice),
+        "watched": (names := watched(options)),
+        "family": family,
+        "values": {name: values[name] for name in names},
+    }
+
+
+def as_element(forms: Mapping[str, Mapping[str, Any]]) -> str:
+    """The rules of all forms, as an element of the page that nobody sees."""
+    return f'<div hidden data-forms="{escape(json.dumps(forms))}"></div>'
