@@ -1,5 +1,6 @@
 """Pictures on the way into their bucket: filters, crops, colours, faces, masks."""
 
+import tracemalloc
 from pathlib import Path
 from random import Random
 
@@ -10,13 +11,15 @@ import torch
 from data_help import make_picture
 from PIL import Image, ImageOps
 
+from sd_scripts.data import images
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.buckets import Fit
+from sd_scripts.data.buckets import Fit, fit_into
 from sd_scripts.data.images import (
     RESIZE_FILTERS,
     Face,
     Look,
     UnreadablePicture,
+    is_too_long,
     prepare_mask,
     prepare_picture,
     read_picture,
@@ -52,6 +55,34 @@ def test_a_picture_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_pat
         prepare_picture(path, None, HALF, Look(random_crop=True), Random(seed)).pixels.tobytes() for seed in range(60)
     }
     assert len(crops) == 17
+
+
+@pytest.mark.parametrize("name", [*RESIZE_FILTERS, None])
+def test_an_image_too_long_for_memory_is_cropped_before_it_is_resized(tmp_path: Path, name: str | None) -> None:
+    strip = np.zeros((1, 20_000, 3), np.uint8)
+    strip[:, 9_950:10_050] = 200
+    Image.fromarray(strip).save(tmp_path / "a.png")
+    fit = fit_into((256, 256), (20_000, 1))  # 5,120,000 x 256 after resizing
+    assert is_too_long(fit)
+    tracemalloc.start()
+    seen = prepare_picture(tmp_path / "a.png", None, fit, Look(resize_interpolation=name), Random(0)).pixels
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert seen.shape == (256, 256, 3)
+    assert (seen == 200).all()
+
+
+def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    y, x = np.mgrid[:40, :400]
+    slopes = np.dstack([y * 6, (x - 179) * 6, (221 - x) * 6])  # a shift by a pixel changes 5 and more
+    Image.fromarray(slopes.clip(0, 255).astype(np.uint8)).save(tmp_path / "a.png")
+    for fit in (fit_into((32, 32), (400, 40)), fit_into((96, 96), (400, 40))):
+        whole = prepare_picture(tmp_path / "a.png", None, fit, Look(), Random(0)).pixels
+        with monkeypatch.context() as patch:
+            patch.setattr(images, "LONGEST", 1)
+            part = prepare_picture(tmp_path / "a.png", None, fit, Look(), Random(0)).pixels
+        assert part.shape == whole.shape
+        assert np.abs(part.astype(int) - whole)[2:-2, 2:-2].max() <= 2
 
 
 def test_a_mask_is_cropped_with_its_picture(tmp_path: Path) -> None:

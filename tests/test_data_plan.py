@@ -121,6 +121,16 @@ def test_a_picture_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) ->
     assert "01.png cannot be read" in told[0]
 
 
+def test_an_image_of_which_hardly_anything_is_seen_is_told(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_cat", [(64, 64), (2_000, 1)])
+    told: list[str] = []
+    plan_of(tmp_path / "train", enable_bucket=False, told=told)
+    assert told == [
+        "1 images of 1_cat are so long that less than a sixteenth of each fits its bucket; turn enable_bucket on, or "
+        "crop them: 01.png (2000x1)"
+    ]
+
+
 def test_a_data_set_without_a_picture_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "train/1_cat").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"train_data_dir: no picture to train on; put pictures .* into '.*1_cat'"):
@@ -150,6 +160,33 @@ def test_cache_info_keeps_sizes_until_a_picture_changes(tmp_path: Path) -> None:
     assert cache[str(picture)]["resolution"] == [64, 64]
     make_picture(picture, (128, 64))
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (128, 64)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("[]", "null", "{", '{"PATH": 1}', '{"PATH": {"stamp": STAMP}}'),
+        *('{"PATH": {"stamp": STAMP, "resolution": [0, 5]}}', '{"PATH": {"stamp": STAMP, "resolution": {}}}'),
+        '{"PATH": {"stamp": STAMP, "resolution": ["a", null]}}',
+    ],
+)
+def test_a_metadata_cache_of_another_form_is_made_anew(tmp_path: Path, other: str) -> None:
+    (picture,) = make_folder(tmp_path / "train/1_cat", [(64, 96)])
+    cache = picture.parent / "metadata_cache.json"
+    assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
+    good = json.loads(cache.read_text())
+    stamp = good[str(picture)]["stamp"]
+    cache.write_text(other.replace("PATH", str(picture)).replace("STAMP", json.dumps(stamp)))
+    assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
+    assert json.loads(cache.read_text()) == good
+    entry = {"stamp": stamp[:2], "resolution": [96, 64]}  # of a version that did not turn PNG
+    cache.write_text(json.dumps({str(picture): entry}))
+    assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
+    cache.unlink()
+    cache.mkdir()
+    told: list[str] = []
+    assert len(plan_of(tmp_path / "train", cache_info=True, told=told).items) == 1
+    assert told[0].startswith("cache_info: ")
 
 
 # --- metadata files
@@ -194,6 +231,20 @@ def test_masks_may_lie_in_a_folder_named_like_that_of_the_pictures(tmp_path: Pat
     mask = make_picture(tmp_path / "masks/1_cat/00.png")
     plan = plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
     assert [item.mask for item in plan.items] == [mask]
+
+
+def test_masks_of_another_shape_and_black_ones_are_told(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train/1_cat", [(64, 64)] * 4)
+    for number, size in enumerate([(32, 32), (64, 65), (128, 64), (64, 64)]):
+        make_picture(tmp_path / f"masks/0{number}.png", size)
+    Image.new("L", (64, 64)).save(tmp_path / "masks/03.png")
+    told: list[str] = []
+    plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks", told=told)
+    assert told == [
+        "conditioning_data_dir: 1 of 4 masks have another shape than their image and are stretched over it: "
+        "02.png (128x64 for 64x64)",
+        "conditioning_data_dir: 1 of 4 masks are black all over, so nothing of these images is learned: 03.png",
+    ]
 
 
 def test_masked_loss_without_masks_is_told(tmp_path: Path) -> None:

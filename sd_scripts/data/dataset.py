@@ -12,7 +12,7 @@ from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blu
 from sd_scripts.data.buckets import BucketRules, Buckets, Fit, Size, fit_into
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import Picture, read_sizes, read_subset
-from sd_scripts.data.images import RESIZE_FILTERS, Look
+from sd_scripts.data.images import RESIZE_FILTERS, Look, is_too_long
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.words import some
@@ -188,6 +188,7 @@ def _items(
 ) -> list[Item]:
     items = []
     others = 0
+    long = []
     for picture in pictures:
         fit = buckets.fit(picture.size)
         if picture.bucket and (fit is None or fit.bucket != picture.bucket):
@@ -196,6 +197,8 @@ def _items(
         if fit is None:
             warn(f"{picture.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
             continue
+        if is_too_long(fit):
+            long.append(f"{picture.path.name} ({picture.size[0]}x{picture.size[1]})")
         item = Item(
             index=0,
             path=picture.path,
@@ -209,6 +212,12 @@ def _items(
             mask=picture.mask,
         )
         items.append(item)
+    if long:
+        remedy = "crop them" if buckets.rules.enable_bucket else "turn enable_bucket on, or crop them"
+        warn(
+            f"{len(long)} images of {subset.name} are so long that less than a sixteenth of each fits its bucket; "
+            f"{remedy}: {some(long)}"
+        )
     if others:
         warn(f"resolution: {others} pictures of {subset.name} are trained at the size that their train_resolution says")
     return items

@@ -12,12 +12,15 @@ from typing import Any
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.cache_files import DamagedCache, open_arrays
-from sd_scripts.data.images import SUFFIXES, UnreadablePicture, read_size
+from sd_scripts.data.images import SUFFIXES, Pixels, UnreadablePicture, read_mask, read_size
 from sd_scripts.options.caption_files import find_captions
 from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.metadata_file import read_metadata
 from sd_scripts.options.words import some
 from sd_scripts.runs.folder import read_json, write_whole
+
+SAME_SHAPE = 0.02
+"""By which share the aspect ratio of a mask may differ from that of its image: what rounding of sides makes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ def read_subset(subset: Subset, warn: Warn) -> list[Picture]:
     sizes = {each.path: each.size for each in found if each.size}
     sizes |= read_sizes([each.path for each in found if not each.size], warn)
     masks = _find_masks(subset, [each.path for each in found if each.path in sizes])
+    _tell_masks({mask: sizes[image] for image, mask in masks.items()}, warn)
     return [
         Picture(
             path=each.path,
@@ -124,13 +128,8 @@ def read_caption_lines(path: Path) -> list[str]:
 
 def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Found]:
     """Sizes through metadata_cache.json: what has not changed since it was written is not opened again."""
-    known = read_json(cache) or {}
-    stamps = {path: [path.stat().st_size, path.stat().st_mtime_ns] for path in captions}
-    sizes: dict[Path, Size] = {}
-    for path in captions:
-        entry = known.get(str(path), {})
-        if entry.get("stamp") == stamps[path]:
-            sizes[path] = (entry["resolution"][0], entry["resolution"][1])
+    stamps = {path: _stamp(path) for path in captions}
+    sizes = _known_sizes(read_json(cache), stamps)
     missing = [path for path in captions if path not in sizes]
     if missing:
         sizes |= read_sizes(missing, warn)
@@ -138,8 +137,31 @@ def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Foun
             str(path): {"caption": captions[path], "resolution": size, "stamp": stamps[path]}
             for path, size in sizes.items()
         }
-        write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
+        try:
+            write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
+        except OSError as error:
+            warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so sizes are not remembered")
     return [Found(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
+
+
+def _stamp(path: Path) -> list[object]:
+    """What changes with a file; of PNG also that the size is that of the upright image, which it once was not."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, *["upright"] * (path.suffix.lower() == ".png")]
+
+
+def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Size]:
+    """The sizes in a metadata_cache.json, whoever wrote it: what is not of our form counts as unknown."""
+    entries = cache if isinstance(cache, dict) else {}
+    sizes = {}
+    for path, stamp in stamps.items():
+        entry = entries.get(str(path))
+        if not isinstance(entry, dict) or entry.get("stamp") != stamp:
+            continue
+        size = entry.get("resolution")
+        if isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size):
+            sizes[path] = (size[0], size[1])
+    return sizes
 
 
 def read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
@@ -176,6 +198,37 @@ def _find_masks(subset: Subset, pictures: Iterable[Path]) -> dict[Path, Path]:
             f"conditioning_data_dir: no mask in {str(root)!r} for {some(missing)}; name it like the picture"
         )
     return found
+
+
+def _tell_masks(masks: dict[Path, Size], warn: Warn) -> None:
+    """Tell of masks that hardly do what was meant, by the size of the image that each belongs to."""
+    stretched, black = [], []
+    with ThreadPoolExecutor(8) as pool:
+        for path, size, found in zip(masks, masks.values(), pool.map(_mask_or_error, masks), strict=True):
+            if isinstance(found, UnreadablePicture):
+                continue  # told where a step reads it
+            height, width = found.shape
+            if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
+                stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
+            black += [path.name] * (not found.any())
+    of = f"of {len(masks)} masks"
+    if stretched:
+        warn(
+            f"conditioning_data_dir: {len(stretched)} {of} have another shape than their image and are stretched over "
+            f"it: {some(stretched)}"
+        )
+    if black:
+        warn(
+            f"conditioning_data_dir: {len(black)} {of} are black all over, so nothing of these images is learned: "
+            f"{some(black)}"
+        )
+
+
+def _mask_or_error(path: Path) -> Pixels | UnreadablePicture:
+    try:
+        return read_mask(path)
+    except UnreadablePicture as error:
+        return error
 
 
 def _read_text(path: Path) -> str:

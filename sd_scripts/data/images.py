@@ -1,5 +1,6 @@
 """Pictures and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -29,6 +30,20 @@ RESIZE_FILTERS = {
     "lanczos": None,
 }
 """Names of resize_interpolation; None is Pillow's Lanczos, which smooths while shrinking as OpenCV's does not."""
+
+PART_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "linear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "cubic": Image.Resampling.BICUBIC,
+    "area": Image.Resampling.BOX,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+"""The same in Pillow, which resizes a part of an image."""
+LONGEST = 16
+"""How many times its bucket an image may cover after resizing: a longer one is cropped before it is resized, since the
+whole of it would not fit into memory."""
 
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for a picture, (H, W) for a mask."""
@@ -139,8 +154,8 @@ def read_picture(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | N
 
 
 def read_mask(path: Path) -> Pixels:
-    """The red channel (H, W) of a mask, as other trainers read it."""
-    return np.ascontiguousarray(read_picture(path)[0][..., 0])
+    """The red channel (H, W) of a mask, as other trainers read it, whatever is transparent in it."""
+    return np.ascontiguousarray(read_picture(path, alpha=True)[0][..., 0])
 
 
 def is_read_anew(path: Path, *, alpha: bool) -> bool:
@@ -154,6 +169,11 @@ def is_read_anew(path: Path, *, alpha: bool) -> bool:
             return turned or image.mode in SIXTEEN_BITS or (image.has_transparency_data and not alpha)
     except Exception:  # what cannot be opened is told where it is read
         return False
+
+
+def is_too_long(fit: Fit) -> bool:
+    """Whether only a small part of an image is seen in its bucket."""
+    return math.prod(fit.resized) > LONGEST * math.prod(fit.bucket)
 
 
 def draw_flip(look: Look, random: Random) -> bool:
@@ -289,5 +309,16 @@ def _place_on_face(size: Size, face: Face, bucket: Size, look: Look, random: Ran
 
 
 def _bring(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+    if math.prod(place.resized) > LONGEST * math.prod(bucket):
+        return _bring_part(pixels, place, bucket, interpolation)
     resized = resize(pixels, place.resized, interpolation)
     return resized[place.top : place.top + bucket[1], place.left : place.left + bucket[0]]
+
+
+def _bring_part(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+    """The bucket's part of an image, resized alone."""
+    height, width = pixels.shape[:2]
+    across, down = width / place.resized[0], height / place.resized[1]
+    box = (place.left * across, place.top * down, (place.left + bucket[0]) * across, (place.top + bucket[1]) * down)
+    name = interpolation or ("area" if across >= 1 and down >= 1 else "lanczos")
+    return np.array(Image.fromarray(pixels).resize(bucket, PART_FILTERS[name], box=box))
