@@ -24,6 +24,9 @@ COMPILE_NOTE = (
     "The defaults suit nearly everyone; `reduce-overhead` is fastest at small batches."
 )
 
+COMPILE_ADVICE = "A slower first step, then faster ones: worth it from a few hundred steps on."
+"""Stands beside the switch at the top of a tab."""
+
 
 @dataclass(frozen=True)
 class Section:

@@ -13,7 +13,7 @@ from gradio.components import FormComponent
 
 from kohya_gui import recognise
 from kohya_gui.again import opened_run
-from kohya_gui.class_advanced_training import AdvancedTraining
+from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
 from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save, save_prompts
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, unquoted
 from kohya_gui.draft import Draft
@@ -50,6 +50,8 @@ KEPT_BY_PRESETS = (
     "sample_prompts",
 )
 """Where things are and how they are called; a preset is about how to train."""
+COMPILE = "compile"
+"""The option that has a switch beside the presets too."""
 FIRST_OUTPUT = "outputs"
 """The output folder of a new page."""
 TOLD = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
@@ -81,6 +83,7 @@ class TrainingTab:
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
         self.form.connect(self.family)
+        self._connect_compile()
         for connect in self._tools:
             connect(self.form, self.family)
         self._tell_facts()
@@ -118,6 +121,14 @@ class TrainingTab:
                 elem_id=f"{tab}-preset",
                 scale=2,
                 filterable=False,
+            )
+            self.compile = gr.Checkbox(
+                label=self.form.options[COMPILE].label,
+                info=COMPILE_ADVICE,
+                elem_id=f"{tab}-compile-switch",
+                elem_classes="compile-switch",
+                scale=2,
+                min_width=250,
             )
         with gr.Row(elem_classes="configuration", visible=False) as self.save_row:
             self.new_name = gr.Textbox(
@@ -190,6 +201,14 @@ class TrainingTab:
 
     def _told(self, remarks: Sequence[Remark], title: str) -> str:
         return self.form.links.told("warning" if remarks else "ok", title, remarks)
+
+    def _connect_compile(self) -> None:
+        """The switch beside the presets and the control under Advanced Training are one value, kept by the browser."""
+        switch, setting = self.compile, self.form.controls[COMPILE]
+        assert isinstance(setting, gr.Checkbox)
+        switch.value = setting.value
+        switch.input(None, switch, setting, js="(on) => on", **QUIET)
+        setting.change(None, setting, switch, js="(on) => on", **QUIET)
 
     # What the buttons do
 

@@ -117,6 +117,29 @@ def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
 
 
+def test_compile_has_a_switch_beside_the_presets_that_is_the_same_value(page, tmp_path):
+    switch = page.locator("#lora-compile-switch input")
+    switch.check()  # the panel of the six is folded, and has never been opened
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(tmp_path / "on.toml"))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    assert read_toml(tmp_path / "on.toml")["compile"] is True
+    page.reload()
+    expect(switch).to_be_checked()
+    unfold(page, "advanced-training", "torch-compile-settings")
+    expect(field(page, "compile")).to_be_checked()
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    field(page, "compile").uncheck()
+    expect(switch).not_to_be_checked()
+    switch.check()
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    expect(field(page, "compile")).to_be_checked()
+    (tmp_path / "off.toml").write_text("seed = 1\n")
+    open_file(page, tmp_path / "off.toml")
+    expect(switch).not_to_be_checked()
+
+
 def test_a_mode_of_the_compiler_can_be_chosen_only_for_the_backend_that_takes_one(page):
     unfold(page, "advanced-training", "torch-compile-settings")
     field(page, "compile").check()
