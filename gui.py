@@ -258,7 +258,11 @@ def open_browser(address: str) -> None:
 def serve(flags: argparse.Namespace) -> int:
     try:
         open_page(flags)
-    except OSError as error:  # the port is taken, or the address is not of this machine
+    except OSError as error:
+        if error.filename:  # a folder of ours, or a temporary one
+            print(f"'{error.filename}' cannot be used: {error.strerror}", file=sys.stderr)
+            return 2
+        # the port is taken, or the address is not of this machine
         print(f"--listen {flags.listen} --server_port {flags.server_port}: {error}", file=sys.stderr)
         return 2
     except ValueError as error:  # the list of runs cannot be read or written, or a password

@@ -106,9 +106,14 @@ class FolderHelper:
             for name in ("training_images", "regularisation_images", "destination"):
                 self._places.check(name.replace("_", " "), getattr(concept, name))
             done = arrange(concept)
-        except ValueError as error:
-            return [message("error", str(error)), gr.update(visible=False), {}]
+        except (ValueError, OSError) as error:
+            return [message("error", sentence(error)), gr.update(visible=False), {}]
         return [arranged_message(done), gr.update(visible=True), done.options]
+
+
+def sentence(error: ValueError | OSError) -> str:
+    """What went wrong; of what the system refuses, where and why."""
+    return f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def arranged_message(done: Arranged) -> str:
@@ -181,8 +186,8 @@ class MetadataSteps:
             try:
                 asked = self._asked(*typed)
                 file, told = gather(asked)
-            except ValueError as error:
-                return [message("error", str(error)), gr.skip(), gr.skip()]
+            except (ValueError, OSError) as error:
+                return [message("error", sentence(error)), gr.skip(), gr.skip()]
             options = {"in_json": str(file), "train_data_dir": str(asked.images)}
             said = message("warning" if told[1:] else "ok", f"{file} has the words of {told[0]}", told[1:])
             return [said, gr.update(visible=True), options]
@@ -191,8 +196,8 @@ class MetadataSteps:
             values = {name: given(form.options[name], data[control]) for name, control in needed.items()}
             try:
                 self._job.start(self._asked(*(data[field] for field in fields)), values, data[family])
-            except ValueError as error:
-                return message("error", str(error))
+            except (ValueError, OSError) as error:
+                return message("error", sentence(error))
             return ""
 
         slow: dict[str, Any] = {"show_progress_on": self._message, "api_visibility": "private"}

@@ -24,6 +24,7 @@ FLAGS_OF_LATENTS = (
     "disable_mmap_load_safetensors",
 )
 """Settings of training that the tool takes under the same name."""
+LONGEST_ENDING = 60
 RENAMED_FLAGS = {"resolution": "max_resolution", "vae_batch_size": "batch_size", "skip_cache_check": "skip_existing"}
 NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *FLAGS_OF_LATENTS, *RENAMED_FLAGS)
 
@@ -79,6 +80,10 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
         raise ValueError(
             f"tags: captions come from {wanted['tags']} files already; name another ending, or take one only"
         )
+    for words, ending in wanted.items():
+        if len(ending) > LONGEST_ENDING or any(letter in ending for letter in "\0/\\"):
+            name = "captions from" if words == "caption" else "tags from"
+            raise ValueError(f"{name}: {ending[:LONGEST_ENDING]!r} is not the ending of a file name")
     images, file = asked.images, asked.words_file
     entries = read_metadata(file, "metadata file") if file.exists() else {}
     merged: Merged | None = None

@@ -1,5 +1,6 @@
 """Where files may lie that the page reads and writes: everywhere at one's own desk, in named folders for others."""
 
+import errno
 import json
 import ntpath
 import os
@@ -24,6 +25,12 @@ PATH_KEYS = ("image_dir", "metadata_file", "conditioning_data_dir")
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
 """Options that name something in the folder of another: a / leads elsewhere there too."""
 
+NO_PATH = {
+    errno.ENAMETOOLONG: "is longer than a path can be, or a name in it longer than 255 bytes; shorten it",
+    errno.ELOOP: "is a link that leads back to itself; name the folder or file itself",
+}
+"""What is wrong with a path that nothing can ever lie at."""
+
 
 @dataclass(frozen=True)
 class Places:
@@ -39,19 +46,29 @@ class Places:
         return cls(tuple(dict.fromkeys(folder for folder in real if folder != folder.parent)))
 
     def check(self, option: str, path: str | os.PathLike[str]) -> Path:
-        """The path, absolute and with ~ read. ValueError, naming the option, where it or a link leads outside.
+        """The path, absolute and with ~ read. ValueError, naming the option, where it or a link leads outside, and for
+        what no path can be.
 
         Nothing is said of whether something lies there.
         """
         text = os.fspath(path).strip()
         if "\x00" in text:
             raise ValueError(f"{option}: a path cannot hold the character 0")
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError:
+            raise ValueError(f"{option}: {text!a} holds characters that no path can hold") from None
         place = Path(os.path.expanduser(text)).absolute()
         if not self.holds(place):
             raise ValueError(
                 f"{option}: '{text}' is outside of the allowed folders; name its folder with --allowed_path "
                 "when you start the GUI"
             )
+        try:
+            os.stat(place)
+        except OSError as error:
+            if why := NO_PATH.get(error.errno or 0):
+                raise ValueError(f"{option}: '{_short(text)}' {why}") from None
         return place
 
     def holds(self, path: Path) -> bool:
@@ -100,6 +117,10 @@ class Places:
 
 
 EVERYWHERE = Places()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:60]}...{text[-20:]}"
 
 
 def _real(path: Path) -> Path:

@@ -185,6 +185,10 @@ def test_gathered_words_train(source: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"captions": "x" * 300}, "captions from: '.xxx"),
+        ({"captions": "a/b"}, "captions from: '.a/b' is not the ending"),
+        ({"tags": "..\\x"}, "tags from: "),
+        ({"captions": "\0"}, "captions from: "),
         ({"image_folder": ""}, "image folder: is empty"),
         ({"image_folder": "nowhere"}, "image folder: there is no folder"),
         ({"captions": None}, "captions: neither captions nor tags are taken"),

@@ -89,6 +89,24 @@ def test_a_path_with_the_character_0_is_refused_everywhere(places):
             each.check("output_dir", "a\0.toml")
 
 
+@pytest.mark.parametrize("fenced", [True, False])
+def test_what_no_path_can_be_is_told_in_a_sentence(places, inside, fenced):
+    (inside / "loop").symlink_to(inside / "loop")
+    asked = places if fenced else EVERYWHERE
+    for path, why in (
+        (inside / ("x" * 300), "255 bytes"),
+        (inside / ("x" * 300) / "y", "255 bytes"),
+        (str(inside) + "/x" * 3000, "longer than a path"),
+        (inside / "loop", "leads back to itself"),
+        (inside / "loop" / "x", "leads back to itself"),
+        (f"{inside}/\ud800", "characters that no path can hold"),
+    ):
+        with pytest.raises(ValueError, match=f"^logging_dir: .*{why}") as told:
+            asked.check("logging_dir", path)
+        assert len(str(told.value)) < 400
+    assert asked.check("logging_dir", inside / "a" / "b")
+
+
 def test_a_file_may_be_allowed_alone(inside):
     places = Places.within([inside / "one.toml"])
     assert places.holds(inside / "one.toml")
@@ -239,6 +257,23 @@ def test_the_data_set_tools_stay_inside(places, inside):
         images, reg, destination = folders
         said, _, options = helper._arrange("sks", "cat", images, 1, reg, 1, destination)
         assert OUTSIDE in said
+        assert options == {}
+
+
+def test_the_data_set_tools_tell_in_a_sentence_what_no_path_can_be(inside):
+    (inside / "loop").symlink_to(inside / "loop")
+    (inside / "images").mkdir()
+    (inside / "images" / "a.png").write_bytes(b"")
+    with gr.Blocks():
+        helper = FolderHelper("lora")
+    for images, destination, ending, why in (
+        (inside / "loop", inside / "to", ".txt", "leads back to itself"),
+        (inside / "images", inside / ("x" * 300), ".txt", "255 bytes"),
+        (inside / "images" / "a.png" / "b", inside / "to", ".txt", "training images"),
+        (inside / "images", inside / "images" / "a.png" / "to", ".txt", "destination"),
+    ):
+        said, _, options = helper._arrange("sks", "cat", str(images), 1, "", 1, str(destination), ending)
+        assert why in said
         assert options == {}
 
 
