@@ -44,23 +44,31 @@ def console_to(file: Path) -> None:
     faulthandler.enable(file=sys.__stderr__)
 
 
-def together(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> tuple[list[int], str]:
-    """Exit codes of `count` processes of one group, each of which runs work(*arguments) in today's environment, and
-    what they told. Each has its rank and the place to meet in the environment, as from a launcher."""
+def group(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> list[ForkServerProcess]:
+    """Start `count` processes of one group, each of which runs work(*arguments) in today's environment. Each has its
+    rank and the place to meet in the environment, as from a launcher, and tells into console<rank>.txt."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment = {**os.environ, **{name: str(value) for name, value in group.items()}}
-    consoles = [folder / f"console{rank}.txt" for rank in range(count)]
     ranks = [
-        processes().Process(target=_rank, args=(rank, environment, console, work, arguments))
-        for rank, console in enumerate(consoles)
+        processes().Process(target=_rank, args=(rank, environment, folder / f"console{rank}.txt", work, arguments))
+        for rank in range(count)
     ]
     for each in ranks:
         each.start()
-    codes = [outcome(each) for each in ranks]
-    return codes, "".join(console.read_text() for console in consoles if console.exists())
+    return ranks
+
+
+def together(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> tuple[list[int], str]:
+    """Exit codes of such a group, and what all of it told."""
+    codes = [outcome(each) for each in group(count, folder, work, *arguments)]
+    return codes, told_in(folder)
+
+
+def told_in(folder: Path) -> str:
+    return "".join(console.read_text() for console in sorted(folder.glob("console*.txt")))
 
 
 def _rank(

@@ -184,6 +184,7 @@ class ForeignLearning:
     needs_autocast = True
     steady = False
     guarded = False
+    whole_in_backward = True
     is_network = True
     shards = None
 

@@ -169,6 +169,7 @@ class FullLearning:
         self._accumulates = settings[TrainingOptions].gradient_accumulation_steps > 1
         swapper = getattr(parts.denoiser, "swapper", None)
         self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
+        self.whole_in_backward = not (self._fused or self._swapper or shards)
         self.portions = self._in_portions()
         self.underway: deque[Averaging] = deque()
         self._optimizer: Optimizer | None = None

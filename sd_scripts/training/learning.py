@@ -24,6 +24,8 @@ class Learning(Protocol):
     steady: bool
     """Whether its forward is the same code at every step, so that compiled graphs need no guards against it."""
 
+    whole_in_backward: bool
+    """Whether another thread may read its state while a step computes gradients."""
     is_network: bool
     """Whether its file stands beside a model and tells in ss_ entries how it was trained."""
     ending: str
@@ -92,6 +94,7 @@ class LoraLearning:
     needs_autocast = False
     steady = True
     guarded = True
+    whole_in_backward = True
     is_network = True
     shards = None
 

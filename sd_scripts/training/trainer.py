@@ -27,7 +27,8 @@ from sd_scripts.training.compiling import Compilation, wait_until_warm
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.facts import file_metadata, training_facts
-from sd_scripts.training.faults import why_no_number
+from sd_scripts.training.faults import SAVED_BEFORE, why_no_number
+from sd_scripts.training.leaving import Leaving
 from sd_scripts.training.leftovers import finished_file, mend, newest_state
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
@@ -84,6 +85,7 @@ class Trainer:
         self.validator = Validator(context, family, self.material, self.trained, self.loss)
         self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
         self.wishes = Wishes(context)
+        self.leaving = Leaving(context, self._last_words)
         if saved:
             self.saver.tidy()
 
@@ -245,6 +247,7 @@ class Trainer:
         most_broken = self.options.max_broken_steps if self.learning.guarded else 1
         self.reporter = Reporter(self.context, course.max_steps, progress.step, most_broken)
         self.wishes.open()
+        self.leaving.open()
         try:
             self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
@@ -252,8 +255,12 @@ class Trainer:
             while progress.step < course.max_steps and not stopped:
                 stopped = self._epoch()
             self.reporter.flush()
+        except Exception:
+            self.leaving.after_error()
+            raise
         finally:
             self.reporter.close()
+            self.leaving.close()
             self.wishes.close()
         return None if stopped else self._finish()
 
@@ -293,7 +300,8 @@ class Trainer:
 
     def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.trained.progress
-        loss = self.context.mean(self._gradients(batches))
+        with self.leaving.whole() if self.learning.whole_in_backward else nullcontext():
+            loss = self.context.mean(self._gradients(batches))
         norm = self.step.update()
         progress.step += 1
         self.learning.limit_norms()
@@ -334,14 +342,19 @@ class Trainer:
     def _after_step(self) -> bool:
         """Saving, samples, validation and wishes that are due; whether to stop."""
         step = self.trained.progress.step
-        wish = self.wishes.heard()
+        with self.leaving.whole():  # another process may be in the middle of its step
+            wish = self.wishes.heard()
+        if "stop" in wish:
+            self.leaving.stopping()
         for command, ids in wish.items():
             self.context.tell("heard", command=command, ids=ids, step=step)
         last = step >= self.course.max_steps
         stops = "stop" in wish and not last
         asked = stops or "save" in wish
         saves = asked or (self.saver.due_at_step() and not last)
-        self._aside(lambda: self._save(lambda: self.saver.at_step(with_state=asked, must=stops), asked), due=saves)
+        self._aside(
+            lambda: self._save(lambda: self.saver.at_step(with_state=asked, must=stops), asked), due=saves, saves=True
+        )
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
         self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
         if not stops:
@@ -354,7 +367,7 @@ class Trainer:
         step, last = self.trained.progress.step, self.trained.progress.step >= self.course.max_steps
         self.context.tell("epoch", epoch=epoch)
         saves = self.saver.due_at_epoch(epoch) and not last
-        self._aside(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves)
+        self._aside(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves, saves=True)
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_epoch(epoch))
         self._aside(lambda: self.sampler.at_epoch(epoch, step), due=self.sampler.due_at_epoch(epoch))
 
@@ -371,12 +384,20 @@ class Trainer:
             raise Failed(f"the weights are not numbers at step {step}", why_no_number(self.context.settings))
         return save()
 
-    def _aside(self, do: Callable[[], object], *, due: bool) -> None:
+    def _last_words(self, whole: bool) -> None:
+        """Of the main process, which leaves in the middle of a step."""
+        self.context.tell(
+            "failed", error="SIGTERM came in the middle of a step that took too long", remedy=SAVED_BEFORE
+        )
+
+    def _aside(self, do: Callable[[], object], *, due: bool, saves: bool = False) -> None:
         """Do what is due, outside of the step's time and only after all losses so far proved to be numbers."""
         if not due:
             return
         self.reporter.flush()
-        do()
+        averages = optimizers.is_schedule_free(self.trained.optimizer)  # in place of the weights, while one looks
+        with self.leaving.saving() if saves else nullcontext() if averages else self.leaving.whole():
+            do()
         self.learning.train()
         self._phase_of_steps()
         self.reporter.resume()

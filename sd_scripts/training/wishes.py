@@ -67,12 +67,12 @@ class Wishes:
         asked: Asked = {}
         if self._context.is_main:
             asked = _asked(self._commands, self._context)
-            if self._asked_to_stop:
-                asked.setdefault("stop", [])
-        if self._context.world > 1:
-            holder = [asked]
-            torch.distributed.broadcast_object_list(holder, group=self._group)
-            asked = holder[0]
+        if self._asked_to_stop:
+            asked.setdefault("stop", [])
+        if self._context.world > 1:  # a signal may have come to any of them
+            everyone: list[Asked] = [{}] * self._context.world
+            torch.distributed.all_gather_object(everyone, asked, group=self._group)
+            asked = {command: ids for each in reversed(everyone) for command, ids in each.items()}
         return asked
 
     def _stop(self, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,110 @@
+"""Two processes over gloo, of which one is told to end: both do, between steps with a state, and also while one of
+them compiles and the other waits for it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_help import make_folder
+from fresh import PATIENCE, group, outcome, told_in
+from test_ddp import configure
+from torch._dynamo.backends import registry
+from training_help import run
+
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.leaving import STATUS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo without CUDA is tried on Linux")
+
+FOR_EVER = 100 * PATIENCE
+
+
+def wait_for(there: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not there() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert there()
+
+
+def train_in_group(config: Path, marker: Path) -> int:
+    """In a process of its own. The compiler of the first one never ends with the second shape of batch."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    shapes: set[Any] = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
+        shapes.update(x.shape[-2:] for x in inputs if x.ndim == 4 and x.shape[-1] in (8, 12))
+        if len(shapes) > 1 and os.environ["RANK"] == "0":
+            marker.touch()
+            time.sleep(FOR_EVER)
+        return graph.forward
+
+    registry._COMPILER_FNS["eager"] = backend
+    return run(["--config_file", str(config)], config.parent / "out").status
+
+
+def events(config: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in RunFolder(config.parent / "out" / "run").events() if event["kind"] == kind]
+
+
+def test_both_save_and_stop_where_the_second_is_told_to_end(miniature: Any, tmp_path: Path) -> None:
+    config = configure(tmp_path, miniature, max_train_steps=100_000)
+    ranks = group(2, tmp_path, train_in_group, config, tmp_path / "marker")
+    wait_for(lambda: len(events(config, "step")) >= 2)
+    assert ranks[1].pid
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert [outcome(each) for each in ranks] == [0, 0], told_in(tmp_path)
+    (stopped,) = events(config, "stopped")
+    assert (tmp_path / "out" / f"short-step{stopped['step']:08d}-state").is_dir()
+
+
+def two_shapes(folder: Path, miniature: Any) -> Path:
+    """Settings of a run that compiles at its first step, and again later."""
+    make_folder(folder / "pictures" / "1_noise", [(64, 64)] * 4 + [(64, 96)] * 4)
+    return configure(folder, miniature, max_train_steps=100, compile=True, compile_backend="eager", resolution="64,96")
+
+
+def test_both_end_while_one_compiles_and_the_other_is_told_to_end(miniature: Any, tmp_path: Path) -> None:
+    config, marker = two_shapes(tmp_path, miniature), tmp_path / "marker"
+    ranks = group(2, tmp_path, train_in_group, config, marker)
+    wait_for(lambda: marker.exists() or not all(each.is_alive() for each in ranks))
+    assert ranks[1].pid
+    os.kill(ranks[1].pid, signal.SIGTERM)
+    assert [outcome(each) for each in ranks] == [STATUS, STATUS], told_in(tmp_path)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from test_leaving import train_in_group
+
+sys.exit(train_in_group(*map(Path, sys.argv[1:])))
+"""
+
+
+def test_both_end_while_one_compiles_and_the_launcher_is_told_to_end(miniature: Any, tmp_path: Path) -> None:
+    config, marker = two_shapes(tmp_path, miniature), tmp_path / "marker"
+    (tmp_path / "driver.py").write_text(DRIVER)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": folders}
+    with (tmp_path / "console.txt").open("wb") as console:
+        launcher = subprocess.Popen(
+            [*command, str(tmp_path / "driver.py"), str(config), str(marker)],
+            env=environment, stdout=console, stderr=console,
+        )  # fmt: skip
+        try:
+            wait_for(lambda: marker.exists() or launcher.poll() is not None)
+            launcher.terminate()
+            launcher.wait(PATIENCE)
+        finally:
+            launcher.kill()
+    told = (tmp_path / "console.txt").read_text()
+    assert told.count("Ended by SIGTERM in the middle of a step") == 2, told
