@@ -1,8 +1,11 @@
 """Batches: complete, the same with any number of workers, continued exactly, and right in every tensor."""
 
 import pickle
+import tracemalloc
 from collections import Counter
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +199,48 @@ def test_ranks_see_equally_many_batches_and_together_all(root: Path) -> None:
     batches = [list(loader.epoch(1)) for loader in ranks]
     seen = Counter(key for share in batches for batch in share for key in batch.keys)
     assert all(seen[str(item.path)] >= 3 for item in plan.items)
+
+
+def listed_epoch(plan: DataPlan, epoch: int, short_batches: str) -> list[Any]:
+    """As an epoch was first planned, every repeat in a list: what a run that is resumed must find again."""
+    random = Random(f"{plan.seed}/order/{epoch}")
+    batches = []
+    for (dataset, bucket), items in plan.groups().items():
+        size = plan.blueprint.datasets[dataset].batch_size
+        picks = [(item.index, repeat) for item in items for repeat in range(item.repeats)]
+        random.shuffle(picks)
+        if short_batches == "fill":
+            missing = -len(picks) % size
+            picks += [(picks[turn % len(picks)][0], 1_000_000 + turn) for turn in range(missing)]
+        batches += [
+            (dataset, bucket, tuple(picks[start : start + size]))
+            for start in range(0, len(picks), size)
+            if short_batches != "drop" or start + size <= len(picks)
+        ]
+    random.shuffle(batches)
+    return batches
+
+
+@pytest.mark.parametrize("short_batches", ["keep", "fill", "drop"])
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_the_order_of_an_epoch_is_that_of_all_repeats_shuffled(root: Path, short_batches: Any, size: int) -> None:
+    make_folder(root / "5_dog", [(64, 64), (64, 128)])
+    plan = plan_of(root, train_batch_size=size)
+    for epoch in (1, 2):
+        batches = plan_epoch(plan, epoch, short_batches=short_batches)
+        assert [(each.dataset, each.bucket, each.picks) for each in batches] == listed_epoch(plan, epoch, short_batches)
+
+
+def test_an_epoch_of_many_repeats_takes_little_memory(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", [(64, 64)])
+    plan = plan_of(tmp_path / "train", num_repeats=100_000)
+    loader = loader_of(plan)
+    tracemalloc.start()
+    next(loader.epoch(1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(loader) == 100_000
+    assert peak < 4_000_000  # 16 bytes a repeat; a list of batches took 50 MB
 
 
 def test_short_batches_are_kept_dropped_or_filled(root: Path) -> None:

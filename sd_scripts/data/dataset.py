@@ -152,9 +152,8 @@ def balance_regularisation(repeats: Sequence[int], trained: int) -> list[int]:
             break
         balanced[index] = repeat
         seen += repeat
-    for turn in range(max(0, trained - seen)):
-        balanced[turn % len(repeats)] += 1
-    return balanced
+    each, more = divmod(max(0, trained - seen), len(repeats))
+    return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
 
 
 def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple[list[Item], list[Item]]:

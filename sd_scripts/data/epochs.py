@@ -1,9 +1,13 @@
 """The batches of an epoch, in order: every picture as often as it shall be seen, whoever loads them."""
 
+from array import array
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
-from typing import Literal
+from typing import Literal, overload
 
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.dataset import DataPlan
@@ -31,33 +35,91 @@ class BatchShape:
     pictures: int
 
 
-def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "keep") -> list[PlannedBatch]:
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """The pictures of a bucket in the order of an epoch; a pick is a number among all repeats of all pictures."""
+
+    dataset: int
+    bucket: Size
+    size: int
+    """Pictures in a batch."""
+    items: Sequence[int]
+    ends: Sequence[int]
+    """Where the repeats of each picture end."""
+    order: "array[int]"
+    filled: int
+    """How many picks more complete the last batch."""
+
+    def __len__(self) -> int:
+        return -(-(len(self.order) + self.filled) // self.size)
+
+    def batch(self, number: int) -> PlannedBatch:
+        start = number * self.size
+        stop = min(start + self.size, len(self.order) + self.filled)
+        picks = tuple(self._pick(place) for place in range(start, stop))
+        return PlannedBatch(dataset=self.dataset, bucket=self.bucket, picks=picks)
+
+    def _pick(self, place: int) -> tuple[int, int]:
+        number = self.order[place % len(self.order)]
+        owner = bisect_right(self.ends, number)
+        if place >= len(self.order):
+            # a further repeat of a picture draws its own flip, crop and caption
+            return self.items[owner], 1_000_000 + place - len(self.order)
+        return self.items[owner], number - (self.ends[owner - 1] if owner else 0)
+
+
+class _Epoch(Sequence[PlannedBatch]):
+    """The batches of an epoch, made when they are asked for: a list of all would grow with the repeats."""
+
+    def __init__(self, groups: Sequence[_Group], random: Random):
+        self._groups = groups
+        self._ends = list(accumulate(len(group) for group in groups))
+        self._order = array("q", range(self._ends[-1] if groups else 0))
+        random.shuffle(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PlannedBatch]: ...
+    def __getitem__(self, index: int | slice) -> PlannedBatch | list[PlannedBatch]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        number = self._order[index]
+        owner = bisect_right(self._ends, number)
+        return self._groups[owner].batch(number - (self._ends[owner - 1] if owner else 0))
+
+
+def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "keep") -> Sequence[PlannedBatch]:
     """The same for the same (plan, plan.seed, epoch). With "keep" and "fill" every repeat of every picture is there."""
     random = Random(f"{plan.seed}/order/{epoch}")
-    batches = []
+    groups = []
     for (dataset, bucket), items in plan.groups().items():
         size = plan.blueprint.datasets[dataset].batch_size
-        picks = [(item.index, repeat) for item in items for repeat in range(item.repeats)]
-        random.shuffle(picks)
-        if short_batches == "fill":
-            # a further repeat of a picture draws its own flip, crop and caption
-            missing = -len(picks) % size
-            picks += [(picks[turn % len(picks)][0], 1_000_000 + turn) for turn in range(missing)]
-        batches += [
-            PlannedBatch(dataset=dataset, bucket=bucket, picks=tuple(picks[start : start + size]))
-            for start in range(0, len(picks), size)
-            if short_batches != "drop" or start + size <= len(picks)
-        ]
-    random.shuffle(batches)
-    return batches
+        ends = list(accumulate(item.repeats for item in items))
+        order = array("q", range(ends[-1]))
+        random.shuffle(order)
+        if short_batches == "drop":
+            order = order[: len(order) // size * size]
+        group = _Group(
+            dataset=dataset,
+            bucket=bucket,
+            size=size,
+            items=[item.index for item in items],
+            ends=ends,
+            order=order,
+            filled=-len(order) % size if short_batches == "fill" else 0,
+        )
+        groups.append(group)
+    return _Epoch(groups, random)
 
 
-def share_of_rank(batches: list[PlannedBatch], rank: int, world: int) -> list[PlannedBatch]:
-    """Every world-th batch. All ranks get equally many: the first batches of the epoch are seen again where needed."""
-    if not batches:
-        return []
-    padded = batches + [batches[turn % len(batches)] for turn in range(-len(batches) % world)]
-    return padded[rank::world]
+def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:
+    """The places of a rank's batches among `count`: every world-th. All ranks get equally many, past the end the first
+    batches of the epoch again."""
+    return range(rank, -(-count // world) * world, world) if count else range(0)
 
 
 def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dict[BatchShape, int]:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Protocol
@@ -22,10 +22,13 @@ THREADS = 4
 """Threads that read ahead where no worker processes do; each is a batch ahead."""
 
 
+Requests = Sequence[Request]
+
+
 class Source(Protocol):
     """Who reads."""
 
-    def read(self, requests: list[Request]) -> Iterator[Read]:
+    def read(self, requests: Requests) -> Iterator[Read]:
         """The answers in the order of the requests."""
         ...
 
@@ -39,7 +42,7 @@ class Threads:
         device = torch.accelerator.current_device_index() if pin_memory else None
         self._pool = ThreadPoolExecutor(THREADS, initializer=_use_device, initargs=(device,))
 
-    def read(self, requests: list[Request]) -> Iterator[Read]:
+    def read(self, requests: Requests) -> Iterator[Read]:
         asked = iter(requests)
         waiting = deque(self._pool.submit(self._one, request) for request in islice(asked, THREADS))
         try:
@@ -72,7 +75,7 @@ class Processes:
             generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
         )
 
-    def read(self, requests: list[Request]) -> Iterator[Read]:
+    def read(self, requests: Requests) -> Iterator[Read]:
         self._asked.requests = requests
         return iter(self._loader)
 
@@ -81,7 +84,7 @@ class _Asked(Sampler[Request]):
     """The requests of the epoch under way."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: Requests = ()
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)
@@ -134,12 +137,7 @@ class BatchLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, counted from 1, beginning with batch number `start`, counted from 0."""
-        steps = math.ceil(self._length / self._accumulation)
-        requests = [
-            Request(batch=batch, epoch=epoch, step=(epoch - 1) * steps + position // self._accumulation)
-            for position, batch in enumerate(self._batches(epoch))
-        ][start:]
-        for batch, remarks in self._source.read(requests):
+        for batch, remarks in self._source.read(self._requests(epoch, start)):
             for remark in remarks:
                 if remark not in self._told:
                     self._told.add(remark)
@@ -160,9 +158,35 @@ class BatchLoader:
             self._warn(f"train_batch_size: {planned - seen} of {planned} pictures of an epoch fill no batch")
         return sum(shapes.values())
 
-    def _batches(self, epoch: int) -> list[PlannedBatch]:
-        planned = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
-        return share_of_rank(planned, self._rank, self._world)
+    def _requests(self, epoch: int, start: int) -> "_EpochRequests":
+        batches = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
+        places = share_of_rank(len(batches), self._rank, self._world)[start:]
+        steps = math.ceil(self._length / self._accumulation)
+        return _EpochRequests(batches, places, epoch, (epoch - 1) * steps, start, self._accumulation)
+
+
+class _EpochRequests(Sequence[Request]):
+    """What is asked for in the rest of an epoch, made when it is."""
+
+    def __init__(
+        self,
+        batches: Sequence[PlannedBatch],
+        places: Sequence[int],
+        epoch: int,
+        first_step: int,
+        start: int,
+        accumulation: int,
+    ):
+        self._batches, self._places = batches, places
+        self._epoch, self._first_step, self._start, self._accumulation = epoch, first_step, start, accumulation
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Request:  # type: ignore[override]
+        batch = self._batches[self._places[index] % len(self._batches)]
+        step = self._first_step + (self._start + index) // self._accumulation
+        return Request(batch=batch, epoch=self._epoch, step=step)
 
 
 def _use_device(device: int | None) -> None:
