@@ -1,7 +1,6 @@
 """Options in the page's messages and hints: named by the field's label, with a link that leads to the field."""
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -53,8 +52,7 @@ class FieldLinks:
         sentences = str(error).splitlines() or [type(error).__name__]
         names = [name for said in sentences for name in said.partition(": ")[0].split(", ") if name in self._controls]
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))
-        # the time makes an answer that is the same as before a new one for the page
-        face = f' data-wrong="{wrong}"' + (f' data-go="{time.monotonic_ns()}"' if start and wrong else "")
+        face = f' data-wrong="{wrong}"{" data-go" if start and wrong else ""}'
         if len(sentences) == 1:
             return message("error", self.sentence(sentences[0]), face=face)
         return message("error", f"{len(sentences)} problems to fix", map(self.sentence, sentences), face=face)

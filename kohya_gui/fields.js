@@ -17,12 +17,16 @@
       now();
     });
 
-  /** Open the panels around a field, and go to it. */
-  const jump = async (id, panels) => {
+  const panelsOf = (element) => (element.dataset.panels || "").split(" ").filter(Boolean);
+  const unfold = async (panels) => {
     for (const panel of panels) {
       const head = await found(() => document.querySelector(`#${CSS.escape(panel)} > .label-wrap`));
       if (head && !head.classList.contains("open")) head.click();
     }
+  };
+  /** Open the panels around a field, and go to it. */
+  const jump = async (id, panels) => {
+    await unfold(panels);
     const field = await found(() => document.getElementById(id));
     if (!field) return;
     field.scrollIntoView({ block: "center" });
@@ -37,17 +41,22 @@
     mark();
     if (!asked.get(tab)) return;
     if (told && "question" in told.dataset) told.querySelector("[data-answer]").focus();
-    if (!told?.dataset.go) return;
     asked.set(tab, false);
+    if (!told || !("go" in told.dataset)) return;
     const first = told.querySelector("[data-field]");
-    if (first) jump(first.dataset.field, first.dataset.panels.split(" ").filter(Boolean));
+    if (first) jump(first.dataset.field, panelsOf(first));
   };
   const watched = new WeakSet();
   const watch = (tab) => {
     const box = boxOf(tab);
     if (!box || watched.has(box)) return;
     watched.add(box);
-    new MutationObserver(() => look(tab)).observe(box, { childList: true, subtree: true, characterData: true });
+    const answered = () => {
+      clearTimeout(waits[tab]);
+      busy(tab, false);
+      look(tab);
+    };
+    new MutationObserver(answered).observe(box, { childList: true, subtree: true, characterData: true });
   };
   const ASKING = ["start", "print", "open", "save", "save-new", "go-on"];
   const busy = (tab, on) => boxOf(tab)?.toggleAttribute("data-busy", on);
@@ -66,19 +75,31 @@
     },
     true,
   );
+  /** Write into a field as if somebody typed it, for Gradio to see. */
+  const fill = (id, value) => {
+    const field = document.getElementById(id)?.querySelector("input, textarea");
+    if (!field) return false;
+    field.value = value;
+    for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind, { bubbles: true }));
+    return true;
+  };
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("[data-set]");
+    if (!button) return;
+    const { set, value } = button.dataset;
+    if (!fill(set, value)) await unfold(panelsOf(button));
+    await found(() => fill(set, value));
+  });
   // the answer to what Start asked: Gradio hands it to the server with the form
   document.addEventListener("click", (event) => {
     const { answer } = event.target.closest?.("[data-answer]")?.dataset ?? {};
     const tab = answer && event.target.closest("[id$=-message]").id.split("-")[0];
-    const field = tab && document.querySelector(`#${tab}-answer :is(input, textarea)`);
-    if (!field) return;
-    field.value = answer;
-    field.dispatchEvent(new Event("input", { bubbles: true }));
+    if (!tab || !fill(`${tab}-answer`, answer)) return;
     setTimeout(() => document.getElementById(`${tab}-go-on`).click(), 150); // once Gradio took it
   });
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("[data-field]");
-    if (link) jump(link.dataset.field, link.dataset.panels.split(" ").filter(Boolean));
+    if (link) jump(link.dataset.field, panelsOf(link));
   });
   document.addEventListener("input", (event) => {
     const field = event.target.closest?.(".option[id]");
@@ -89,11 +110,4 @@
     const name = event.target.closest?.('.option[id] :is([data-testid="block-info"], label > span, .label-text)');
     if (name && !name.title) name.title = name.closest(".option[id]").id.replace(/^[a-z]+-/, "");
   });
-
-  /** Called when the server has answered, whatever it said. */
-  window.answered = (tab) => {
-    clearTimeout(waits[tab]);
-    busy(tab, false);
-    setTimeout(look, 100, tab); // also where the answer is the one before
-  };
 })();

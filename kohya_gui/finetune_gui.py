@@ -30,7 +30,6 @@ DATA = Panel(
 FINETUNE = Training(
     tab=TABS["finetune"],
     panels=(MODEL, DATA, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, EMA, SAMPLES, METADATA),
-    concepts=False,
 )
 save_configuration = FINETUNE.save_configuration
 open_configuration = FINETUNE.open_configuration

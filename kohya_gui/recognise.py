@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kohya_gui.places import Places
 from sd_scripts.options.catalog import FAMILY_TITLES
-from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, dotted, numbered
 from sd_scripts.options.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
@@ -16,8 +15,6 @@ PARTS = FLUX_PARTS
 """By option."""
 LONGEST_METADATA = 20_000_000
 """Bytes of a metadata file that a glance still reads."""
-MOST_FILES = 20_000
-"""A folder is counted up to here, so that a glance at a disk's root stays a glance."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,10 @@ class Recognised:
     good: bool | None = None
     family: str | None = None
     """The family that the file is a base model for."""
+    warning: bool = False
+    """It works, and is hardly what was meant."""
+    flat: bool = False
+    """A folder of images that could be used as it is."""
 
 
 NOTHING = Recognised("")
@@ -41,30 +42,20 @@ def allowed(places: Places, option: str, path: str, look: Callable[[str], Recogn
 
 def model(path: str, family: str) -> Recognised:
     """What the base model at `path` is, and whether `family` can train on it."""
-    return _glance(path, lambda place: _model(place, path.strip(), family))
+    return glance(path, lambda place: _model(place, path.strip(), family))
 
 
 def part(path: str, option: str) -> Recognised:
     """Whether what is at `path` is the part of FLUX.1 that an option of this name wants."""
-    return _glance(path, lambda place: _part(place, option))
-
-
-def data_folder(path: str, caption_extension: str) -> Recognised:
-    """How many pictures a data folder holds, in which subfolders, and how many have a caption."""
-    return _glance(path, lambda place: _data_folder(place, dotted(caption_extension.strip())))
-
-
-def picture_folder(path: str, caption_extension: str) -> Recognised:
-    """How many pictures a folder holds, or where it has none its subfolders named like 10_cat."""
-    return _glance(path, lambda place: _picture_folder(place, dotted(caption_extension.strip())))
+    return glance(path, lambda place: _part(place, option))
 
 
 def metadata(path: str) -> Recognised:
-    """How many pictures a metadata file names, and how many of them with a caption or tags."""
-    return _glance(path, _metadata)
+    """How many images a metadata file names, and how many of them with a caption or tags."""
+    return glance(path, _metadata)
 
 
-def _glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
+def glance(path: str, look: Callable[[Path], Recognised]) -> Recognised:
     """A glance must not fail, whatever is typed and whatever the disk says."""
     if not path.strip():
         return NOTHING
@@ -125,35 +116,6 @@ def _broken(problem: str, place: Path) -> Recognised:
     return Recognised(problem.replace(f"'{place}'", "This"), good=False)  # the path stands right above
 
 
-def _data_folder(folder: Path, caption_extension: str) -> Recognised:
-    if not folder.is_dir():
-        return Recognised("There is no such folder", good=False)
-    subsets = [(sub, said[0]) for sub in sorted(folder.iterdir()) if (said := numbered(sub.name)) and sub.is_dir()]
-    if not subsets:
-        here = "pictures lie in the folder itself" if _pictures(folder) else "no pictures here"
-        return Recognised(f"No subfolders named like 10_cat ({here}): make one and move them into it", good=False)
-    counted = [(sub, repeats, _pictures(sub)) for sub, repeats in subsets]
-    total = sum(len(pictures) for _, _, pictures in counted)
-    if not total:
-        return Recognised(f"No pictures in {_named([sub.name for sub, _, _ in counted])}", good=False)
-    captioned = sum(_has_caption(p, caption_extension) for _, _, pictures in counted for p in pictures)
-    shown = _named([f"{sub.name} ({len(pictures)})" for sub, _, pictures in counted])
-    steps = sum(repeats * len(pictures) for _, repeats, pictures in counted)
-    words = _captioned(captioned, total, caption_extension)
-    return Recognised(f"{total} pictures, {words}, {steps} an epoch: {shown}", good=True)
-
-
-def _captioned(captioned: int, total: int, extension: str) -> str:
-    return "all captioned" if captioned == total else f"{captioned or 'none'} with a {extension} file"
-
-
-def _picture_folder(folder: Path, caption_extension: str) -> Recognised:
-    if not folder.is_dir() or not (pictures := _pictures(folder)):
-        return _data_folder(folder, caption_extension)
-    captioned = sum(_has_caption(p, caption_extension) for p in pictures)
-    return Recognised(f"{len(pictures)} pictures, {_captioned(captioned, len(pictures), caption_extension)}", good=True)
-
-
 def _metadata(file: Path) -> Recognised:
     if not file.is_file():
         return Recognised("There is no such file", good=False)
@@ -164,28 +126,9 @@ def _metadata(file: Path) -> Recognised:
         told = list(map(json.loads, text.splitlines())) if file.suffix == ".jsonl" else list(json.loads(text).values())
         described = sum(any(each.get(key) for key in ("caption", "tags")) for each in told)
     except (ValueError, AttributeError):
-        return Recognised("This is no metadata: a JSON object that names pictures is wanted", good=False)
+        return Recognised("This is no metadata: a JSON object that names images is wanted", good=False)
     few = "" if described == len(told) else f", {described or 'none'} with a caption"
-    return Recognised(f"{len(told)} pictures{few}", good=bool(told))
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
-
-
-def _has_caption(picture: Path, extension: str) -> bool:
-    return os.path.exists(f"{picture.with_suffix('')}{extension}")
-
-
-def _pictures(folder: Path) -> list[Path]:
-    found = []
-    for path in folder.iterdir():
-        if path.suffix.lower() in PICTURES | PICTURES_BY_PLUGIN:
-            found.append(path)
-            if len(found) >= MOST_FILES:
-                break
-    return found
+    return Recognised(f"{len(told)} images{few}", good=bool(told), warning=described < len(told))
 
 
 def size(bytes_: float) -> str:

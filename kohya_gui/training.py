@@ -47,8 +47,6 @@ class Training:
 
     tab: Tab
     panels: tuple[Panel, ...]
-    concepts: bool = True
-    """Pictures lie in folders named like 10_cat, unless a metadata file names them."""
 
     def save_configuration(
         self,

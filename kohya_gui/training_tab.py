@@ -1,6 +1,7 @@
 """One tab for any method: the settings on the left, the run on the right, and the row that opens and saves files."""
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -11,12 +12,13 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 
-from kohya_gui import recognise
+from kohya_gui import recognise, recognise_images
 from kohya_gui.again import opened_run
 from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
 from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save, save_prompts
-from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, unquoted
+from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
 from kohya_gui.draft import Draft
+from kohya_gui.field_links import panels_around
 from kohya_gui.messages import message
 from kohya_gui.overwriting import answered, find_taken, question
 from kohya_gui.places import EVERYWHERE, Places
@@ -54,6 +56,8 @@ COMPILE = "compile"
 """The option that has a switch beside the presets too."""
 FIRST_OUTPUT = "outputs"
 """The output folder of a new page."""
+ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
+"""Options that decide what the images of train_data_dir are."""
 TOLD = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
 WITHOUT = ("run_dir",)
 """Options that the GUI chooses itself."""
@@ -170,28 +174,36 @@ class TrainingTab:
 
     def _tell_facts(self) -> None:
         """Under a path: what is found there."""
-        controls, facts = self.form.controls, self.form.facts
+        controls = self.form.controls
 
         def tell_model(path: str, family: str) -> str:
             found = self._seen("pretrained_model_name_or_path", path, lambda place: recognise.model(place, family))
             other = found.family if found.family in self._families else None
             return fact(found, offer(self.family.elem_id or "", other) if other and other != family else "")
 
-        def tell_data(path: str, extension: str, metadata: str) -> str:
-            concepts = self.training.concepts and not metadata
-            look = recognise.data_folder if concepts else recognise.picture_folder
-            return fact(self._seen("train_data_dir", path, lambda place: look(place, extension or ".caption")))
-
         self._tell("pretrained_model_name_or_path", tell_model, self.family)
-        self._tell("train_data_dir", tell_data, controls["caption_extension"], controls["in_json"])
+        self._tell("train_data_dir", self._tell_images, *(controls[n] for n in ABOUT_IMAGES))
         self._tell("in_json", lambda path: fact(self._seen("in_json", path, recognise.metadata)))
-        for name in facts.keys() & recognise.PARTS.keys():
+        for name in self.form.facts.keys() & recognise.PARTS.keys():
             self._tell(name, self._tell_part(name))
 
     def _tell(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
         # of several changes at once, the last is told when all of them are there
         gr.on([c.change for c in about], tell, about, self.form.facts[name], trigger_mode="always_last", **QUIET)
+
+    def _tell_images(self, path: str, extension: str, metadata: str, repeats: str, many: bool) -> str:
+        options, controls = self.form.options, self.form.controls
+
+        def look(place: str) -> Recognised:
+            if metadata:
+                return recognise_images.beside_metadata(place)
+            often = given(options["num_repeats"], repeats)
+            often = often if isinstance(often, int) else None
+            return recognise_images.train_data(place, extension or ".caption", often, many)
+
+        found = self._seen("train_data_dir", path, look)
+        return fact(found, use_flat(controls["num_repeats"]) if found.flat else "")
 
     def _tell_part(self, name: str) -> Callable[[str], str]:
         return lambda path: fact(self._seen(name, path, lambda place: recognise.part(place, name)))
@@ -223,23 +235,34 @@ class TrainingTab:
             self.opened, self.replacing, self.form.prompts, self.run.answer,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
-        opened = self.open.click(self._open, {self.file, self.recent, self.family}, self._everything, **QUIET)
+        opened = self.open.click(
+            self._answering(self._open), {self.file, self.recent, self.family}, self._everything, **QUIET
+        )
         family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
         preset = self.preset.select(self._open_preset, page, self._everything, **QUIET)
         past = self.run.load.click(self._load_past, self.run.past, self._everything, **QUIET)
         for event in (opened, preset, past):
             self.form.show_after(event)
-        started = gr.on([self.run.start.click, self.run.go_on.click], self._start, page, self._everything, **slow)
+        starts = [self.run.start.click, self.run.go_on.click]
+        started = gr.on(starts, self._answering(self._start), page, self._everything, **slow)
         for event in (family, opened, preset, past, started, *self.form.taken):
             self.draft.keep_after(event)
-        saved = self.save.click(self._save, page, self._everything, **QUIET)
-        saved_as = self.save_new.click(self._save_as, page, self._everything, **QUIET)
+        self.save.click(self._answering(self._save), page, self._everything, **QUIET)
+        self.save_new.click(self._answering(self._save_as), page, self._everything, **QUIET)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
-        printed = self.run.print.click(self._print, page, self._everything, **slow)
-        for event in (opened, saved, saved_as, started, printed):
-            event.then(None, js=f"() => answered('{self.name}')", **QUIET)
+        self.run.print.click(self._answering(self._print), page, self._everything, **slow)
+
+    def _answering(self, handler: Callable[[Updates], Updates]) -> Callable[[Updates], Updates]:
+        """A handler whose message is a new one for the page, though it says the same as before (fields.js)."""
+
+        def answer(data: Updates) -> Updates:
+            updates = handler(data)
+            said = updates.get(self.run.message, "")
+            return {**updates, self.run.message: f'{said}<i hidden data-at="{time.monotonic_ns()}"></i>'}
+
+        return answer
 
     def on_load(self, page: gr.Blocks, config: Path | None) -> None:
         """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line.
@@ -488,10 +511,16 @@ def preset_words(path: Path) -> str:
 def fact(found: Recognised, more: str = "") -> str:
     if not found.text:
         return ""
-    tone = {True: "good", False: "bad", None: "plain"}[found.good]
+    tone = "warning" if found.warning else {True: "good", False: "bad", None: "plain"}[found.good]
     return f'<p class="fact fact-{tone}">{escape(found.text)}{more}</p>'
 
 
 def offer(choice: str, family: str) -> str:
     """A button that chooses another family; `choice` is the element of the choice."""
     return f' <button type="button" data-choose="{choice}:{family}">Switch to {FAMILY_TITLES[family]}</button>'
+
+
+def use_flat(repeats: FormComponent) -> str:
+    """A button that trains the images of the folder itself, each once in an epoch."""
+    field = f'data-set="{repeats.elem_id}" data-value="1" data-panels="{" ".join(panels_around(repeats))}"'
+    return f' <button type="button" {field}>Use this folder as it is</button>'

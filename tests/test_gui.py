@@ -16,7 +16,7 @@ import pytest
 from gui_help import SIX, startable
 
 import gui
-from kohya_gui import recognise
+from kohya_gui import recognise, recognise_images
 from kohya_gui.again import why_not
 from kohya_gui.app import build
 from kohya_gui.configuration import place_of, prepare, tab_for
@@ -608,42 +608,82 @@ def test_half_a_file_and_no_file_are_told(tmp_path):
     assert recognise.model("stabilityai/stable-diffusion-xl-base-1.0", "sdxl").good is None
 
 
+def images(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def told_of(folder: Path, *how: Any) -> tuple[str, bool | None, bool]:
+    found = recognise_images.train_data(str(folder), *how)
+    return found.text, found.good, found.warning
+
+
 def test_a_data_folder_is_counted(tmp_path):
-    for name in ("10_cat/a.png", "10_cat/b.jpg", "10_cat/a.txt", "2_dog/c.webp"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    found = recognise.data_folder(str(tmp_path), ".txt")
-    assert found.good
-    assert found.text == "3 pictures, 1 with a .txt file, 22 an epoch: 10_cat (2), 2_dog (1)"
-    assert recognise.data_folder(str(tmp_path), "txt") == found  # as the training reads it
-    assert "No subfolders named like 10_cat" in recognise.data_folder(str(tmp_path / "10_cat"), ".txt").text
+    images(tmp_path, "10_cat/a.png", "10_cat/b.jpg", "2_dog/c.webp", "10_cat/a.txt", "10_cat/b.txt", "2_dog/c.txt")
+    told = "3 images, all captioned, 22 an epoch: 10_cat (2), 2_dog (1)", True, False
+    assert told_of(tmp_path, ".txt") == told_of(tmp_path, "txt") == told  # as the training reads it
+    assert told_of(tmp_path / "10_cat", ".txt") == ("2 images, all captioned, 20 an epoch", True, False)
 
 
-def test_a_folder_of_pictures_alone_is_enough_where_metadata_describes_them(tmp_path):
-    for name in ("a.png", "b.jpg", "a.txt"):
-        (tmp_path / name).touch()
-    assert recognise.picture_folder(str(tmp_path), ".txt").text == "2 pictures, 1 with a .txt file"
-    (tmp_path / "set" / "3_cat").mkdir(parents=True)
-    (tmp_path / "set" / "3_cat" / "c.png").touch()
-    assert recognise.picture_folder(str(tmp_path / "set"), ".txt").text.endswith("3 an epoch: 3_cat (1)")
-    assert recognise.picture_folder(str(tmp_path / "gone"), ".txt").text == "There is no such folder"
+def test_missing_captions_are_a_warning_that_names_the_ending_that_lies_there(tmp_path):
+    images(
+        tmp_path, "10_cat/a.png", "10_cat/b.jpg", "10_cat/c.png", "10_cat/a.txt", "10_cat/b.caption", "10_cat/c.caption"
+    )
+    assert told_of(tmp_path, ".txt") == (
+        "3 images, 1 with a .txt file, 2 have a .caption file, 30 an epoch: 10_cat (3)",
+        True,
+        True,
+    )
+    assert told_of(tmp_path, ".cap")[0].startswith("3 images, none with a .cap file, 2 have a .caption file")
+
+
+def test_folders_that_are_never_seen_are_told(tmp_path):
+    images(tmp_path, "0_dog/a.png", "0_dog/a.txt")
+    assert told_of(tmp_path, ".txt")[1] is False
+    images(tmp_path, "1_cat/a.png", "1_cat/a.txt")
+    text, good, warning = told_of(tmp_path, ".txt")
+    assert (good, warning) == (True, True)
+    assert "1 an epoch: 1_cat (1); folder '0_dog' is left out" in text
+
+
+def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
+    images(tmp_path / "flat", "a.png", "a.txt")
+    refused = tab._tell_images(str(tmp_path / "flat"), ".txt", "", "", False)
+    assert "fact-bad" in refused
+    assert 'data-set="lora-num_repeats" data-value="1"' in refused
+    taken = tab._tell_images(str(tmp_path / "flat"), ".txt", "", "3", False)
+    assert "fact-good" in taken
+    assert "1 image, all captioned, 3 an epoch" in taken
+    images(tmp_path / "20241122_cats", "a.png")
+    assert "fact-bad" in tab._tell_images(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
+
+
+def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):
+    images(tmp_path, "a.png", "10_cat/b.jpg", "10_cat/deep/c.webp")
+    found = recognise_images.beside_metadata(str(tmp_path))
+    assert (found.text, found.good) == ("3 images; the metadata file says which are trained", True)
+    (tmp_path / "empty").mkdir()
+    assert recognise_images.beside_metadata(str(tmp_path / "empty")).warning
+    assert recognise_images.beside_metadata(str(tmp_path / "gone")).text == "There is no such folder"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "good", "words"),
     [
-        ("m.json", '{"a": {"caption": "cat"}, "b": {"tags": "dog"}}', True, "2 pictures"),
+        ("m.json", '{"a": {"caption": "cat"}, "b": {"tags": "dog"}}', True, "2 images"),
         (
             "m.json",
             '{"a": {"caption": "cat"}, "b": {"train_resolution": [64, 64]}}',
             True,
-            "2 pictures, 1 with a caption",
+            "2 images, 1 with a caption",
         ),
-        ("m.jsonl", '{"image_path": "a.png", "caption": "cat"}\n', True, "1 pictures"),
-        ("m.json", "{}", False, "0 pictures"),
-        ("m.json", "[1]", False, "This is no metadata: a JSON object that names pictures is wanted"),
-        ("m.json", '{"a": 1}', False, "This is no metadata: a JSON object that names pictures is wanted"),
-        ("m.json", "{", False, "This is no metadata: a JSON object that names pictures is wanted"),
+        ("m.jsonl", '{"image_path": "a.png", "caption": "cat"}\n', True, "1 images"),
+        ("m.json", "{}", False, "0 images"),
+        ("m.json", "[1]", False, "This is no metadata: a JSON object that names images is wanted"),
+        ("m.json", '{"a": 1}', False, "This is no metadata: a JSON object that names images is wanted"),
+        ("m.json", "{", False, "This is no metadata: a JSON object that names images is wanted"),
     ],
 )
 def test_a_metadata_file_is_counted(tmp_path, name, text, good, words):
@@ -656,16 +696,16 @@ def test_a_metadata_file_is_counted(tmp_path, name, text, good, words):
 def test_many_folders_are_named_by_the_first_of_them(tmp_path):
     for number in range(1, 8):
         (tmp_path / f"{number}_cat").mkdir()
-    text = recognise.data_folder(str(tmp_path), ".txt").text
-    assert text == "No pictures in 1_cat, 2_cat, 3_cat, 4_cat and 3 more"
+    text = recognise_images.train_data(str(tmp_path), ".txt").text
+    assert text == "No images in 1_cat, 2_cat, 3_cat, 4_cat and 3 more"
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "~nobody/x", "a\0b", "²_cat", "//", "\t"])
 def test_whatever_is_typed_as_a_path_is_told_and_never_fails(tmp_path, text):
     (tmp_path / "²_cat").mkdir()
     assert recognise.model(text, "sdxl").good is not True
-    assert recognise.data_folder(text, "../x").good is not True
-    assert recognise.data_folder(str(tmp_path), "\0").good is False
+    assert recognise_images.train_data(text, "../x").good is not True
+    assert recognise_images.train_data(str(tmp_path), "\0").good is False
 
 
 # What the page shows of a run
@@ -880,7 +920,7 @@ def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
 def test_a_refusal_counts_the_problems_and_names_the_fields_to_mark(form):
     several = form.links.refused(ValueError("seed: a\ncache_latents, color_aug: b\nseed: c\nno: option"), start=True)
     assert "4 problems to fix" in several
-    assert 'data-wrong="lora-seed lora-cache_latents lora-color_aug" data-go=' in several
+    assert 'data-wrong="lora-seed lora-cache_latents lora-color_aug" data-go' in several
     assert "data-go" not in form.links.refused(ValueError("seed: a"))
 
 

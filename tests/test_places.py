@@ -11,7 +11,7 @@ import gradio as gr
 import pytest
 
 import gui
-from kohya_gui import recognise
+from kohya_gui import recognise, recognise_images
 from kohya_gui.configuration import open_file, prepare, save_file
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps
@@ -223,12 +223,12 @@ def test_a_run_does_not_begin_with_paths_elsewhere_and_the_refusal_does_not_tell
 
 def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(places, inside):
     def told(path: str) -> recognise.Recognised:
-        return recognise.allowed(places, "train_data_dir", path, lambda p: recognise.data_folder(p, ".txt"))
+        return recognise.allowed(places, "train_data_dir", path, lambda p: recognise_images.train_data(p, ".txt"))
 
     for path in ("/etc", "/etc/passwd", "/nothing"):
         assert told(path).good is False
         assert OUTSIDE in told(path).text
-    assert told(str(inside)).text.startswith("No subfolders")
+    assert told(str(inside)).text.startswith("No folder named like 10_cat")
     assert told("") == recognise.NOTHING
 
 

@@ -343,7 +343,7 @@ def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(p
     open_file(page, settings)
     unfold(page, "saving-more", "network-more", "advanced-training", "noise")  # what comes into view stays unset
     expect(page.locator("#lora-pretrained_model_name_or_path-fact")).to_contain_text("SDXL checkpoint")
-    expect(page.locator("#lora-train_data_dir-fact")).to_contain_text("12 pictures")
+    expect(page.locator("#lora-train_data_dir-fact")).to_contain_text("12 images")
     page.locator("#lora-print").click()
     command = page.locator("#lora-command")
     expect(command).to_contain_text("sdxl_train_network.py")
@@ -481,6 +481,19 @@ def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_p
     assert not (demo.parent / "output" / "runs").exists() or not list((demo.parent / "output" / "runs").glob("*red"))
 
 
+def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
+    (flat,) = Path(read_toml(demo)["train_data_dir"]).iterdir()
+    (demo.parent / "flat").mkdir()
+    for image in flat.iterdir():
+        (demo.parent / "flat" / image.name).write_bytes(image.read_bytes())
+    field(page, "train_data_dir").fill(str(demo.parent / "flat"))
+    found = page.locator("#lora-train_data_dir-fact")
+    expect(found).to_contain_text("12 images in the folder itself")
+    found.get_by_role("button", name="Use this folder as it is").click()
+    expect(field(page, "num_repeats")).to_have_value("1")
+    expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 an epoch")
+
+
 def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
     gui.ask("queue", {"paused": True})
     output = demo.parent / "output"
@@ -583,7 +596,7 @@ def test_dreambooth_goes_from_an_empty_form_to_a_trained_model(page, demo):
     go_to(page, tab)
     output = demo.parent / "whole output"
     fill_in(page, tab, {name: made[name] for name in ("pretrained_model_name_or_path", "train_data_dir")})
-    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 pictures")
+    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 images")
     fill_in(page, tab, {"output_dir": output, "output_name": "kind", "max_train_epochs": "", "max_train_steps": 3})
     choose_or_type(page, "resolution", "128,128", tab)
     field(page, "enable_bucket", tab).uncheck()
@@ -623,8 +636,8 @@ def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(pag
     expect(page.locator(f"#{tab}-gathered")).to_contain_text("12")
     page.locator(f"#{tab}-use-metadata").click()
     expect(field(page, "in_json", tab)).to_have_value(str(pictures / "meta_cap.json"))
-    expect(page.locator(f"#{tab}-in_json-fact")).to_contain_text("12 pictures")
-    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 pictures, all captioned")
+    expect(page.locator(f"#{tab}-in_json-fact")).to_contain_text("12 images")
+    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 images, all captioned")
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length")
     output = flux_demo.parent / "whole output"
     fill_in(page, tab, {name: made[name] for name in files})
