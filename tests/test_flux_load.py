@@ -458,7 +458,7 @@ def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_pa
 def test_gguf_is_told(files: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "flux1-dev-Q4.gguf"
     path.write_bytes(b"GGUF")
-    _both_say({**files, MODEL: str(path)}, "is quantized for making pictures; take the .safetensors file")
+    _both_say({**files, MODEL: str(path)}, "is quantized for making images; choose the .safetensors file of the model")
 
 
 def test_missing_unknown_misshapen_and_packed_tensors_are_named(

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import init_empty_weights
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from sd_scripts.formats.documents import read_json
 from sd_scripts.library.sdxl_model_util import Shapes, State
 from sd_scripts.options.model_file import MODEL
 
+Made = TypeVar("Made")
 HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 """Keys that some programs write and loading does not need."""
 
@@ -64,12 +66,31 @@ def must_fit(
         raise ValueError(f"{option}: '{path}' does not fit together; of a wrong size: {some(other)}")
 
 
+def made_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
+    """What `make` makes without memory, in the sizes that a file's header tells. ValueError, one sentence that names
+    `option`, where the sizes are those of no model: they fail anywhere within the libraries."""
+    try:
+        with init_empty_weights():
+            return make()
+    except KeyError as error:
+        raise ValueError(f"{option}: '{path}' is not whole; missing: '{error.args[0]}'") from None
+    except ValueError as error:
+        raise ValueError(f"{option}: '{path}' is not whole: {(str(error).splitlines() or [''])[0]}") from None
+    except (IndexError, ArithmeticError, TypeError, RuntimeError, AssertionError, AttributeError, MemoryError):
+        raise ValueError(
+            f"{option}: '{path}' has tensors of sizes that do not fit together; download or copy it again"
+        ) from None
+
+
 def fill(module: Any, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
     """Each tensor takes its place as it is read, so that a model is never in memory twice.
 
     One that `keep` is true of, by name, stays in the dtype that it has.
     """
     ready = {name: t if keep and keep(name, t) else t.to(dtype) for name, t in state.items()}
+    for name, wanted in module.state_dict().items():  # a 1x1 convolution may be stored as a matrix
+        if name in ready and ready[name].shape != wanted.shape and ready[name].numel() == wanted.numel():
+            ready[name] = ready[name].reshape(wanted.shape)
     module.load_state_dict(ready, assign=True)
     return module
 

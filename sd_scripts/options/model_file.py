@@ -210,7 +210,7 @@ def _recognise_flux(header: Header, prefix: str) -> tuple[str | None, str]:
     for mark, variant in FLUX_COUSINS:
         if any(mark in key for key in header.shapes):
             return None, variant
-    columns = header.shapes.get(f"{prefix}img_in.weight", (0,))[-1]
+    columns = (header.shapes.get(f"{prefix}img_in.weight") or (0,))[-1]
     if columns in FLUX_INPUTS:
         return None, FLUX_INPUTS[columns]
     guided = any("guidance_in." in key or "guidance_embedder." in key for key in header.shapes)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.flux.model import FluxShape, FluxTransformer
-from sd_scripts.families.loading import fill, must_fit, shapes_of, some
+from sd_scripts.families.loading import fill, made_empty, must_fit, shapes_of, some
 from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library import fp8
 from sd_scripts.library.model_reader import read_empty, read_weights
@@ -84,12 +84,7 @@ def open_piece(kind: Kind, option: str, path: Path, files: tuple[Path, ...]) -> 
         raise ValueError(f"{option}: '{path}' is no {kind.title} but {_what_else(kind, empty)}")
     if kind is TRANSFORMER:
         _must_be_plain(empty, path)
-    try:
-        module, named = _prepared(kind, empty, torch.float32)
-    except KeyError as error:
-        raise ValueError(f"{option}: '{path}' is not whole; missing: '{error.args[0]}'") from None
-    except ValueError as error:
-        raise ValueError(f"{option}: '{path}' is not whole: {error}") from None
+    module, named = made_empty(lambda: _prepared(kind, empty, torch.float32), option, path)
     expected = module.state_dict()
     if packed := [name for name, tensor in named.items() if name in expected and not tensor.is_floating_point()]:
         raise ValueError(

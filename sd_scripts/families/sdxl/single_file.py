@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families import loading
-from sd_scripts.families.loading import fill, shapes_of, some
+from sd_scripts.families.loading import Made, fill, made_empty, shapes_of, some
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_shapes, read_weights
 from sd_scripts.options.model_file import MODEL, Header, recognise
@@ -99,31 +97,20 @@ def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules
     if with_vae and not any(key.startswith(sgm.VAE_PREFIX) for key in shapes):
         raise ValueError(f"vae: '{path}' has no VAE of its own; set vae to an SDXL VAE file")
 
-    def configuration(read: Callable[[sgm.Shapes], dict[str, Any]]) -> dict[str, Any]:
-        return _configuration(read, shapes, MODEL, path)
+    def made(make: Callable[[], Made]) -> Made:
+        return made_empty(make, MODEL, path)
 
-    with init_empty_weights():
-        return Modules(
-            unet=UNet2DConditionModel(**configuration(sgm.unet_config)),
-            vae=_empty_vae(shapes, MODEL, path) if with_vae else None,
-            text_encoder1=CLIPTextModel(CLIPTextConfig(**configuration(sgm.text_encoder1_config))),
-            text_encoder2=CLIPTextModelWithProjection(CLIPTextConfig(**configuration(sgm.text_encoder2_config))),
-            logit_scale=torch.tensor(LOGIT_SCALE),
-        )
+    return Modules(
+        unet=made(lambda: UNet2DConditionModel(**sgm.unet_config(shapes))),
+        vae=_empty_vae(shapes, MODEL, path) if with_vae else None,
+        text_encoder1=made(lambda: CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(shapes)))),
+        text_encoder2=made(lambda: CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(shapes)))),
+        logit_scale=torch.tensor(LOGIT_SCALE),
+    )
 
 
 def _empty_vae(shapes: sgm.Shapes, option: str, path: Path) -> AutoencoderKL:
-    with init_empty_weights():
-        return AutoencoderKL(**_configuration(sgm.vae_config, shapes, option, path))
-
-
-def _configuration(
-    read: Callable[[sgm.Shapes], dict[str, Any]], shapes: sgm.Shapes, option: str, path: Path
-) -> dict[str, Any]:
-    try:
-        return read(shapes)
-    except ValueError as error:
-        raise ValueError(f"{option}: '{path}' is not whole: {error}") from None
+    return made_empty(lambda: AutoencoderKL(**sgm.vae_config(shapes)), option, path)
 
 
 def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
