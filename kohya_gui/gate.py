@@ -30,6 +30,7 @@ STARTUP = f"{API}/startup-events"
 NOT_OURS = (
     *(f"{API}/{name}" for name in ("deep_link", "runs", "run-history", "proxy=", "dev/", "vibe-", "undo-vibe-edit")),
     *(f"{API}/{name}" for name in ("process_recording", "upload", "stream/", "profiling", "file", "custom_component")),
+    *(f"{API}/call/", f"{API}/api/"),
     *(f"{API}/component_server", f"{API}/openapi.json", "/openapi.json", "/monitoring", "/pwa_icon"),
 )
 """Beginnings of Gradio's routes that the page makes no use of, and that nobody gets: some keep or fetch things."""

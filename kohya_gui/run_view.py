@@ -221,7 +221,7 @@ def result(story: RunStory) -> str:
     average = f"<p>Its moving average is in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
-        f"<p>{PLACES[story.facts.get('method', 'lora')]}</p>{average}</div>"
+        f"<p>{PLACES.get(story.facts.get('method', ''), PLACES['lora'])}</p>{average}</div>"
     )
 
 

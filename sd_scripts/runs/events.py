@@ -32,7 +32,13 @@ NUMBERS = frozenset(
     )
 )
 """What is a number in every event; null says as much as nothing."""
-TEXTS = frozenset(["kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"])
+TEXTS = frozenset(
+    (
+        *("kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"),
+        *("method", "note", "resumed_from"),
+    )
+)
+"""What is a text in every event."""
 LARGEST = 2.0**63
 """Of a number in an event; what counts more is nothing that a run has."""
 END: Literal["end"] = "end"

@@ -138,6 +138,8 @@ class RunStore:
         return row
 
     def row(self, id: int) -> RunRow | None:
+        if abs(id) >= 2**63:  # which SQLite has no number for
+            return None
         found = self._file.read(lambda db: _rows(db, "WHERE id = ?", id))
         return found[0] if found else None
 
