@@ -13,13 +13,12 @@ from sd_scripts.library.metadata import (
     METADATA_GROUPS,
     TrainingFacts,
     base_file_metadata,
-    data_url,
     modelspec,
     training_metadata,
 )
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.options.catalog import script_for
-from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import read_header
 from sd_scripts.options.settings import Settings
@@ -137,13 +136,13 @@ def test_modelspec_tells_what_is_known_and_nothing_else() -> None:
     assert spec(timestep_range=(0, 500))["modelspec.timestep_range"] == "0,500"
 
 
-def test_a_thumbnail_file_becomes_a_data_url(tmp_path: Path) -> None:
+def test_a_thumbnail_file_becomes_a_thumbnail_url(tmp_path: Path) -> None:
     picture = tmp_path / "x.png"
     picture.write_bytes(b"\x89PNG")
-    assert data_url(str(picture)) == "data:image/png;base64,iVBORw=="
-    assert data_url("data:image/png;base64,xx") == "data:image/png;base64,xx"
+    assert thumbnail_url(str(picture)) == "data:image/png;base64,iVBORw=="
+    assert thumbnail_url("data:image/png;base64,xx") == "data:image/png;base64,xx"
     with pytest.raises(ValueError, match=r"metadata_thumbnail: 'nothing.png' is neither"):
-        data_url("nothing.png")
+        thumbnail_url("nothing.png")
 
 
 def test_base_files_are_named_and_hashed_and_ids_are_named(tmp_path: Path) -> None:

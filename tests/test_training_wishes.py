@@ -175,7 +175,10 @@ def test_after_a_run_ctrl_c_is_again_what_it_was(miniature: Any, tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
-def test_ctrl_c_ends_the_step_saves_and_leaves_with_0(miniature: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["SIGINT", "SIGHUP"])
+def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
+    ending: str, miniature: Any, tmp_path: Path
+) -> None:
     output, config = tmp_path / "out", tmp_path / "run.toml"
     paths = {
         "pretrained_model_name_or_path": str(miniature.checkpoint),
@@ -197,7 +200,7 @@ def test_ctrl_c_ends_the_step_saves_and_leaves_with_0(miniature: Any, tmp_path: 
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.Signals[ending])
     _, told = process.communicate(timeout=60)
     assert process.returncode == 0, told
     assert "Traceback" not in told

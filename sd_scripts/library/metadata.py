@@ -3,10 +3,9 @@
 Names and forms are those that WebUI, ComfyUI and other programs read. Every value is text, as the format wants it.
 """
 
-import base64
+import functools
 import importlib.metadata
 import json
-import mimetypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,7 +23,7 @@ from sd_scripts.options.dataset import (
 )
 from sd_scripts.options.flux import FluxModelOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
-from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
@@ -33,6 +32,7 @@ from sd_scripts.options.settings import Groups, Settings
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.options.training import TrainingOptions
 
+PROGRAM = "sd-scripts-studio"
 Texts = dict[str, str]
 
 
@@ -194,7 +194,7 @@ def modelspec(
         "timestep_range": ",".join(map(str, timestep_range)) if timestep_range else None,
         "implementation_version": _version(),
         "usage_hint": options.metadata_usage_hint,
-        "thumbnail": data_url(options.metadata_thumbnail) if options.metadata_thumbnail else None,
+        "thumbnail": thumbnail_url(options.metadata_thumbnail) if options.metadata_thumbnail else None,
         "merged_from": options.metadata_merged_from,
         "trigger_phrase": options.metadata_trigger_phrase,
         "preprocessor": options.metadata_preprocessor,
@@ -203,19 +203,13 @@ def modelspec(
     return {f"modelspec.{key}": value for key, value in found.items() if value is not None}
 
 
-def data_url(thumbnail: str) -> str:
-    """A picture file as text that a browser shows; a data URL is given back as it is."""
-    if thumbnail.startswith("data:"):
-        return thumbnail
-    path = Path(thumbnail)
-    kind = mimetypes.guess_type(path.name)[0] or ""
-    if not kind.startswith("image/") or not path.is_file():
-        raise ValueError(f"metadata_thumbnail: '{thumbnail}' is neither a picture file nor a data URL")
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-
-
+@functools.cache
 def _version() -> str:
-    return f"sd-scripts-studio/{importlib.metadata.version('sd-scripts-studio')}"
+    """With the version that pip installed; without one where the program runs from its source folder alone."""
+    try:
+        return f"{PROGRAM}/{importlib.metadata.version(PROGRAM)}"
+    except (importlib.metadata.PackageNotFoundError, KeyError, OSError, ValueError):
+        return PROGRAM
 
 
 def _same_name(settings: Settings, table: dict[type[OptionGroup], tuple[str, ...]]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Model files as they are written: whole or not at all, with the hashes that other programs look them up by."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.model_reader import DTYPES
+from sd_scripts.runs.disk import NotWritten, errno_of
 
 PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """save_precision -> dtype of the saved tensors."""
@@ -87,8 +87,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield part
         _sync(part)
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch.save tells of a full disk as RuntimeError
-        raise OSError(f"'{path}' could not be written: {_reason(error)}") from error
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and errno_of(error) is None:  # so torch.save tells of a full disk alone
+            raise
+        raise NotWritten(path, error) from error
     finally:
         with contextlib.suppress(OSError):  # it was renamed, or never came to be
             part.unlink()
@@ -117,7 +119,7 @@ def whole_folder(path: Path, mark: str) -> Iterator[Path]:
             raise
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise OSError(f"'{path}' could not be written: {_reason(error)}") from error
+        raise NotWritten(path, error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -130,15 +132,6 @@ def _sync(file: Path) -> None:
 def beside(path: Path, what: str) -> Path:
     """The hidden name of this process's PART, OLD or GONE of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{what}")
-
-
-def _reason(error: Exception) -> str:
-    code = error.errno if isinstance(error, OSError) else None
-    if code == errno.ENOSPC or "No space left" in str(error) or "os error 28" in str(error):
-        return "the disk is full; free some space"
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "the folder may not be written to; choose another output_dir"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:

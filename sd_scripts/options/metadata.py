@@ -1,6 +1,13 @@
 """Options: metadata."""
 
+import base64
+import mimetypes
+from pathlib import Path
+
 from sd_scripts.options.spec import OptionGroup, option
+
+LARGEST_THUMBNAIL = 10_000_000
+"""Bytes: programs read the metadata of each model that they list."""
 
 
 class MetadataOptions(OptionGroup, title="Metadata"):
@@ -30,3 +37,22 @@ class MetadataOptions(OptionGroup, title="Metadata"):
         "Tell as little as possible: settings, folder names and captions stay out of the file.",
         label="Leave out the training details",
     )
+
+
+def thumbnail_url(thumbnail: str) -> str:
+    """An image file as text that a browser shows; a data URL is given back as it is."""
+    if thumbnail.startswith("data:"):
+        return thumbnail
+    path = Path(thumbnail)
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    try:
+        is_image = kind.startswith("image/") and path.is_file()
+        data = path.read_bytes() if is_image else b""
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"metadata_thumbnail: '{thumbnail}' cannot be read: {why}") from None
+    if not is_image:
+        raise ValueError(f"metadata_thumbnail: '{thumbnail}' is neither an image file nor a data URL; name an image")
+    if len(data) > LARGEST_THUMBNAIL:
+        raise ValueError(f"metadata_thumbnail: '{thumbnail}' is larger than 10 MB; choose a smaller image")
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

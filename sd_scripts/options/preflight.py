@@ -13,12 +13,14 @@ from typing import TypeVar
 from sd_scripts.options import data_checks, model_checks
 from sd_scripts.options.catalog import Script, script_of
 from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.prompt_lines import prompt_problems
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
 from sd_scripts.options.spec import OptionGroup, WrongValue, without
 from sd_scripts.options.words import shortened
+from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 
 Group = TypeVar("Group", bound=OptionGroup)
 
@@ -89,6 +91,8 @@ def trackers(sane: Sane) -> Iterator[str]:
     for name in options.trackers:
         if importlib.util.find_spec(name) is None:
             yield f"log_with: {name} is not installed; run `pip install {name}`"
+    if options.trackers and options.logging_dir and (why := _why_no_folder(Path(options.logging_dir))):
+        yield f"logging_dir: '{options.logging_dir}' cannot be written to ({why}); choose another folder"
     options.tracker_arguments()
 
 
@@ -105,11 +109,30 @@ def _why_no_folder(folder: Path, make: bool = True) -> str:
     return "" if os.access(there, os.W_OK | os.X_OK) else "Permission denied"
 
 
+def thumbnail(sane: Sane) -> Iterator[str]:
+    if name := sane[MetadataOptions].metadata_thumbnail:
+        thumbnail_url(name)
+    yield from ()
+
+
+def outputs(sane: Sane) -> Iterator[str]:
+    """A folder that lies where the last file goes, or a file where its state goes."""
+    saving = sane[SavingOptions]
+    folder, name = Path(saving.output_dir or "."), saving.output_name or LAST
+    for path in (folder / f"{name}{ending}" for ending in (*ENDINGS, STATE_ENDING) if ending):
+        wanted = path.name.endswith(STATE_ENDING)
+        if os.path.lexists(path) and os.path.isdir(path) != wanted:
+            what = "a file" if wanted else "a folder"
+            yield f"output_name: {what} called '{path}' is in the way; rename it, or choose another name"
+
+
 CHECKS: tuple[Check, ...] = (
     *model_checks.CHECKS,
     *data_checks.CHECKS,
     sample_prompts,
     output_dir,
+    outputs,
+    thumbnail,
     console_log_file,
     trackers,
 )

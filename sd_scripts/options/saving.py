@@ -1,5 +1,6 @@
 """Options: saving, Hugging Face."""
 
+import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -7,6 +8,9 @@ from sd_scripts.options.spec import OptionGroup, option
 
 LONGEST_NAME = 180
 """Bytes: file systems take 255, and steps, states and endings are added to the name."""
+WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+"""No file can have such a name there, whatever ending follows."""
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 NO_UPLOAD = "nothing is uploaded; upload the saved file with `hf upload`"
 
 
@@ -60,8 +64,17 @@ class SavingOptions(OptionGroup, title="Saving"):
             )
         if self.output_name and len(self.output_name.encode()) > LONGEST_NAME:
             yield "output_name", f"is longer than {LONGEST_NAME} bytes; choose a shorter one"
-        if self.output_name and not self.output_name.strip(". "):
-            yield "output_name", f"{self.output_name!r} is no name for a file; choose another"
+        if self.output_dir and CONTROL_CHARACTER.search(self.output_dir):
+            yield "output_dir", f"{self.output_dir!r} holds a control character; remove it"
+        if self.output_name and CONTROL_CHARACTER.search(self.output_name):
+            yield "output_name", f"{self.output_name!r} holds a control character or a line break; remove it"
+        if self.output_name and (self.output_name.endswith(".") or not self.output_name.strip()):
+            yield (
+                "output_name",
+                f"{self.output_name!r} is empty or ends with a dot; choose another name",
+            )
+        if self.output_name and self.output_name.partition(".")[0].strip().lower() in WINDOWS_DEVICES:
+            yield "output_name", f"{self.output_name!r} is the name of a device on Windows; choose another"
 
 
 class LoraFileOptions(OptionGroup, title="LoRA file"):

@@ -56,9 +56,13 @@ class RunFolder:
     def events(self) -> EventTail:
         return EventTail(self.events_file)
 
+    @property
+    def commands_file(self) -> Path:
+        return self.path / "commands.jsonl"
+
     def commands(self) -> EventTail:
         """What the GUI asked of the run: objects with a `kind` of stop, save or sample."""
-        return EventTail(self.path / "commands.jsonl")
+        return EventTail(self.commands_file)
 
     def command(self, kind: Command | Literal["end"]) -> str:
         """Ask the run for something at the end of its current step: `stop`, `save` or `sample`.
@@ -66,7 +70,7 @@ class RunFolder:
         Returns the id by which the run will say that it heard it.
         """
         id = secrets.token_hex(4)
-        log = EventLog(self.path / "commands.jsonl")
+        log = EventLog(self.commands_file)
         try:
             log(kind, id=id)
         finally:

@@ -1,45 +1,29 @@
 """Files and states of a run: names, when they are due, and which old ones go."""
 
-import logging
 import os
 import re
-import shutil
+import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
-from sd_scripts.library.safetensors_io import GONE, PRECISIONS, beside
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
-from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.disk import why_not_written
+from sd_scripts.training import rescue
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.faults import SAVED_BEFORE
-from sd_scripts.training.outputs import OwnOutputs
 from sd_scripts.training.progress import Course
-from sd_scripts.training.states import Trained, write_state
-
-logger = logging.getLogger(__name__)
-
-Metadata = Callable[[int, int], dict[str, str]]
-"""(epochs, steps) -> metadata of a file saved now."""
+from sd_scripts.training.states import Trained
+from sd_scripts.training.writer import Failure, Writer
 
 
 class Saver:
-    """Writes from the main process; every file appears whole or not at all."""
+    """Says when a file or state is due, and what becomes of it where output_dir does not take it."""
 
-    def __init__(
-        self,
-        context: Context,
-        trained: Trained,
-        course: Course,
-        metadata: Metadata,
-        outputs: OwnOutputs,
-        moved: Callable[[dict[Path, Path]], None] = lambda moved: None,
-    ):
-        """`moved` hears which files of an earlier run were renamed, old -> new."""
-        self._context, self._trained, self._course, self._metadata = context, trained, course, metadata
-        self._outputs, self._moved = outputs, moved
+    def __init__(self, context: Context, trained: Trained, course: Course, writer: Writer):
+        self._context, self._trained, self._course, self._writer = context, trained, course, writer
         self._saving, self._resume = context.settings[SavingOptions], context.settings[ResumeOptions]
-        self._dtype = PRECISIONS[self._saving.save_precision] if self._saving.save_precision else None
         ratio = self._saving.save_n_epoch_ratio
         self._every_epochs = max(1, course.epochs // ratio) if ratio else self._saving.save_every_n_epochs
 
@@ -50,15 +34,15 @@ class Saver:
     def due_at_epoch(self, epoch: int) -> bool:
         return bool(self._every_epochs and epoch % self._every_epochs == 0)
 
-    def at_step(self, *, with_state: bool = False, must: bool = False) -> None:
+    def at_step(self, *, with_state: bool = False) -> None:
         """The file of this step, and its state where the options or `with_state` ask for it.
 
         When it was due, the files and states that left the window of save_last_n_steps go. Where they cannot be
-        written, the run goes on and the next save tries again, unless this one `must` be.
+        written, the run goes on and the next save tries again.
         """
         progress = self._trained.progress
         with_state = with_state or self._resume.save_state
-        saved = self._save(self._step_file(progress.step), progress.epoch - 1, with_state=with_state, must=must)
+        saved = self._save(self._step_file(progress.step), progress.epoch - 1, with_state=with_state)
         if saved and self.due_at_step():
             self._close_window_of_steps(progress.step)
 
@@ -78,22 +62,94 @@ class Saver:
     def save_last(self) -> Path:
         path = self._file("", "last")
         with_state = self._resume.save_state or self._resume.save_state_on_train_end
-        self._save(path, self._trained.progress.epoch, with_state=with_state, must=True)
-        return path
+        return self._save_for_sure(path, self._trained.progress.epoch, with_state=with_state, patient=True)
 
-    def _save(self, path: Path, epochs: int, *, with_state: bool, must: bool = False) -> bool:
-        """Whether all of it was written. The state is tried in any case: it is what cannot be made again."""
+    def save_and_stop(self) -> Path:
+        """The file and the state of a run that ends here, somewhere."""
+        progress = self._trained.progress
+        return self._save_for_sure(self._step_file(progress.step), progress.epoch - 1, with_state=True, patient=False)
+
+    def save_in_emergency(self) -> Path | None:
+        """The state of a run that an error is about to end, and a network's file, somewhere; None where that fails.
+
+        By this process alone, since the others may not be there any more.
+        """
+        if not self._context.is_main or self._trained.learning.shards:
+            return None
+        progress = self._trained.progress
+        wanted = self._step_file(progress.step)
+        failures: list[Failure] = []
+        for folder in chain([wanted.parent], rescue.places(wanted.parent, self._context.run_dir, failures)):
+            file = folder / wanted.name
+            state = self._writer.state_folder(file)
+            failures += (failed := self._writer.write_state(state))
+            if not failed:
+                if self._trained.learning.is_network:
+                    self._writer.write_model(file, progress.epoch - 1)
+                return state
+        return None
+
+    def _save(self, path: Path, epochs: int, *, with_state: bool) -> bool:
+        """Whether all of it was written."""
+        self._begin_to_save()
+        failures = self._writer.write(path, epochs, with_state=with_state)
+        for failure in failures:
+            self._context.warn(f"{failure.text}. The run goes on; {SAVED_BEFORE}, and the next save tries again")
+        return not failures
+
+    def _save_for_sure(self, path: Path, epochs: int, *, with_state: bool, patient: bool) -> Path:
+        """Where it was written in the end. What output_dir does not take is written elsewhere first, and then tried
+        again for a while: by a `patient` one, or where no other place took it."""
+
+        def written(at: Path) -> list[Failure]:
+            failures = self._writer.write(at, epochs, with_state=with_state)
+            return self._context.agreed(failures)  # type: ignore[no-any-return]
+
+        self._begin_to_save()
+        if not (failures := written(path)):
+            return path
+        rescued = self._rescue(path, failures, written)
+        if rescue.may_pass(failures) and (patient or not rescued):
+            self._context.warn(
+                f"{failures[0].text}. The run tries again for {rescue.WAIT / 60:.0f} minutes: free some space in "
+                f"'{path.parent}'" + (f"; meanwhile it is in '{rescued.parent}'" if rescued else "")
+            )
+            if self._wait(path, rescued, written):
+                return path
+        if not rescued:
+            raise Failed(failures[0].text, SAVED_BEFORE)
+        self._context.warn(f"{failures[0].text}. It is in '{rescued.parent}' instead")
+        return rescued
+
+    def _rescue(self, path: Path, failures: list[Failure], written: Callable[[Path], list[Failure]]) -> Path | None:
+        """Write to the first place that takes it."""
+        places = rescue.places(path.parent, self._context.run_dir, failures) if self._context.is_main else iter(())
+        while folder := self._context.agreed(next(places, None)):
+            if not written(folder / path.name):
+                return Path(folder / path.name)
+            if self._context.is_main:
+                rescue.forget(folder)
+        return None
+
+    def _wait(self, path: Path, rescued: Path | None, written: Callable[[Path], list[Failure]]) -> bool:
+        """Until there is room in output_dir; whether it was written there in the end."""
+        size, end = _size(rescued.parent) if rescued else 0, time.monotonic() + rescue.WAIT
+        main = self._context.is_main
+        while True:
+            outlook = self._context.agreed(rescue.look_for_room(path.parent, size, end) if main else None)
+            if outlook == "over":
+                return False
+            if outlook == "room" and not written(path):
+                if rescued and main:
+                    rescue.forget(rescued.parent)
+                return True
+
+    def _begin_to_save(self) -> None:
         self._context.phase("saving")
-        gone = self._context.is_main and not self._context.output_dir.is_dir()
+        gone = self._context.is_main and not os.path.isdir(self._context.output_dir)
         self._context.keep_telling()
         if gone:
             self._context.warn(f"output_dir: '{self._context.output_dir}' was gone and is made again")
-        failed = [*self._write(path, epochs), *(self._write_state(path) if with_state else ())]
-        if failed and must:
-            raise Failed(failed[0], SAVED_BEFORE)
-        for why in failed:
-            self._context.warn(f"{why}. The run goes on; {SAVED_BEFORE}, and the next save tries again")
-        return not failed
 
     def _close_window_of_steps(self, step: int) -> None:
         every, models = self._saving.save_every_n_steps or 1, self._saving.save_last_n_steps
@@ -114,25 +170,22 @@ class Saver:
         process that was killed may have left some."""
         if not self._context.is_main:
             return
-        begin = re.escape(self._stem(file(0)).rstrip("0"))
-        names = (path.name for path in self._context.output_dir.iterdir())
+        begin = re.escape(self._writer.stem(file(0)).rstrip("0"))
+        try:
+            names = os.listdir(self._context.output_dir)
+        except OSError as error:
+            self._context.warn_once("remove", f"output_dir: nothing can be removed: {why_not_written(error)}")
+            return
         numbers = {int(found[1]) for name in names if (found := re.match(rf"{begin}(\d+)", name))}
         for number in sorted(number for number in numbers if number % every == 0):
             if last_model is not None and number <= last_model:
-                self._remove_model(file(number))
+                self._writer.remove_model(file(number))
             if last_state is not None and number <= last_state:
-                self._remove(self._state_folder(file(number)))
+                self._writer.remove(self._writer.state_folder(file(number)))
 
     def _file(self, suffix: str, default: str) -> Path:
         name = self._saving.output_name or default
-        return self._context.output_dir / f"{name}{suffix}{self._trained.learning.ending}"
-
-    def _stem(self, file: Path) -> str:
-        """Its name without ending; that of a folder has none."""
-        return file.name.removesuffix(self._trained.learning.ending)
-
-    def _ema_file(self, file: Path) -> Path:
-        return file.with_name(f"{self._stem(file)}-ema{self._trained.learning.ending}")
+        return self._context.output_dir / f"{name}{suffix}{self._writer.ending}"
 
     def _epoch_file(self, epoch: int) -> Path:
         return self._file(f"-{epoch:06d}", "epoch")
@@ -140,80 +193,9 @@ class Saver:
     def _step_file(self, step: int) -> Path:
         return self._file(f"-step{step:08d}", "at")
 
-    def _state_folder(self, file: Path) -> Path:
-        return file.with_name(f"{self._stem(file)}{STATE_ENDING}")
 
-    def _write(self, path: Path, epochs: int) -> list[str]:
-        """The file, and beside it the one of the moving average; returns why one could not be written."""
-        failed = []
-        if self._context.is_main or self._trained.learning.shards:
-            with self._trained.averaged():
-                failed += self._write_model(path, epochs)
-            if ema := self._trained.ema:
-                with ema.in_place():
-                    failed += self._write_model(self._ema_file(path), epochs)
-        self._context.accelerator.wait_for_everyone()
-        return failed
-
-    def _write_model(self, path: Path, epochs: int) -> list[str]:
-        metadata = self._metadata(epochs, self._trained.progress.step)
-        try:
-            self._make_room(path)
-            self._trained.learning.save(path, self._dtype, metadata)
-        except OSError as error:
-            return [f"output_dir: {error}"]
-        self._tell_saved(path)
-        return []
-
-    def _make_room(self, path: Path) -> None:
-        """Keep what is not this run's under another name."""
-        if not self._context.is_main:
-            return
-        announced = self._outputs.kept
-        moved = self._outputs.make_room(path)
-        for old, new in moved.items():
-            if old in announced:
-                logger.info("'%s' of an earlier run is now '%s'", old, new.name)
-            else:
-                self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
-        if moved:
-            self._moved(moved)
-
-    def _tell_saved(self, path: Path) -> None:
-        if not self._context.is_main:
-            return
-        written = self._outputs.wrote(path)
-        facts = written._asdict() if written else {}
-        self._context.tell("saved", path=str(path), step=self._trained.progress.step, **facts)
-
-    def _write_state(self, file: Path) -> list[str]:
-        folder, failed = self._state_folder(file), []
-        state = self._trained.state() if self._context.is_main or self._trained.learning.shards else {}
-        if self._context.is_main:
-            try:
-                self._make_room(folder)
-                write_state(folder, state, self._trained, self._course, self._context.seed)
-                self._tell_saved(folder)
-                for replaced in self._outputs.replaced_states(folder):
-                    self._remove(replaced)
-            except OSError as error:
-                failed = [f"output_dir: the state '{folder}' could not be written: {error.strerror}"]
-        self._context.accelerator.wait_for_everyone()
-        return failed
-
-    def _remove_model(self, path: Path) -> None:
-        self._remove(path)
-        self._remove(self._ema_file(path))
-
-    def _remove(self, path: Path) -> None:
-        if not self._context.is_main or not self._outputs.owns(path):
-            return
-        if path.is_dir():  # out of sight first: half a folder under its name could be taken for a whole one
-            gone = beside(path, GONE)
-            os.replace(path, gone)
-            shutil.rmtree(gone, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+def _size(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
 
 
 def _beyond(step: int, keep: int, every: int) -> int:

@@ -23,7 +23,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.trackers import tracker_folder
+from sd_scripts.training.trackers import Trackers, tracker_folder
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,13 @@ class Context:
     """In seconds since 1970: what commands.jsonl held by then was said to an earlier run in this folder."""
     phase_name: str = field(default="", init=False)
     """What the run is doing, as it told last."""
+    emergency_state: Path | None = field(default=None, init=False)
+    """Where the state lies that was saved because an error ends the run."""
     _started: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _warned: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.trackers = Trackers(lambda: self.accelerator.trackers, self.warn)
 
     @property
     def device(self) -> torch.device:
@@ -94,18 +100,34 @@ class Context:
 
     def keep_telling(self) -> None:
         """Where somebody deleted the folder of the run, its events begin anew: they would go nowhere."""
-        if self.log and not (self.run_dir / "events.jsonl").exists():
-            self.log.close()
-            with contextlib.suppress(OSError):
-                self.log = RunFolder(self.run_dir).log()
-                self.tell("started", **self._started)
+        if not self.log or os.path.exists(RunFolder(self.run_dir).events_file):
+            return
+        with contextlib.suppress(OSError):
+            before, self.log = self.log, RunFolder(self.run_dir).log()
+            self.tell("started", **self._started)
+            before.close()
 
     def close(self) -> None:
         """The end of trackers, of the process group and of the events."""
+        self.trackers.finish()
+        self.accelerator.trackers = []
         self.accelerator.end_training()
         if self.log:
             with contextlib.suppress(OSError):  # a full disk; that was told when it was met first
                 self.log.close()
+
+    def emergency_advice(self) -> str:
+        """How to go on from the state that was saved before an error ended the run; "" where there is none."""
+        if not (state := self.emergency_state):
+            return ""
+        how = "set resume = latest" if state.parent == self.output_dir else "set resume to that folder"
+        return f"the state of the last complete step is in '{state}'; {how} to go on from it"
+
+    def warn_once(self, what: str, text: str) -> None:
+        """The first time that `what` happens."""
+        if what not in self._warned:
+            self._warned.add(what)
+            self.warn(text)
 
     def warn(self, text: str) -> None:
         """To the console and into the events."""

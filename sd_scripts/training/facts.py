@@ -12,15 +12,15 @@ from sd_scripts.library import optimizers
 from sd_scripts.library.metadata import TrainingFacts, base_file_metadata, modelspec, training_metadata
 from sd_scripts.networks.plan import DEFAULT_DIM
 from sd_scripts.options.loss import NoiseOptions
-from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.checkpoints import Metadata
 from sd_scripts.training.context import Context
 from sd_scripts.training.material import Material
 from sd_scripts.training.progress import Course
+from sd_scripts.training.writer import Metadata
 
 
 def training_facts(
@@ -60,14 +60,17 @@ def file_metadata(context: Context, family: Family, parts: Parts, facts: Trainin
     """Makes the metadata of a file at the moment it is saved; a network's tell how it was trained. The base model is
     hashed meanwhile."""
     settings = context.settings
+    about = settings[MetadataOptions]
+    if about.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
+        about = replace(about, metadata_thumbnail=thumbnail_url(about.metadata_thumbnail))
     hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings) if network else None
 
-    def metadata(epochs: int, steps: int) -> dict[str, str]:
+    def metadata(epochs: int, steps: int, *, hashed: bool = True) -> dict[str, str]:
         now = time.time()
         noise = settings[NoiseOptions]
         bounded = noise.min_timestep is not None or noise.max_timestep is not None
         spec = modelspec(
-            settings[MetadataOptions],
+            about,
             architecture=family.architecture(parts),
             implementation=family.implementation,
             title=settings[SavingOptions].output_name,
@@ -78,10 +81,15 @@ def file_metadata(context: Context, family: Family, parts: Parts, facts: Trainin
             lora=network,
         )
         if hashing is None:
-            return spec
-        told = replace(facts, base_files=hashing.result())
+            return _writable(spec)
+        told = replace(facts, base_files=hashing.result() if hashed else {})
         common = training_metadata(settings, told, epoch=epochs, steps=steps, now=now)
         own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, parts)
-        return {**common, **own, **spec}
+        return _writable({**common, **own, **spec})
 
     return metadata
+
+
+def _writable(texts: dict[str, str]) -> dict[str, str]:
+    """Without halves of characters, which arguments in another encoding bring and no file can hold."""
+    return {key: text.encode("utf-8", "replace").decode("utf-8") for key, text in texts.items()}

@@ -128,6 +128,7 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
     details = "".join(traceback.format_exception(error))
     known = _in_a_sentence(error, context.settings, training)
     sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
+    remedy = "; ".join(filter(None, (remedy, context.emergency_advice())))
     with contextlib.suppress(OSError):  # a full disk takes no event either
         context.tell("failed", error=sentence, remedy=remedy, details=details)
     if context.is_main or training:  # a mistake in the settings is the same in all processes

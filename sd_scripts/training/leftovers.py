@@ -54,7 +54,7 @@ def mend(folder: Path, output_name: str | None) -> None:
     had set aside to put another in its place comes back, unless the other is there."""
     name = _begin(output_name)
     piece = re.compile(rf"\.(?P<what>({name})([-._].*)?)\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE})")
-    probe = re.compile(r"\.write-test-(?P<process>\d+)")
+    probe = re.compile(r"\.write-test-(?P<process>\d+)(\.\w+)*")
     for path in (*_entries(folder), *_entries(folder / "sample")):
         found = piece.fullmatch(path.name) or probe.fullmatch(path.name)
         if not found or _lives(int(found["process"])):

@@ -1,5 +1,6 @@
 """Which files in output_dir are this run's own: only those may it replace or remove."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class OwnOutputs:
         owned = found if resumes or self._replaces else []
         self._own: dict[Path, Fingerprint | None] = {path: fingerprint(path) for path in owned}
         self._has_written = False
+        self._folder = Path(os.path.expanduser(values.get("output_dir") or "."))
         self._name: str | None = values.get("output_name") or None
 
     @property
@@ -32,9 +34,10 @@ class OwnOutputs:
     def make_room(self, path: Path) -> dict[Path, Path]:
         """Set aside what is not this run's: all of it before the first file, later what lies at `path`, which another
         run wrote meanwhile. Returns old -> new; OSError where renaming is not allowed."""
-        found = existing_outputs(self._values) if not self._has_written else [path]
+        first = not self._has_written and path.parent == self._folder
+        found = existing_outputs(self._values) if first else [path]
         moved = set_aside([each for each in found if each.exists() and not self.owns(each)], self._name)
-        self._has_written = True
+        self._has_written |= first
         return moved
 
     def wrote(self, path: Path) -> Fingerprint | None:

@@ -76,7 +76,8 @@ class Reporter:
             self._tell()
 
     def close(self) -> None:
-        self._bar.close()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self._bar.close()
 
     def _arrived(self) -> bool:
         ready = self._waiting[0][2]
@@ -111,7 +112,7 @@ class Reporter:
         )
         losses = {"loss/current": loss, "loss/average": average} if whole else {}
         rates = {f"lr/{name}": rate for name, rate in facts.rates.items()}
-        self._context.accelerator.log({**losses, **rates}, step=facts.step)
+        self._context.trackers.log({**losses, **rates}, facts.step)
 
     def _no_number(self, step: int, what: str) -> None:
         """Raises Failed where it is one too many."""

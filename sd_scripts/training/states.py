@@ -103,6 +103,12 @@ class Trained:
             go_on_from_plateau(self.scheduler, state, before)
         go_to_step(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
 
+    def is_finite(self) -> bool:
+        """Whether weights and optimizer hold numbers alone."""
+        kept = (held for held in getattr(self.optimizer, "state", {}).values() if isinstance(held, dict))
+        moments = (value for held in kept for value in held.values() if isinstance(value, torch.Tensor))
+        return all(bool(tensor.isfinite().all()) for tensor in (*self.learning.state_dict().values(), *moments))
+
     def makers(self) -> dict[str, str]:
         """The classes whose state it is, by the option that chooses them."""
         updater = optimizers.updater(self.optimizer)
@@ -171,10 +177,16 @@ class _HashingFile:
     def __init__(self, file: IO[bytes]):
         self._file, self.hash = file, hashlib.sha256()
         self.flush = file.flush
+        self.error: OSError | None = None
+        """Why a piece could not be written, which torch tells in other words."""
 
     def write(self, piece: bytes) -> int:
         self.hash.update(piece)
-        return self._file.write(piece)
+        try:
+            return self._file.write(piece)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -182,8 +194,8 @@ def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> 
         hashing = _HashingFile(file)
         try:
             torch.save(state, hashing)  # type: ignore[arg-type]
-        except RuntimeError as error:  # so torch tells of a full disk
-            raise OSError(28, "the disk is full; free some space") from error
+        except RuntimeError as error:
+            raise hashing.error or error from error
     facts = {**facts, "files": {STATE: hashing.hash.hexdigest()}}
     (folder / PROGRESS).write_text(json.dumps(facts), encoding="utf-8")
     for name in (STATE, PROGRESS):

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,9 +26,10 @@ from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.compiling import Compilation, wait_until_warm
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.facts import file_metadata, training_facts
-from sd_scripts.training.faults import SAVED_BEFORE, why_no_number
+from sd_scripts.training.faults import SAVED_BEFORE, brief, why_no_number
 from sd_scripts.training.leaving import Leaving
 from sd_scripts.training.leftovers import finished_file, mend, newest_state
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
@@ -41,6 +43,7 @@ from sd_scripts.training.states import Saved, Trained, going_on, load_state, rea
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.wishes import Wishes
+from sd_scripts.training.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +84,9 @@ class Trainer:
         facts = training_facts(context, family, self.material, self.course, self.trained.optimizer)
         network = self.learning.is_network
         metadata = file_metadata(context, family, self.material.parts, facts, network=network)
-        self.saver = Saver(context, self.trained, self.course, metadata, self.outputs, self._follow_base)
+        writer = Writer(context, self.trained, self.course, metadata, self.outputs, self._follow_base)
+        self.saver = Saver(context, self.trained, self.course, writer)
+        dry_save(context, self.trained, self.course, writer)
         self.validator = Validator(context, family, self.material, self.trained, self.loss)
         self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
         self.wishes = Wishes(context)
@@ -248,6 +253,7 @@ class Trainer:
         self.reporter = Reporter(self.context, course.max_steps, progress.step, most_broken)
         self.wishes.open()
         self.leaving.open()
+        self.complete = replace(progress)
         try:
             self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
@@ -257,6 +263,7 @@ class Trainer:
             self.reporter.flush()
         except Exception:
             self.leaving.after_error()
+            self._save_in_emergency()
             raise
         finally:
             self.reporter.close()
@@ -295,6 +302,7 @@ class Trainer:
                 break
         if progress.batch >= self.course.batches_per_epoch:
             progress.next_epoch()
+            self.complete = replace(progress)
         self._after_epoch(epoch)
         return False
 
@@ -309,6 +317,7 @@ class Trainer:
             self.trained.ema.update(progress.step)
         rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
         advance(self.trained.scheduler, loss)
+        self.complete = replace(progress)
         facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
         # a GradScaler finds its scale by gradients that overflow, and leaves their steps out itself
         watched = self.learning.guarded and not self.trained.scaler
@@ -352,9 +361,8 @@ class Trainer:
         stops = "stop" in wish and not last
         asked = stops or "save" in wish
         saves = asked or (self.saver.due_at_step() and not last)
-        self._aside(
-            lambda: self._save(lambda: self.saver.at_step(with_state=asked, must=stops), asked), due=saves, saves=True
-        )
+        save = self.saver.save_and_stop if stops else partial(self.saver.at_step, with_state=asked)
+        self._aside(lambda: self._save(save, asked), due=saves, saves=True)
         self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
         self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
         if not stops:
@@ -385,10 +393,24 @@ class Trainer:
         return save()
 
     def _last_words(self, whole: bool) -> None:
-        """Of the main process, which leaves in the middle of a step."""
-        self.context.tell(
-            "failed", error="SIGTERM came in the middle of a step that took too long", remedy=SAVED_BEFORE
-        )
+        """Of the main process, which leaves in the middle of a step; `whole`: the weights are those of the last one."""
+        if whole:
+            self._save_in_emergency()
+        remedy = self.context.emergency_advice() or SAVED_BEFORE
+        self.context.tell("failed", error="SIGTERM came in the middle of a step that took too long", remedy=remedy)
+
+    def _save_in_emergency(self) -> None:
+        """Before an error ends the run, keep what was learned up to the last complete step."""
+        progress, complete = self.trained.progress, self.complete
+        if complete.step == self.first or self.reporter.broken:  # nothing new, or what led to a non-finite loss
+            return
+        progress.step, progress.epoch, progress.batch = complete.step, complete.epoch, complete.batch
+        try:
+            if self.trained.is_finite():
+                self.context.emergency_state = self.saver.save_in_emergency()
+        except Exception as error:  # the GPU may be lost, and the weights with it
+            why = brief(error, self.context.settings)
+            self.context.warn(f"the state of step {progress.step} could not be saved: {why}")
 
     def _aside(self, do: Callable[[], object], *, due: bool, saves: bool = False) -> None:
         """Do what is due, outside of the step's time and only after all losses so far proved to be numbers."""

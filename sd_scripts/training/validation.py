@@ -53,7 +53,7 @@ class Validator:
             return
         loss = float(self._context.mean(mean))
         self._context.tell("validation", step=step, loss=loss)
-        self._context.accelerator.log({"loss/validation": loss}, step=step)
+        self._context.trackers.log({"loss/validation": loss}, step)
 
     def _warn_once(self, why: str) -> None:
         if not self._failed:

@@ -1,0 +1,211 @@
+"""Writes one file of a run, with its moving average and its state: whole or not at all, and whatever else fails, with
+the weights in it."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from sd_scripts.library.safetensors_io import GONE, PRECISIONS, beside, on_cpu, save_model, whole_file
+from sd_scripts.options.saving import SavingOptions
+from sd_scripts.runs.disk import errno_of, why_not_written
+from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.training.context import Context
+from sd_scripts.training.faults import brief
+from sd_scripts.training.outputs import OwnOutputs
+from sd_scripts.training.progress import Course
+from sd_scripts.training.states import Trained, write_state
+
+logger = logging.getLogger(__name__)
+
+
+class Metadata(Protocol):
+    def __call__(self, epochs: int, steps: int, *, hashed: bool = True) -> dict[str, str]:
+        """Of a file saved now; `hashed` waits for the hash of the base model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a file or a state was not written."""
+
+    text: str
+    errno: int | None
+
+
+class Writer:
+    """From the main process; of shards all processes gather."""
+
+    def __init__(
+        self,
+        context: Context,
+        trained: Trained,
+        course: Course,
+        metadata: Metadata,
+        outputs: OwnOutputs,
+        moved: Callable[[dict[Path, Path]], None],
+    ):
+        """`moved` hears which files of an earlier run were renamed, old -> new."""
+        self._context, self._trained, self._course, self._metadata = context, trained, course, metadata
+        self._outputs, self._moved = outputs, moved
+        precision = context.settings[SavingOptions].save_precision
+        self._dtype = PRECISIONS[precision] if precision else None
+        self._last_metadata: dict[str, str] = {}
+
+    @property
+    def ending(self) -> str:
+        return self._trained.learning.ending
+
+    def stem(self, file: Path) -> str:
+        """Its name without ending; that of a folder has none."""
+        return file.name.removesuffix(self.ending)
+
+    def ema_file(self, file: Path) -> Path:
+        return file.with_name(f"{self.stem(file)}-ema{self.ending}")
+
+    def state_folder(self, file: Path) -> Path:
+        return file.with_name(f"{self.stem(file)}{STATE_ENDING}")
+
+    def write(self, path: Path, epochs: int, *, with_state: bool) -> list[Failure]:
+        """The file, that of the moving average, the state. The state is tried in any case: it is what cannot be made
+        again."""
+        failed = []
+        if self._context.is_main or self._trained.learning.shards:
+            with self._trained.averaged():
+                failed += self.write_model(path, epochs)
+            if ema := self._trained.ema:
+                with ema.in_place():
+                    failed += self.write_model(self.ema_file(path), epochs)
+        self._context.accelerator.wait_for_everyone()
+        if with_state:
+            failed += self.write_state(self.state_folder(path))
+            self._context.accelerator.wait_for_everyone()
+        return failed
+
+    def write_model(self, path: Path, epochs: int) -> list[Failure]:
+        metadata = self.metadata(epochs)
+        try:
+            self._make_room(path)
+            try:
+                self._trained.learning.save(path, self._dtype, metadata)
+            except OSError:
+                raise
+            except Exception as error:
+                path = self._write_plain(path, error)
+        except OSError as error:
+            return [Failure(f"output_dir: {error}", errno_of(error))]
+        except Exception as error:
+            return [Failure(f"'{path}' could not be written: {brief(error, self._context.settings)}", None)]
+        self._tell_saved(path)
+        return []
+
+    def try_out(self, probe: Path) -> int:
+        """Save as if it were for good, and remove it; returns the bytes of a network's file. Of a whole model only one
+        tensor is written, since all of it takes its time. Raises what the save would raise."""
+        self._last_metadata = metadata = self._metadata(0, self._trained.progress.step, hashed=False)
+        learning = self._trained.learning
+        try:
+            if learning.is_network:
+                with self._trained.averaged():
+                    learning.save(probe, self._dtype, metadata)
+            else:
+                save_model(probe, {"probe": torch.zeros(1)}, metadata, self._dtype)
+            return probe.stat().st_size
+        finally:
+            probe.unlink(missing_ok=True)
+
+    @property
+    def file_bytes(self) -> int:
+        """At least so many has the file of a whole model."""
+        tensors = [each for group in self._trained.optimizer.param_groups for each in group["params"]]
+        return sum(each.numel() * (self._dtype or each.dtype).itemsize for each in tensors)
+
+    def metadata(self, epochs: int) -> dict[str, str]:
+        """Of a file saved now; those of the save before where they cannot be made."""
+        try:
+            self._last_metadata = self._metadata(epochs, self._trained.progress.step)
+        except Exception as error:
+            why = brief(error, self._context.settings)
+            self._context.warn_once(
+                "metadata", f"the metadata could not be made ({why}); the file has those of the save before"
+            )
+        return self._last_metadata
+
+    def _write_plain(self, path: Path, error: Exception) -> Path:
+        """Without cast and metadata; if that fails too, as a dict of tensors. Returns where."""
+        if self._trained.learning.shards:  # the others have gathered already, and would not do it again
+            raise error
+        why = brief(error, self._context.settings)
+        self._context.warn(f"'{path}' could not be written as planned ({why}); it is written in a simpler form")
+        try:
+            self._trained.learning.save(path, None, {})
+            return path
+        except OSError:
+            raise
+        except Exception:
+            logger.debug("the simpler form failed", exc_info=True)
+        plain = path.with_name(f"{self.stem(path)}-weights.pt")
+        with whole_file(plain) as part:
+            torch.save({name: on_cpu(tensor) for name, tensor in self._trained.learning.state_dict().items()}, part)
+        self._context.warn(f"the trained weights are in '{plain}', as a dict of tensors, which torch.load reads")
+        return plain
+
+    def write_state(self, folder: Path) -> list[Failure]:
+        """Only of shards all processes must call it."""
+        state = self._trained.state() if self._context.is_main or self._trained.learning.shards else {}
+        if not self._context.is_main:
+            return []
+        try:
+            self._make_room(folder)
+            write_state(folder, state, self._trained, self._course, self._context.seed)
+        except Exception as error:  # an optimizer of other people may hold what cannot be written
+            why = why_not_written(error)
+            return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
+        self._tell_saved(folder)
+        for replaced in self._outputs.replaced_states(folder):
+            self.remove(replaced)
+        return []
+
+    def remove_model(self, path: Path) -> None:
+        self.remove(path)
+        self.remove(self.ema_file(path))
+
+    def remove(self, path: Path) -> None:
+        """Of what this run wrote; a disk that refuses it ends no run."""
+        if not self._context.is_main or not self._outputs.owns(path):
+            return
+        try:
+            if path.is_dir():  # out of sight first: half a folder under its name could be taken for a whole one
+                gone = beside(path, GONE)
+                os.replace(path, gone)
+                shutil.rmtree(gone, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self._context.warn_once("remove", f"output_dir: '{path}' could not be removed: {why_not_written(error)}")
+
+    def _make_room(self, path: Path) -> None:
+        """Keep what is not this run's under another name."""
+        if not self._context.is_main:
+            return
+        announced = self._outputs.kept
+        moved = self._outputs.make_room(path)
+        for old, new in moved.items():
+            if old in announced:
+                logger.info("'%s' of an earlier run is now '%s'", old, new.name)
+            else:
+                self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
+        if moved:
+            self._moved(moved)
+
+    def _tell_saved(self, path: Path) -> None:
+        if not self._context.is_main:
+            return
+        written = self._outputs.wrote(path)
+        facts = written._asdict() if written else {}
+        self._context.tell("saved", path=str(path), step=self._trained.progress.step, **facts)
