@@ -4,19 +4,20 @@ window.StudioCurves = (() => {
   const { ask } = Studio;
 
   class Curve {
-    constructor(id, name) {
-      [this.id, this.name] = [id, name];
+    constructor({ id, name, joined }) {
+      Object.assign(this, { id, name, joined });
       Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, told: -1, range: "" });
     }
 
     /** Fetch what is new; `told` is how many points the server has. Returns whether anything came. */
     async ask(told, zoom = null) {
-      const range = zoom ? `first=${zoom[0]}&last=${zoom[1]}` : "";
+      // smoothing looks back by at most its reach, so that a zoomed curve begins as the whole one passes there
+      const range = zoom ? `first=${Math.max(0, 2 * zoom[0] - zoom[1])}&last=${zoom[1]}` : "";
       if (told === this.told && range === this.range) return false;
       const onward = !zoom && range === this.range && this.bins.length > 0 && this.bins.length < MOST_BINS;
       const wanted = onward ? `level=${this.level}&after=${this.start + this.bins.length - 1}` : range;
       const mine = (this.asked = {});
-      const sent = await ask(`run/${this.id}/curves?${wanted}`);
+      const sent = await ask(`run/${this.id}/curves?${wanted}${this.joined ? "&joined=1" : ""}`);
       if (mine !== this.asked) return false; // asked otherwise meanwhile: that answer counts
       const from = sent.start - this.start;
       const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
@@ -34,11 +35,12 @@ window.StudioCurves = (() => {
       [this.element, this.title, this.curves, this.zoom] = [element, title, [], null];
     }
 
-    /** `runs` are {id, name, curves}: what is drawn from now on. */
+    /** `runs` are {id, name, curves, joined}: what is drawn from now on; joined with the runs that they continue. */
     async show(runs) {
-      if (runs.map((run) => run.id).join() !== this.curves.map((curve) => curve.id).join()) {
+      const key = (each) => each.map(({ id, joined }) => `${id}${joined ? "+" : ""}`).join();
+      if (key(runs) !== key(this.curves)) {
         this.forget();
-        this.curves = runs.map((run) => new Curve(run.id, run.name));
+        this.curves = runs.map((run) => new Curve(run));
       }
       const shown = this.curves;
       const came = await Promise.all(shown.map((curve, i) => curve.ask(runs[i].curves, this.zoom)));
@@ -59,7 +61,7 @@ window.StudioCurves = (() => {
 
     zoomed(first, last) {
       this.zoom = first == null || last == null ? null : [first, last];
-      this.show(this.curves.map(({ id, name, told }) => ({ id, name, curves: told }))).catch(() => {});
+      this.show(this.curves.map(({ id, name, told, joined }) => ({ id, name, curves: told, joined }))).catch(() => {});
     }
 
     forget() {

@@ -4,7 +4,7 @@
   const { ask, send, el, write, put, complaint } = Studio;
   const NO_RUN = [
     "No run yet",
-    "Choose a model and a folder of pictures, then press Start. The loss, samples and files of the run appear here.",
+    "Choose a model and a folder of images, then press Start. The loss, samples and files of the run appear here.",
   ];
   const LIVING = ["starting", "running", "stopping"];
   const SEEN_EVERY = 1000; // milliseconds between two questions
@@ -26,7 +26,15 @@
       this.sections = {};
       this.waiting = el("div", { class: "waiting", hidden: true });
       this.said = el("div", { class: "said" });
+      this.about = el("div", { class: "run-about" });
       this.chart = el("div", { class: "curves", hidden: true });
+      this.join = el("input", { type: "checkbox" });
+      this.join.checked = localStorage.getItem("chart-joined") !== "false";
+      this.join.addEventListener("change", () => {
+        localStorage.setItem("chart-joined", this.join.checked);
+        beat();
+      });
+      this.joined = el("label", { class: "run-joined", hidden: true }, this.join, el("span"));
       this.curves = new StudioCurves(this.chart, "Loss");
       this.samples = new StudioSamples();
       this.console = new StudioConsole();
@@ -38,11 +46,13 @@
         ...SECTIONS.map(section),
         this.said,
         this.chart,
+        this.joined,
         this.samples.element,
         ...LATER.map(section),
         this.console.element,
       );
       this.run.append(this.sections.where);
+      this.sections.head.after(this.about);
       this.element = el("div", { class: "live" }, this.waiting, this.none, this.run, this.status);
       this.element.addEventListener("click", (event) => this.clicked(event));
       this.nothing(...NO_RUN);
@@ -62,6 +72,8 @@
       this.curves.forget();
       this.samples.show([]);
       this.said.replaceChildren();
+      this.about.replaceChildren();
+      this.joined.hidden = true;
       for (const section of Object.values(this.sections)) put(section, "");
     }
 
@@ -82,7 +94,7 @@
       if (told) this.draw(told);
       if (this.facts)
         await Promise.all([
-          this.curves.show([{ id, name: this.facts.name, curves: this.facts.curves }]),
+          this.curves.show([{ id, name: this.facts.name, curves: this.facts.curves, joined: this.isJoined }]),
           this.console.ask(id),
         ]);
     }
@@ -98,7 +110,38 @@
       this.run.dataset.run = told.id;
       for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
       if (told.samples) this.samples.show(told.samples);
+      this.joined.hidden = !told.before;
+      write(this.joined.lastChild, `With the ${told.before === 1 ? "run" : `${told.before} runs`} before it`);
       this.tick();
+    }
+
+    /** Whether the curve begins with those of the runs that this one continues. */
+    get isJoined() {
+      return this.facts.before > 0 && this.join.checked;
+    }
+
+    /** Let a person give the run another name and write a note. */
+    describe() {
+      if (this.about.firstChild) return this.about.replaceChildren();
+      const { id, name, note } = this.facts;
+      const called = el("input", { type: "text", maxlength: 200, "aria-label": "Name of the run" });
+      const noted = el("textarea", { rows: 3, maxlength: 4000, "aria-label": "Note", placeholder: "Note" });
+      [called.value, noted.value] = [name, note];
+      const save = async (event) => {
+        event.preventDefault();
+        try {
+          await send(`run/${id}/describe`, { name: called.value, note: noted.value });
+          this.about.replaceChildren();
+        } catch (error) {
+          this.said.replaceChildren(complaint(error));
+        }
+        this.known = "";
+        beat();
+      };
+      const cancel = el("button", { type: "button", onclick: () => this.about.replaceChildren() }, "Cancel");
+      const buttons = el("div", { class: "run-actions" }, el("button", { type: "submit" }, "Save"), cancel);
+      this.about.replaceChildren(el("form", { onsubmit: save }, called, noted, buttons));
+      called.focus();
     }
 
     /** Write how long something lasts by now: what takes minutes tells nothing meanwhile. */
@@ -109,6 +152,7 @@
     }
 
     async clicked(event) {
+      if (event.target.closest("[data-describe]")) return this.describe();
       const button = event.target.closest("[data-action]");
       if (!button || this.id == null) return;
       const action = button.dataset.action;
@@ -120,7 +164,7 @@
 
     async act(id, action) {
       try {
-        const told = await send(`run/${id}/${action}`);
+        const told = action === "remove" ? await removeQueued(this.facts) : await send(`run/${id}/${action}`);
         this.said.replaceChildren();
         if (told.id) choose(told.id);
         if (["remove", "forget"].includes(action)) choose(null);
@@ -175,6 +219,16 @@
     beat();
   };
 
+  /** Take a run out of the queue; for a while it can be put back. */
+  const removeQueued = async (run) => {
+    const told = await send(`run/${run.id}/remove`);
+    Studio.toast(`${run.name} was removed from the queue`, "Undo", async () => {
+      await send(`run/${run.id}/put_back`);
+      beat();
+    });
+    return told;
+  };
+
   const showOlder = () => {
     many += MANY;
     beat();
@@ -185,7 +239,9 @@
     const told = await ask(`board?limit=${limit}&known=${limit === board.limit ? board.known : ""}`);
     if (!told) return;
     const begun = board.launch && board.launch !== told.launch;
+    const states = new Map(board.runs.map((run) => [run.id, run.state]));
     Object.assign(board, told, { known: told.version, limit });
+    for (const run of board.runs) if (LIVING.includes(states.get(run.id)) && !isOn(run)) ended(run);
     if (begun) document.body.dataset.restarted = "true";
     drawWaiting();
     for (const listener of listeners) listener(board);
@@ -195,7 +251,8 @@
     const waiting = board.runs.filter((run) => run.state === "queued").sort((a, b) => a.place - b.place);
     const strip = view.waiting;
     strip.hidden = slot === "runs" || (!waiting.length && !board.paused);
-    const key = JSON.stringify([waiting.map((run) => [run.id, run.name]), board.paused]);
+    const named = Studio.labels(waiting);
+    const key = JSON.stringify([[...named], board.paused]);
     if (strip.key === key) return;
     strip.key = key;
     const words = waiting.length ? `${waiting.length} waiting` : "No runs queued";
@@ -206,13 +263,52 @@
         .map((run) =>
           el(
             "button",
-            { type: "button", class: "link", title: "Show it in the tab Runs", onclick: () => goTo("runs", run.id) },
-            run.name,
+            { type: "button", class: "link", title: "Show it in the Runs tab", onclick: () => goTo("runs", run.id) },
+            named.get(run.id),
           ),
         ),
       board.paused ? el("span", { class: "warn" }, "the queue is paused") : "",
       el("button", { type: "button", class: "link all", onclick: () => goTo("runs") }, "All runs"),
     );
+  };
+
+  // The title of the page, and a word when a run ends
+
+  const isOn = (run) => run.state === "queued" || LIVING.includes(run.state);
+  const title = document.title || "SD Scripts Studio";
+  let news = ""; // what ended while nobody looked
+
+  const nameTab = () => {
+    const living = board.runs.filter((run) => LIVING.includes(run.state)).sort((a, b) => b.started - a.started)[0];
+    if (!document.hidden) news = "";
+    const on = living && `${living.max_steps ? `${Math.floor(100 * living.fraction)} % ` : ""}${living.name}`;
+    const words = [news || on, title].filter(Boolean).join(" - ");
+    if (document.title !== words) document.title = words;
+  };
+
+  const NOTIFY = "notify-at-end";
+  const notifies = () => localStorage.getItem(NOTIFY) === "true" && window.Notification?.permission === "granted";
+
+  /** Switch notifications on or off; a sentence where the browser does not allow them. */
+  const setNotify = async (on) => {
+    localStorage.setItem(NOTIFY, on);
+    if (!on || notifies()) return "";
+    const allowed = await window.Notification?.requestPermission();
+    if (allowed === "granted") return "";
+    localStorage.setItem(NOTIFY, false);
+    return window.isSecureContext
+      ? "The browser does not allow notifications for this page; allow them in its site settings"
+      : "Browsers allow notifications only over https or on this machine itself";
+  };
+
+  const ended = (run) => {
+    if (document.hidden) news = `${run.word}: ${run.name}`;
+    if (!notifies()) return;
+    try {
+      new Notification(`${run.word}: ${run.name}`, { body: run.error || run.result || "", tag: `run-${run.id}` });
+    } catch {
+      // some phones only let a service worker notify
+    }
   };
 
   /** Start says what it does: with a run on the same cards, the next one waits. */
@@ -227,7 +323,7 @@
       if (text && text.nodeValue.trim() !== words) text.nodeValue = words;
       const why = board.paused
         ? "The queue is paused"
-        : "A run is on: this one starts by itself when its cards are free";
+        : "A run is on: this one starts by itself when its GPUs are free";
       const title = busy ? why : "";
       if (button.title !== title) button.title = title;
     }
@@ -267,6 +363,7 @@
         await askBoard();
         nameStart();
         hideOldAnswers();
+        nameTab();
         view.show(shown());
         await view.ask();
         if (view.id == null) view.nothing(...NO_RUN);
@@ -323,4 +420,5 @@
   document.readyState === "loading" ? addEventListener("DOMContentLoaded", begin) : setTimeout(begin);
 
   Object.assign(Studio, { board, listeners, choose, shown, showOlder, goTo, beat, LIVING });
+  Object.assign(Studio, { removeQueued, notifies, setNotify });
 })();

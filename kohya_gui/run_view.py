@@ -44,6 +44,8 @@ COMMANDS = (
 )
 """What a run can be asked for: command, words, what it does."""
 AVERAGED = "of the last 100 steps; the chart shows each step"
+DOING = {"save": "saving", "sample": "sampling"}
+"""The phase in which a run does what it was asked."""
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so Stop now loses nothing"
 
@@ -70,12 +72,14 @@ def head(story: RunStory, row: RunRow) -> str:
     where = f"step {story.step} of {story.max_steps}" if story.max_steps else ""
     if story.epochs and story.epoch:
         where += f" · epoch {story.epoch} of {story.epochs}"
+    note = f'<p class="run-note">{escape(row.note)}</p>' if row.note else ""
     if row.state == "queued" and row.place:
         where = "next in the queue" if row.place == 1 else f"number {row.place} in the queue"
     return (
         f'<div class="run-head"><span class="badge">{WORDS[shown_state(story, row)]}</span>'
         f'<span class="run-name" title="{escape(str(row.folder))}">{escape(row.name)}</span>'
-        f'<span class="run-where">{where}</span></div>'
+        f'<button type="button" class="link" data-describe title="Rename this run or write a note">Edit</button>'
+        f'<span class="run-where">{where}</span></div>{note}'
     )
 
 
@@ -146,6 +150,7 @@ def living_controls(story: RunStory) -> str:
         "</div></details>"
     )
     heard = {asked.kind: asked.heard for asked in story.asked if asked.heard is not None}
+    heard = {kind: step for kind, step in heard.items() if DOING.get(kind) != story.phase}
     done = " · ".join(f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in story.waiting_for)
     told = f'<span class="done">✓ {done}</span>' if done else ""
     return f'<div class="run-actions">{"".join(buttons)}{menu}{told}</div>'

@@ -47,7 +47,7 @@
           "data-action": action,
           title: word,
           "aria-label": `${word}: ${run.name}`,
-          onclick: () => act(() => send(`run/${run.id}/${action}`)),
+          onclick: () => act(() => (action === "remove" ? Studio.removeQueued(run) : send(`run/${run.id}/${action}`))),
         },
         sign,
       );
@@ -62,12 +62,12 @@
     );
   };
 
-  const fillQueueRow = (row, run) => {
+  const fillQueueRow = (row, run, label) => {
     const [badge, name, cards, bar, order] = row.children;
     const waits = run.state === "queued";
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
     write(badge, waits ? `${run.place}` : run.word);
-    write(name, run.name);
+    write(name, label);
     write(
       cards,
       waits && run.error
@@ -81,50 +81,45 @@
 
   // The runs there have been
 
-  const COLUMNS = ["", "Run", "State", "Training", "Steps", "Loss", "Took", "Started", "Result"];
+  const COLUMNS = ["Run", "State", "Steps", "Loss", "Took", "Started"];
 
   const historyRow = (run) => {
-    const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.name}` });
+    const box = el("input", { type: "checkbox" });
     box.addEventListener(
       "change",
-      () => (box.checked ? picked.add(run.id) : picked.delete(run.id), drawCompareButton()),
+      () => (box.checked ? picked.add(run.id) : picked.delete(run.id), drawPicked()),
     );
     box.addEventListener("click", (event) => event.stopPropagation());
-    const row = el(
+    const small = () => el("span", { class: "row-small" });
+    return el(
       "tr",
       { onclick: () => choose(run.id) },
       el("td", {}, box),
-      el("td", {}, el("button", { type: "button", class: "link run-link" })),
-      el("td", {}, el("span", { class: "badge" })),
-      ...COLUMNS.slice(3).map(() => el("td")),
+      el("td", {}, el("button", { type: "button", class: "link run-link" }), small()),
+      el("td", {}, el("span", { class: "badge" }), small()),
+      ...COLUMNS.slice(2).map(() => el("td")),
     );
-    return row;
-  };
-
-  const when = (seconds) => {
-    if (!seconds) return "";
-    const time = new Date(seconds * 1000);
-    const today = time.toDateString() === new Date().toDateString();
-    return today
-      ? time.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })
-      : time.toLocaleDateString([], { day: "numeric", month: "short", year: "numeric" });
   };
 
   const fillHistoryRow = (row, run) => {
-    const cells = [...row.children];
+    const [pick, name, state, ...cells] = row.children;
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
-    cells[0].firstChild.checked = picked.has(run.id);
-    write(cells[1].firstChild, run.name);
-    cells[1].firstChild.title = run.folder;
-    write(cells[2].firstChild, run.word);
-    cells[2].firstChild.title = run.error || "";
-    write(cells[3], [run.tab_title, run.family_title].filter(Boolean).join(" · "));
-    write(cells[4], !run.max_steps ? "" : run.step === run.max_steps ? run.step : `${run.step} / ${run.max_steps}`);
-    write(cells[5], run.loss == null ? "" : run.loss.toFixed(4));
-    write(cells[6], run.started && run.ended ? Studio.duration(run.ended - run.started) : "");
-    write(cells[7], when(run.started ?? run.created));
-    write(cells[8], run.result || "");
-    cells[8].title = run.result || "";
+    pick.firstChild.checked = picked.has(run.id);
+    pick.firstChild.setAttribute("aria-label", `Select ${run.name}`);
+    write(name.firstChild, run.name);
+    name.firstChild.title = run.folder;
+    const about = run.note.replaceAll("\n", " ") || [run.tab_title, run.family_title].filter(Boolean).join(" · ");
+    write(name.lastChild, about);
+    name.lastChild.title = [run.tab_title, run.family_title, run.result, run.note].filter(Boolean).join("\n");
+    write(state.firstChild, run.word);
+    state.firstChild.title = state.lastChild.title = run.error || "";
+    write(state.lastChild, run.error || "");
+    const steps = run.step === run.max_steps ? run.step : `${run.step} / ${run.max_steps}`;
+    write(cells[0], run.max_steps ? steps : "");
+    write(cells[1], run.loss == null ? "" : run.loss.toFixed(4));
+    write(cells[2], run.started && run.ended ? Studio.duration(run.ended - run.started) : "");
+    write(cells[3], Studio.when(run.started ?? run.created));
+    cells[3].title = new Date((run.started ?? run.created) * 1000).toLocaleString();
   };
 
   const choose = (id) => {
@@ -135,75 +130,72 @@
       home.right.scrollIntoView({ behavior: "smooth" }); // it stands below
   };
 
-  // Several side by side
+  // What is done with several
 
-  const drawCompareButton = () => {
-    const known = [...picked].filter((id) => board.runs.some((run) => run.id === id));
+  const ended = (run) => run.state !== "queued" && !Studio.LIVING.includes(run.state);
+
+  const drawPicked = () => {
+    const known = board.runs.filter((run) => picked.has(run.id));
+    const over = known.filter(ended);
+    for (const id of [...picked]) if (!known.some((run) => run.id === id)) picked.delete(id);
     write(home.compare, known.length > 1 ? `Compare ${known.length} runs` : "Compare");
     home.compare.disabled = known.length < 2;
-    home.compare.title = known.length < 2 ? "Tick two runs or more" : "";
+    home.compare.title = known.length < 2 ? "Select two runs or more" : "";
+    home.remove.disabled = over.length === 0;
+    write(home.remove, over.length > 1 ? `Remove ${over.length} runs` : "Remove");
+    home.remove.title = over.length ? "" : "Select runs that have ended";
+    const all = home.shown.filter(ended);
+    home.all.checked = all.length > 0 && all.every((run) => picked.has(run.id));
+    home.all.disabled = all.length === 0;
+    if (home.confirm.firstChild && home.confirm.asked !== over.map((run) => run.id).join())
+      home.confirm.replaceChildren(); // something else is selected by now
+  };
+
+  const pickAll = () => {
+    for (const run of home.shown.filter(ended)) home.all.checked ? picked.add(run.id) : picked.delete(run.id);
+    drawBoard();
+  };
+
+  const askToRemove = () => {
+    const ids = board.runs.filter((run) => picked.has(run.id) && ended(run)).map((run) => run.id);
+    const away = () => home.confirm.replaceChildren();
+    const remove = () =>
+      act(async () => {
+        await send("runs/forget", { ids });
+        ids.forEach((id) => picked.delete(id));
+        away();
+      });
+    const yes = el("button", { type: "button", "data-action": "confirm-remove", onclick: remove }, "Remove from list");
+    const what = ids.length === 1 ? "this run" : `these ${ids.length} runs`;
+    home.confirm.asked = ids.join();
+    home.confirm.replaceChildren(
+      el("span", {}, `Remove ${what} from the list? All folders and files stay.`),
+      yes,
+      el("button", { type: "button", onclick: away }, "Cancel"),
+    );
+    yes.focus();
   };
 
   const compare = () =>
     act(async () => {
-      const told = await ask(`compare?ids=${[...picked].join(",")}`);
+      const order = board.runs.filter((run) => picked.has(run.id)).map((run) => run.id);
+      const told = await ask(`compare?ids=${order.reverse().join(",")}`);
       closeComparison();
-      const chart = el("div", { class: "curves" });
-      const differences = told.settings.length
-        ? el(
-            "div",
-            { class: "scroll" },
-            el(
-              "table",
-              { class: "differences" },
-              el(
-                "thead",
-                {},
-                el("tr", {}, el("th", {}, "Setting"), ...told.runs.map((run) => el("th", { scope: "col" }, run.name))),
-              ),
-              el(
-                "tbody",
-                {},
-                ...told.settings.map((setting) =>
-                  el(
-                    "tr",
-                    {},
-                    el("th", { scope: "row", title: setting.option }, setting.label),
-                    ...setting.values.map((value) => el("td", {}, value)),
-                  ),
-                ),
-              ),
-            ),
-          )
-        : el("p", { class: "quiet" }, "Their settings are the same");
-      const close = el("button", { type: "button", class: "small", onclick: closeComparison }, "Close");
-      const element = el(
-        "section",
-        { class: "comparison", "aria-label": "Comparison" },
-        el("div", { class: "section-head" }, el("h3", {}, `${told.runs.length} runs side by side`), close),
-        chart,
-        el("h4", {}, "Settings that differ"),
-        differences,
-      );
-      home.right.prepend(element);
-      home.right.classList.add("comparing");
-      comparing = { element, curves: new StudioCurves(chart, "Loss of each run"), runs: told.runs, close };
-      close.focus();
+      comparing = new StudioComparison(told, closeComparison);
+      home.right.prepend(comparing.element);
+      home.right.parentElement.classList.add("comparing");
+      comparing.close.focus();
+      comparing.element.scrollIntoView({ block: "nearest" });
       await drawComparison();
     });
 
-  const drawComparison = async () => {
-    if (!comparing) return;
-    const { curves, runs } = comparing;
-    const points = (run) => board.runs.find((each) => each.id === run.id)?.step ?? 0;
-    await curves.show(runs.map((run) => ({ id: run.id, name: run.name, curves: points(run) })));
-  };
+  const drawComparison = async () =>
+    comparing?.draw((run) => board.runs.find((each) => each.id === run.id)?.step ?? 0);
 
   const closeComparison = () => {
     if (!comparing) return;
-    comparing.curves.forget();
-    comparing.element.remove();
-    home.right.classList.remove("comparing");
+    comparing.remove();
+    home.right.parentElement.classList.remove("comparing");
     comparing = null;
     home.compare.focus();
   };
@@ -220,15 +212,26 @@
     const empty = el(
       "p",
       { class: "quiet" },
-      "Nothing runs and nothing waits. What you start in a training tab comes here.",
+      "No run is active or queued. What you start in a training tab appears here.",
     );
     const find = el("input", { type: "search", placeholder: "Find a run", "aria-label": "Find a run" });
     find.addEventListener("input", () => drawBoard());
-    const compareButton = el(
-      "button",
-      { type: "button", class: "small", "data-action": "compare", disabled: true, onclick: compare },
-      "Compare",
+    const button = (action, words, onclick) =>
+      el("button", { type: "button", class: "small", "data-action": action, disabled: true, onclick }, words);
+    const compareButton = button("compare", "Compare", compare);
+    const removeButton = button("remove-runs", "Remove", askToRemove);
+    const confirm = el("div", { class: "confirm", role: "alertdialog", "aria-label": "Remove runs" });
+    const all = el("input", { type: "checkbox", "aria-label": "Select all runs that have ended", onchange: pickAll });
+    const notify = el("input", { type: "checkbox", role: "switch", "data-switch": "notify" });
+    notify.checked = Studio.notifies();
+    notify.addEventListener("change", () =>
+      act(async () => {
+        const refused = await Studio.setNotify(notify.checked);
+        notify.checked = Studio.notifies();
+        if (refused) throw new Error(refused);
+      }),
     );
+    const none = el("p", { class: "quiet", hidden: true });
     const rows = el("tbody");
     const older = el("button", { type: "button", class: "link", onclick: Studio.showOlder }, "Show older runs");
     const said = el("div");
@@ -243,7 +246,7 @@
           { class: "section-head" },
           el("h3", {}, "Queue"),
           el("label", {}, pause, "Pause"),
-          el("label", {}, goOn, "Go on after a failed run"),
+          el("label", {}, goOn, "Continue after a failed run"),
         ),
         notice,
         queue,
@@ -252,18 +255,21 @@
       el(
         "section",
         { class: "card" },
-        el("div", { class: "section-head" }, el("h3", {}, "Runs"), find, compareButton),
+        el("div", { class: "section-head" }, el("h3", {}, "Runs"), find, compareButton, removeButton),
+        confirm,
         el(
           "div",
           { class: "scroll past" },
           el(
             "table",
             { class: "history" },
-            el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title)))),
+            el("thead", {}, el("tr", {}, el("td", {}, all), ...COLUMNS.map((title) => el("th", { scope: "col" }, title)))),
             rows,
           ),
+          none,
           older,
         ),
+        el("label", { class: "quiet" }, notify, "Notify me in this browser when a run ends"),
       ),
     );
     home = {
@@ -276,6 +282,11 @@
       empty,
       find,
       compare: compareButton,
+      remove: removeButton,
+      confirm,
+      all,
+      none,
+      shown: [],
       rows,
       older,
       right: document.querySelector(".runs-right"),
@@ -291,15 +302,21 @@
     home.goOn.checked = board.after_failure;
     const living = board.runs.filter((run) => Studio.LIVING.includes(run.state)).sort((a, b) => a.started - b.started);
     const waiting = board.runs.filter((run) => run.state === "queued").sort((a, b) => a.place - b.place);
-    keyed(home.queue, [...living, ...waiting], queueRow, fillQueueRow);
+    const labels = Studio.labels([...living, ...waiting]);
+    keyed(home.queue, [...living, ...waiting], queueRow, (row, run) => fillQueueRow(row, run, labels.get(run.id)));
     home.empty.hidden = living.length + waiting.length > 0;
     const words = home.find.value.trim().toLowerCase().split(/\s+/);
     const text = (run) =>
-      [run.name, run.tab_title, run.family_title, run.word, run.folder].join(" ").toLowerCase();
-    const past = board.runs.filter((run) => run.state !== "queued" && words.every((word) => text(run).includes(word)));
+      [run.name, run.tab_title, run.family_title, run.word, run.folder, run.note, run.error].join(" ").toLowerCase();
+    const begun = board.runs.filter((run) => run.state !== "queued");
+    const past = begun.filter((run) => words.every((word) => text(run).includes(word)));
+    past.sort((a, b) => (b.started ?? b.created) - (a.started ?? a.created) || b.id - a.id);
+    home.shown = past;
     keyed(home.rows, past, historyRow, fillHistoryRow);
+    home.none.hidden = past.length > 0;
+    write(home.none, begun.length ? `No run matches "${home.find.value.trim()}".` : "No run has started yet.");
     home.older.hidden = board.runs.length < board.limit;
-    drawCompareButton();
+    drawPicked();
     drawComparison().catch(() => {});
   };
   Studio.listeners.push(drawBoard);

@@ -1,12 +1,12 @@
-// Sample pictures of a run by step, newest first, and one large: arrow keys go through the training and its prompts.
+// Samples of a run by step, newest first; all of them as a matrix; and one large, with arrow keys for step and prompt.
 window.StudioSamples = class {
-  static FIRST = 3; // steps shown before more are asked for
+  static FIRST = 3; // steps shown in the view of the run; the matrix has all
 
   constructor() {
     const { el } = Studio;
-    [this.samples, this.all, this.drawn] = [[], false, ""];
+    [this.samples, this.drawn] = [[], ""];
     this.groups = el("div", { class: "sample-groups" });
-    this.more = el("button", { type: "button", class: "link", onclick: () => ((this.all = !this.all), this.draw()) });
+    this.more = el("button", { type: "button", class: "link", onclick: () => this.openMatrix() });
     this.head = el("h4", {}, "Samples");
     this.element = el(
       "div",
@@ -15,13 +15,37 @@ window.StudioSamples = class {
       this.groups,
     );
     this.dialog = this.makeDialog();
+    this.matrix = el("dialog", { class: "sample-matrix", "aria-label": "All samples" });
+    this.matrix.addEventListener("click", (event) => event.target === this.matrix && this.matrix.close());
+    document.body.append(this.matrix, this.dialog);
+  }
+
+  /** All of them, a row for each prompt and a column for each step. */
+  openMatrix() {
+    const { el } = Studio;
+    const close = el(
+      "button",
+      { type: "button", class: "close", "aria-label": "Close", onclick: () => this.matrix.close() },
+      "✕",
+    );
+    const shown = StudioMatrix([{ name: "", samples: this.samples, open: (sample) => this.open(sample) }]);
+    this.matrix.replaceChildren(close, shown);
+    if (!this.matrix.open) this.matrix.showModal();
+    shown.scrollLeft = shown.scrollWidth; // the newest
+  }
+
+  /** It is not needed any more. */
+  destroy() {
+    this.dialog.remove();
+    this.matrix.remove();
   }
 
   makeDialog() {
     const { el } = Studio;
     this.large = el("img", { alt: "" });
     this.words = el("p", { class: "sample-prompt" });
-    this.place = el("p", { class: "quiet" });
+    this.place = el("span", { class: "quiet" });
+    this.download = el("a", { class: "sample-download" }, "Download");
     this.slider = el("input", { type: "range", min: "0", "aria-label": "Step of the training" });
     this.slider.addEventListener("input", () => this.open(this.series(this.shown)[Number(this.slider.value)]));
     const close = el(
@@ -41,7 +65,7 @@ window.StudioSamples = class {
         { class: "sample-facts" },
         el("div", { class: "sample-steps" }, step(-1, "←", "Earlier step"), this.slider, step(1, "→", "Later step")),
         this.words,
-        this.place,
+        el("p", {}, this.place, " ", this.download),
       ),
     );
     dialog.addEventListener("keydown", (event) => {
@@ -62,7 +86,6 @@ window.StudioSamples = class {
       act();
     });
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-    document.body.append(dialog);
     return dialog;
   }
 
@@ -70,20 +93,19 @@ window.StudioSamples = class {
   show(samples) {
     const key = samples.map((sample) => sample.url).join();
     if (key === this.drawn) return;
-    if (!samples.length) this.all = false;
     [this.samples, this.drawn] = [samples, key];
     this.draw();
     if (this.dialog.open && this.shown) this.facts();
+    if (this.matrix.open) this.openMatrix();
   }
 
   draw() {
     const { el, write } = Studio;
     this.element.hidden = !this.samples.length;
     const steps = [...new Set(this.samples.map((sample) => sample.step))].sort((a, b) => b - a);
-    const shown = this.all ? steps : steps.slice(0, this.constructor.FIRST);
-    write(this.more, this.all ? "Show the newest only" : `Show all ${steps.length} steps`);
-    this.groups.classList.toggle("all", this.all);
-    this.more.hidden = steps.length <= this.constructor.FIRST;
+    const shown = steps.slice(0, this.constructor.FIRST);
+    write(this.more, steps.length > shown.length ? `Show all ${steps.length} steps` : "Show as a matrix");
+    this.more.hidden = this.samples.length < 2;
     const old = new Map([...this.groups.children].map((group) => [group.dataset.key, group]));
     this.groups.replaceChildren(
       ...shown.map((step) => {
@@ -105,20 +127,20 @@ window.StudioSamples = class {
   small(sample) {
     const { el } = Studio;
     const size = sample.width && sample.height ? { width: sample.width, height: sample.height } : {};
-    const picture = el("img", {
+    const image = el("img", {
       src: Studio.url(sample.url),
       alt: sample.prompt || "",
       loading: "lazy",
       decoding: "async",
       ...size,
     });
-    picture.addEventListener("error", () =>
-      picture.replaceWith(el("span", { class: "quiet" }, "This picture is gone")),
+    image.addEventListener("error", () =>
+      image.replaceWith(el("span", { class: "quiet" }, "This image is gone")),
     );
     return el(
       "button",
       { type: "button", class: "sample", title: sample.prompt || "", onclick: () => this.open(sample) },
-      picture,
+      image,
     );
   }
 
@@ -147,7 +169,12 @@ window.StudioSamples = class {
     write(this.words, sample.prompt || "");
     const seed = sample.seed != null ? ` · seed ${sample.seed}` : "";
     const size = sample.width && sample.height ? ` · ${sample.width} × ${sample.height}` : "";
-    write(this.place, `Step ${sample.step}${seed}${size} · ${at + 1} of ${series.length}`);
+    const prompts = this.samples.filter((other) => other.step === sample.step);
+    const which = prompts.length > 1 ? `, prompt ${prompts.indexOf(sample) + 1} of ${prompts.length}` : "";
+    const steps = `${at + 1} of ${series.length} step${series.length === 1 ? "" : "s"}`;
+    write(this.place, `Step ${sample.step}${seed}${size} · ${steps}${which}`);
+    this.download.href = Studio.url(sample.url);
+    this.download.download = sample.file || "sample.png";
   }
 
   walk(by) {

@@ -65,6 +65,49 @@ window.Studio = (() => {
     return hours ? `${hours}:${two(minutes)}:${two(rest)}` : minutes ? `${minutes}:${two(rest)}` : `${rest} s`;
   };
 
+  /** A time of day, with the date where it is not today's. */
+  const when = (seconds, exact = false) => {
+    if (!seconds) return "";
+    const time = new Date(seconds * 1000);
+    const today = time.toDateString() === new Date().toDateString();
+    const clock = { hour: "2-digit", minute: "2-digit", ...(exact ? { second: "2-digit" } : {}) };
+    if (today) return time.toLocaleTimeString([], clock);
+    const day = { day: "numeric", month: "short" };
+    return exact ? time.toLocaleString([], { ...day, ...clock }) : time.toLocaleDateString([], { ...day, year: "numeric" });
+  };
+
+  /** Run -> its name, with when it began where several have the same. */
+  const labels = (runs) => {
+    const count = (name) => runs.filter((run) => run.name === name).length;
+    return new Map(
+      runs.map((run) => {
+        const began = when(run.started ?? run.created, true);
+        return [run.id, count(run.name) > 1 && began ? `${run.name} (${began})` : run.name];
+      }),
+    );
+  };
+
+  /** Say something for a while at the foot of the page, with what can be done about it. */
+  const TOLD_FOR = 20000; // milliseconds
+  const toast = (text, word, act) => {
+    let box = document.getElementById("studio-toasts");
+    if (!box) document.body.append((box = el("div", { id: "studio-toasts", role: "status" })));
+    const close = () => told.remove();
+    const button = el("button", { type: "button" }, word);
+    const told = el("div", {}, el("span", {}, text), button);
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      try {
+        await act();
+        close();
+      } catch (error) {
+        told.replaceChildren(error.message);
+      }
+    });
+    box.append(told);
+    setTimeout(close, TOLD_FOR);
+  };
+
   const complaint = (error) =>
     el(
       "div",
@@ -73,5 +116,5 @@ window.Studio = (() => {
       el("div", {}, el("p", {}, error.message)),
     );
 
-  return { ask, send, url, el, write, put, duration, complaint };
+  return { ask, send, url, el, write, put, duration, when, labels, toast, complaint };
 })();

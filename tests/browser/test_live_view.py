@@ -234,3 +234,136 @@ def test_a_run_that_is_forgotten_elsewhere_is_told_gone_and_leaves_the_list(page
     queue.forget(run)
     expect(page.locator("#runs-run .run-none")).to_contain_text("This run is gone")
     expect(page.locator(".history .run-link", has_text="brief")).to_have_count(0)
+
+
+def ended(queue: RunQueue, place: Path, name: str, began: float, last: int = 10, **row: Any) -> int:
+    """A run of the past that tells of its steps and saved a state and a sample."""
+    folder = new_run_folder(place, name)
+    folder.config.write_text(f'output_name = "{name}"\nnetwork_dim = {last}\n')
+    first, resumed = row.pop("first", 1), row.pop("resumed", "")
+    log = folder.log()
+    log("started", max_steps=last, epochs=1, **({"resumed_from": resumed} if resumed else {}))
+    for step in range(first, last + 1):
+        log("step", step=step, epoch=1, loss=1 / step, seconds=0.1)
+    image = place / f"{name}-{last}.png"
+    image.write_bytes(PIXEL)
+    log("sample", path=str(image), step=last, prompt="a cat", seed=1, number=0, width=1, height=1)
+    log("saved", path=str(place / f"{name}-{last}-state"), step=last)
+    log("finished", step=last)
+    log.close()
+    id = queue.store.add(folder, name=name, tab="lora", family="sdxl", state="running").id
+    queue.store.update(id, started=began, step=last, max_steps=last)
+    queue.store.end(id, row.pop("state", "finished"), began + 1, **row)
+    return id
+
+
+def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
+    view = look_at(page, "past")
+    view.locator(".samples .section-head button").click()
+    matrix = page.locator("dialog.sample-matrix .matrix")
+    expect(matrix.locator(".matrix-head")).to_have_text(["Step 10", "Step 20", "Step 30"])
+    expect(matrix.locator(".matrix-prompt")).to_have_text(["a cat", "a <b>dog</b>"])
+    expect(matrix.locator(".sample")).to_have_count(6)
+    matrix.locator(".sample").nth(4).click()
+    large = page.locator("dialog.sample-large")
+    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · 2 of 3 steps, prompt 2 of 2")
+    with page.expect_download() as download:
+        large.get_by_text("Download").click()
+    assert download.value.suggested_filename == "20-1.png"
+
+
+def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_found(page, queue, tmp_path):
+    late = ended(queue, tmp_path, "late", 9e9, state="failed", error="network_dim: 0 is too small")
+    early = ended(queue, tmp_path, "early", 8e9)
+    page.locator("#runs-button").click()
+    rows = page.locator(".history tbody tr")
+    expect(rows.first).to_have_attribute("data-run", str(late))
+    expect(rows.nth(1)).to_have_attribute("data-run", str(early))
+    expect(rows.first).to_contain_text("network_dim: 0 is too small")
+    page.get_by_label("Find a run").fill("no such run")
+    expect(page.get_by_text('No run matches "no such run".')).to_be_visible()
+    page.get_by_label("Find a run").fill("")
+    for id in (late, early):
+        page.locator(f".history [data-run='{id}'] input").check()
+    page.locator("[data-action=remove-runs]").click()
+    page.locator("[data-action=confirm-remove]").click()
+    expect(page.locator(f".history [data-run='{late}']")).to_have_count(0)
+    assert queue.store.row(early) is None
+
+
+def test_a_run_gets_a_name_and_a_note_in_the_page(page, queue, tmp_path):
+    id = ended(queue, tmp_path, "nameless", 7e9)
+    view = look_at(page, "nameless")
+    view.locator("[data-describe]").click()
+    view.get_by_label("Name of the run").fill("the good one")
+    view.get_by_label("Note").fill("rank 8")
+    view.get_by_text("Save", exact=True).click()
+    expect(view.locator(".run-name")).to_have_text("the good one")
+    expect(view.locator(".run-note")).to_have_text("rank 8")
+    expect(page.locator(f".history [data-run='{id}']")).to_contain_text("the good one")
+    queue.forget(id)
+
+
+def test_a_continued_run_is_drawn_with_the_steps_before_it_and_compared_by_its_samples(page, queue, tmp_path):
+    before = ended(queue, tmp_path, "cat", 6e9)
+    id = ended(queue, tmp_path, "cat", 7e9, last=20, first=11, resumed=str(tmp_path / "cat-10-state"))
+    page.locator("#runs-button").click()
+    page.locator(f".history [data-run='{id}'] .run-link").click()
+    view = page.locator("#runs-run .run")
+    expect(view.locator(".run-joined")).to_contain_text("With the run before it")
+    plot = view.locator(".curves-plot")
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(view.locator(".curves-readout strong")).to_have_text("step 1")
+    view.locator(".run-joined input").uncheck()
+    expect(view.locator(".curves-readout strong")).to_have_count(0)  # another chart
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(view.locator(".curves-readout strong")).to_have_text("step 11")
+    view.locator(".run-joined input").check()
+    for each in (before, id):
+        page.locator(f".history [data-run='{each}'] input").check()
+    page.locator("[data-action=compare]").click()
+    comparison = page.locator(".comparison")
+    expect(comparison.locator(".curves-legend [data-series^=run-]")).to_have_text(
+        ["cat (Rank (network_dim): 10)", "cat (Rank (network_dim): 20)"]
+    )
+    expect(comparison.locator(".matrix .sample")).to_have_count(2)
+    comparison.get_by_label("All steps").check()
+    expect(comparison.locator(".matrix-head")).to_have_text(["Step 10", "Step 20"])
+    for each in (before, id):
+        queue.forget(each)
+
+
+def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended(page, queue, tmp_path):
+    page.locator("#runs-button").click()
+    page.evaluate("""() => {
+      window.told = [];
+      window.Notification = class {
+        static permission = "granted";
+        constructor(title) { window.told.push(title); }
+      };
+    }""")
+    page.locator("[data-switch=notify]").check()
+    words = ["100000", "50000", "0.05"]
+    run = queue.add(plan(new_run_folder(tmp_path, "far"), "far", TELLING, *words))
+    page.wait_for_function("() => document.title === '50 % far - SD Scripts Studio'")
+    queue.end_now(run)
+    page.wait_for_function("() => window.told.length === 1")
+    assert page.evaluate("window.told") == ["Stopped: far"]
+    page.wait_for_function("() => document.title === 'SD Scripts Studio'")
+
+
+def test_a_run_removed_from_the_queue_comes_back_with_one_click(page, queue, gui, tmp_path):
+    queue.paused = True
+    try:
+        run = queue.add(plan(new_run_folder(tmp_path, "waits"), "waits", TELLING))
+        page.locator("#runs-button").click()
+        row = page.locator(f".queue [data-run='{run}']")
+        row.locator("[data-action=remove]").click()
+        expect(row).to_have_count(0)
+        page.locator("#studio-toasts").get_by_text("Undo").click()
+        expect(row).to_be_visible()
+        queue.remove(run)
+    finally:
+        queue.paused = False

@@ -98,7 +98,7 @@ def test_nothing_scrolls_sideways_on_any_tab_with_panels_folded_and_unfolded(pag
     page.locator(".history [data-run] .run-link").last.click()
     expect(page.locator("#runs-run .studio-chart canvas").first).to_be_visible()
     found["runs"] = too_wide(page)
-    for box in page.locator(".history input").all():
+    for box in page.locator(".history tbody input").all():
         box.check()
     page.locator("[data-action=compare]").click()
     expect(page.locator(".comparison table")).to_be_visible()

@@ -1,0 +1,85 @@
+// Several runs side by side: their curves, the settings in which they differ, and their samples.
+window.StudioComparison = class {
+  constructor(told, onClose) {
+    const { el } = Studio;
+    this.runs = told.runs;
+    const labels = this.name(told);
+    for (const run of this.runs) run.label = labels.get(run.id);
+    this.chart = el("div", { class: "curves" });
+    this.curves = new StudioCurves(this.chart, "Loss of each run");
+    this.close = el("button", { type: "button", class: "small", onclick: onClose }, "Close");
+    this.galleries = this.runs.map((run) => this.gallery(run));
+    this.samples = el("div");
+    this.element = el(
+      "section",
+      { class: "comparison", "aria-label": "Comparison" },
+      el("div", { class: "section-head" }, el("h3", {}, `${this.runs.length} runs side by side`), this.close),
+      this.chart,
+      el("h4", {}, "Settings that differ"),
+      this.differences(told.settings),
+      this.samplesSection(),
+    );
+  }
+
+  /** Run -> what it is called here: runs of one name by the setting that tells them apart, else by when they began. */
+  name(told) {
+    const named = Studio.labels(told.runs);
+    const names = told.runs.map((run) => run.name);
+    if (new Set(names).size === names.length) return named;
+    const telling = told.settings.find(
+      ({ values }) => new Set(values).size === values.length && values.every((value) => value.length <= 12),
+    );
+    if (!telling) return named;
+    return new Map(told.runs.map((run, i) => [run.id, `${run.name} (${telling.label}: ${telling.values[i]})`]));
+  }
+
+  differences(settings) {
+    const { el } = Studio;
+    if (!settings.length) return el("p", { class: "quiet" }, "Their settings are the same");
+    const head = el("tr", {}, el("th", {}, "Setting"), ...this.runs.map((run) => el("th", { scope: "col" }, run.label)));
+    const rows = settings.map((setting) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row", title: setting.option }, setting.label),
+        ...setting.values.map((value) => el("td", {}, value)),
+      ),
+    );
+    const table = el("table", { class: "differences" }, el("thead", {}, head), el("tbody", {}, ...rows));
+    return el("div", { class: "scroll" }, table);
+  }
+
+  gallery(run) {
+    const gallery = new StudioSamples();
+    gallery.show(run.samples);
+    run.open = (sample) => gallery.open(sample);
+    return gallery;
+  }
+
+  samplesSection() {
+    const { el } = Studio;
+    if (!this.runs.some((run) => run.samples.length)) return el("p", { class: "quiet" }, "None of them has samples");
+    const every = el("input", { type: "checkbox" });
+    every.addEventListener("change", () => this.drawSamples(!every.checked));
+    this.drawSamples(true);
+    const head = el("div", { class: "section-head" }, el("h4", {}, "Samples"), el("label", {}, every, "All steps"));
+    return el("div", { class: "comparison-samples" }, head, this.samples);
+  }
+
+  drawSamples(newest) {
+    this.samples.replaceChildren(StudioMatrix(this.runs, { newest }));
+  }
+
+  /** Draw what is new of the curves; `steps`: run -> how far it is by now. */
+  async draw(steps) {
+    await this.curves.show(
+      this.runs.map((run) => ({ id: run.id, name: run.label, curves: steps(run), joined: run.before > 0 })),
+    );
+  }
+
+  remove() {
+    this.curves.forget();
+    for (const gallery of this.galleries) gallery.destroy();
+    this.element.remove();
+  }
+};
