@@ -382,7 +382,7 @@ def _file(request: Request, path: Path, kind: str, download: bool = False) -> Re
 def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
     return {
         "number": made.number,
-        "file": made.path.name,
+        "ending": made.path.suffix if made.path.suffix.lower() in PICTURES else "",
         "step": made.step,
         "prompt": made.note,
         "seed": made.seed,

@@ -174,7 +174,7 @@ window.StudioSamples = class {
     const steps = `${at + 1} of ${series.length} step${series.length === 1 ? "" : "s"}`;
     write(this.place, `Step ${sample.step}${seed}${size} · ${steps}${which}`);
     this.download.href = Studio.url(sample.url);
-    this.download.download = sample.file || "sample.png";
+    this.download.download = `step${sample.step}-prompt${(sample.number ?? 0) + 1}${sample.ending}`;
   }
 
   walk(by) {

@@ -269,7 +269,7 @@ def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · 2 of 3 steps, prompt 2 of 2")
     with page.expect_download() as download:
         large.get_by_text("Download").click()
-    assert download.value.suggested_filename == "20-1.png"
+    assert download.value.suggested_filename == "step20-prompt2.png"
 
 
 def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_found(page, queue, tmp_path):
