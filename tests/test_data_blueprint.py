@@ -19,6 +19,7 @@ from sd_scripts.data.blueprint import (
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.dataset_schema import read_config
+from sd_scripts.options.image_folders import image_folders
 from sd_scripts.options.preflight import problems
 from sd_scripts.options.settings import Settings
 
@@ -161,6 +162,17 @@ def test_numbers_out_of_range_are_told_with_path_and_line(tmp_path: Path) -> Non
     assert {str(problem) for problem in problems(asked)} >= {f"dataset_config: {line}" for line in lines}
 
 
+def test_folders_are_told_with_the_other_mistakes(tmp_path: Path) -> None:
+    text = '[[datasets]]\nresolution = 9\n[[datasets.subsets]]\nkeep_tokens = -1\nimage_dir = "none"\n'
+    (tmp_path / "a.toml").write_text(text)
+    found = [str(each) for each in problems(settings(dataset_config=str(tmp_path / "a.toml")))]
+    assert [line.split(")")[0] for line in found if line.startswith("dataset_config: ")] == [
+        "dataset_config: datasets[0].resolution (line 2",
+        "dataset_config: datasets[0].subsets[0].keep_tokens (line 4",
+        "dataset_config: datasets[0].subsets[0].image_dir (line 5",
+    ]
+
+
 def test_true_in_place_of_a_number_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[[datasets]]\nresolution = 512\nbatch_size = true\nenable_bucket = true\n")
     told: list[str] = []
@@ -238,6 +250,12 @@ def test_num_repeats_trains_a_flat_folder_as_it_is(tmp_path: Path) -> None:
     assert "10_cat" in told[0]
     with pytest.raises(ValueError, match=r"train_data_dir: no images in .* itself, which num_repeats = 7 asks for"):
         folders_of(told, train_data_dir=tmp_path, num_repeats=7)
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    found = image_folders(tmp_path / ("x" * 300))
+    assert found.problem
+    assert found.problem.endswith("cannot be read: File name too long")
 
 
 def test_a_flat_folder_is_told_how_to_be_trained(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_an_image_of_which_hardly_anything_is_seen_is_told(tmp_path: Path) -> No
     told: list[str] = []
     plan_of(tmp_path / "train", enable_bucket=False, told=told)
     assert told == [
-        "1 images of 1_cat are so long that less than a sixteenth of each fits its bucket; turn enable_bucket on, or "
+        "1 of 2 images in '1_cat' are so long that less than a sixteenth fits the bucket; turn enable_bucket on, or "
         "crop them: 01.png (2000x1)"
     ]
 

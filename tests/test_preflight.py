@@ -93,7 +93,7 @@ def test_mistakes_of_every_kind_are_told_together_in_a_moment_and_without_torch(
         ({"in_json": "none.json"}, "in_json: there is no file 'none.json'"),
         ({"in_json": "list.json"}, "in_json: list.json is not a metadata file"),
         ({"dataset_config": "none.toml"}, "dataset_config: there is no file 'none.toml'"),
-        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir: there is no folder 'x'"),
+        ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir (line 3): there is no"),
         ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: there is no folder 'x'"),
         ({"sample_prompts": "none.txt"}, "sample_prompts: there is no file 'none.txt'"),
         ({"output_dir": "list.json"}, "output_dir: 'list.json' cannot be written to (Not a directory)"),
@@ -115,6 +115,16 @@ def test_what_a_file_or_folder_tells(
     found = told({**good, **wrong})
     assert len(found) == bool(sentence), found
     assert not sentence or found[0].startswith(sentence), found
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everywhere")
+def test_a_folder_of_images_that_may_not_be_read_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+    closed = tmp_path / "closed" / "3_dog"
+    closed.mkdir(parents=True)
+    closed.chmod(0)
+    (tmp_path / "data.toml").write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{closed}'\n")
+    assert "cannot be read: Permission denied" in told({**good, "train_data_dir": str(closed.parent)})[0]
+    assert "cannot be read: Permission denied" in told({**good, "dataset_config": str(tmp_path / "data.toml")})[0]
 
 
 def test_parts_of_flux_that_neither_an_option_nor_the_model_names(good: dict[str, Any], tmp_path: Path) -> None:

@@ -214,8 +214,8 @@ def _items(
     if long:
         remedy = "crop them" if buckets.rules.enable_bucket else "turn enable_bucket on, or crop them"
         warn(
-            f"{len(long)} images of {subset.name} are so long that less than a sixteenth of each fits its bucket; "
-            f"{remedy}: {some(long)}"
+            f"{len(long)} of {len(pictures)} images in {subset.name!r} are so long that less than a sixteenth fits the "
+            f"bucket; {remedy}: {some(long)}"
         )
     if others:
         warn(f"resolution: {others} pictures of {subset.name} are trained at the size that their train_resolution says")

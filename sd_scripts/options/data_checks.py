@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import AugmentOptions, DatasetOptions
@@ -43,7 +43,13 @@ def regularisation_images(sane: Sane) -> Iterator[str]:
 def _why_not(found: FoundFolders, option: str) -> Iterator[str]:
     if found.problem:
         yield f"{option}: {found.problem}"
-    elif found.folders and not any(_has_images(folder.path) for folder in found.folders):
+        return
+    try:
+        empty = found.folders and not any(_has_images(folder.path) for folder in found.folders)
+    except OSError as error:
+        yield f"{option}: {error.filename!r} cannot be read: {error.strerror}"
+        return
+    if empty:
         names = some([folder.path.name for folder in found.folders])
         yield f"{option}: no {IMAGES} in {names}; put some there, or name another folder"
 
@@ -76,29 +82,34 @@ def dataset_config(sane: Sane) -> Iterator[str]:
         return
     config = schema.read_config(Path(file))
     lines = schema.read_lines(Path(file))
-    if found := schema.problems(config, masked_loss=sane[AugmentOptions].masked_loss, lines=lines):
-        yield from (f"dataset_config: {problem}" for problem in found)
-        return
-    for number, dataset in enumerate(config.get("datasets", [])):
-        for index, subset in enumerate(dataset.get("subsets", [])):
-            yield from (f"dataset_config: {why}" for why in _subset(subset, f"datasets[{number}].subsets[{index}]"))
+    yield from (
+        f"dataset_config: {problem}"
+        for problem in schema.problems(config, masked_loss=sane[AugmentOptions].masked_loss, lines=lines)
+    )
+    for path, subset in schema.each_subset(config):
+        yield from (f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}" for key, why in _subset(subset))
 
 
-def _subset(subset: schema.Config, path: str) -> Iterator[str]:
-    metadata_file, folder = _expanded(subset.get("metadata_file")), _expanded(subset.get("image_dir"))
-    if folder and not os.path.isdir(folder):
-        yield f"{path}.image_dir: there is no folder {folder!r}"
-    elif folder and not metadata_file and not _has_images(Path(folder)):
-        yield f"{path}.image_dir: no {IMAGES} in {folder!r}"
+def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
+    """What cannot be of the files and folders that a subset names, by key."""
+    metadata_file, folder, masks = (
+        os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
+        for key in ("metadata_file", "image_dir", "conditioning_data_dir")
+    )
+    try:
+        if folder and not os.path.isdir(folder):
+            yield "image_dir", f"there is no folder {folder!r}"
+        elif folder and not metadata_file and not _has_images(Path(folder)):
+            yield "image_dir", f"no {IMAGES} in {folder!r}"
+    except OSError as error:
+        yield "image_dir", f"{folder!r} cannot be read: {error.strerror}"
+    if masks and not os.path.isdir(masks):
+        yield "conditioning_data_dir", f"there is no folder {masks!r}"
     if metadata_file:
         try:
-            read_metadata(Path(metadata_file), f"{path}.metadata_file")
+            read_metadata(Path(metadata_file), "metadata_file")
         except ValueError as error:
-            yield str(error)
-
-
-def _expanded(value: Any) -> str:
-    return os.path.expanduser(value) if isinstance(value, str) and "\0" not in value else value or ""
+            yield "metadata_file", str(error).removeprefix("metadata_file: ")
 
 
 CHECKS = (training_images, regularisation_images, metadata, masks, dataset_config)

@@ -138,19 +138,33 @@ def read_lines(path: Path) -> Lines:
 
 def problems(config: Config, *, masked_loss: bool, lines: Lines | None = None) -> list[str]:
     """Everything wrong with a dataset description, one sentence each, beginning with the key's path and its line."""
-    return [f"{_located(path, lines)} {why}" for path, why in _config_problems(config, masked_loss)]
+    return [f"{located(path, lines)} {why}" for path, why in _config_problems(config, masked_loss)]
 
 
 def remarks(config: Config, lines: Lines | None = None) -> list[str]:
     """What is accepted as other trainers do, though something else may have been meant."""
     return [
-        f"{_located(path, lines)} is {str(value).lower()}, which is read as {int(value)}"
+        f"{located(path, lines)} is {str(value).lower()}, which is read as {int(value)}"
         for path, key, value in _each_value(config)
         if isinstance(value, bool) and GENERAL.get(key) in (WHOLE, NUMBER, SIZE)
     ]
 
 
-def _located(path: str, lines: Lines | None) -> str:
+def each_subset(config: Config) -> Iterator[tuple[str, Config]]:
+    """Every subset with its path, also in a description that has mistakes."""
+    for number, dataset in enumerate(_tables(config.get("datasets"))):
+        subsets = dataset.get("subsets") if isinstance(dataset, dict) else None
+        for index, subset in enumerate(_tables(subsets)):
+            if isinstance(subset, dict):
+                yield f"datasets[{number}].subsets[{index}]", subset
+
+
+def _tables(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def located(path: str, lines: Lines | None) -> str:
+    """A key's path with its line, where that is known."""
     line = line_of(path, lines) if lines else None
     return f"{path} (line {line})" if line else path
 

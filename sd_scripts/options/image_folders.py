@@ -45,6 +45,13 @@ def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repe
     These are its subfolders named like `10_cat`; the folder itself if it is named so and holds images; and with
     `num_repeats` the folder itself, whatever its name.
     """
+    try:
+        return _found_folders(root, num_repeats, allow_many_repeats)
+    except OSError as error:
+        return FoundFolders(problem=f"{str(error.filename or root)!r} cannot be read: {error.strerror or error}")
+
+
+def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool) -> FoundFolders:
     if not root.is_dir():
         return FoundFolders(problem=f"there is no folder {str(root)!r}")
     said = numbered(root.absolute().name)
@@ -76,9 +83,10 @@ def regularisation_folders(
     Its images are then seen once: they are repeated anyhow until they match the training images.
     """
     found = image_folders(root, allow_many_repeats=allow_many_repeats)
-    if num_repeats is None or found.problem is None or not root.is_dir():
+    if num_repeats is None or found.problem is None:
         return found
-    return image_folders(root, 1)
+    flat = image_folders(root, 1)
+    return found if flat.problem else flat
 
 
 def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | None) -> FoundFolders:
