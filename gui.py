@@ -186,9 +186,7 @@ def past_proxies(address: str) -> Iterator[None]:
 def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     """Serve the page, until the process is told to end or, without `wait`, in a thread."""
     opens = credential(flags)
-    private_folder(state_folder())
-    # not /tmp/gradio, which may belong to another account; read when Gradio is imported
-    os.environ["GRADIO_TEMP_DIR"] = os.environ.get("GRADIO_TEMP_DIR") or str(private_folder(state_folder() / "gradio"))
+    prepare_state_folder()
     # imported late: --help and a refusal answer at once
     from kohya_gui import live_routes, prompt_editor
     from kohya_gui.again import why_not
@@ -230,6 +228,13 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         page.block_thread()
     return app
+
+
+def prepare_state_folder() -> None:
+    """Make it, and let Gradio keep its files there: /tmp/gradio may belong to another account."""
+    private_folder(state_folder())
+    if not os.environ.get("GRADIO_TEMP_DIR"):  # which Gradio reads when it is imported
+        os.environ["GRADIO_TEMP_DIR"] = str(private_folder(state_folder() / "gradio"))
 
 
 def address_with(opens: Credential | None, address: str) -> str:

@@ -470,6 +470,40 @@ def test_what_others_may_not_read_is_closed_to_them(state, tokened):
     assert {stat.S_IMODE(file.stat().st_mode) for file in (folder / "sessions").iterdir()} == {0o600}
 
 
+def test_gradio_keeps_its_files_where_no_other_account_can_stand_in_the_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    gui.prepare_state_folder()
+    folder = Path(os.environ["GRADIO_TEMP_DIR"])
+    assert folder == state_folder() / "gradio"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "/mine")
+    gui.prepare_state_folder()
+    assert os.environ["GRADIO_TEMP_DIR"] == "/mine"
+
+
+def test_a_folder_that_cannot_be_used_is_told_by_its_name(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert gui.main(["--headless", "--no-token"]) == 2
+    told = capsys.readouterr().err
+    assert str(tmp_path / "file") in told
+    assert "--listen" not in told
+
+
+def test_the_browser_is_led_to_the_address_by_a_file_that_nobody_else_can_read(state, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(Path, "is_dir", lambda path: str(path) != "/snap/bin")
+    gui.prepare_state_folder()
+    gui.open_browser("http://127.0.0.1:7860/?token=secret")
+    assert "secret" not in opened[0]  # the process list shows it
+    leading = state_folder() / "open.html"
+    assert opened == [leading.as_uri()]
+    assert "url=http://127.0.0.1:7860/?token=secret" in leading.read_text()
+    assert stat.S_IMODE(leading.stat().st_mode) == 0o600
+
+
 def test_a_session_ends_by_itself_at_the_log_out_and_with_its_password(tmp_path):
     clock = [1e9]
     mine = Sessions(tmp_path, Credential("password", "old", "me"), now=lambda: clock[0])
