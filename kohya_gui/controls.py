@@ -228,10 +228,18 @@ class Form:
         return {name: given(self.options[name], data[c]) for name, c in self.controls.items()}
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Remark]]:
-        """Updates that show the defaults overlaid by `values`, and what could not be shown."""
+        """What shows the defaults overlaid by `values`, by control, and what could not be shown."""
         full, remarks = self.complete(values)
-        written = {name: shown(self.options[name], full[name]) for name in self.controls}
-        return {self.controls[name]: gr.update(value=value) for name, value in written.items()}, remarks
+        return {c: shown(self.options[name], full[name]) for name, c in self.controls.items()}, remarks
+
+    def changed(self, updates: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Without the controls that hold the same already: the browser takes milliseconds for each that is written."""
+        controls = set(self.controls.values())
+        return {c: v for c, v in updates.items() if c not in controls or c not in now or now[c] != v}
+
+    def first(self) -> dict[Any, Any]:
+        """What the controls of a new page hold."""
+        return {c: c.value for c in self.controls.values()}
 
     def complete(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
         """The defaults overlaid by `values`. A value that cannot be is told and the default stands."""
@@ -271,14 +279,16 @@ class Form:
 
     def connect(self, family: FormComponent) -> None:
         """Let the browser show and hide when the family or a switch changes, and listen for what advice is about."""
-        decisive = [family, *(self.controls[name] for name in watched(self.options))]
+        names = watched(self.options)
+        decisive = [family, *(self.controls[name] for name in names)]
+        switches = [family, *(self.controls[name] for name in names if not self.options[name].active_with)]
         self._shown: dict[str, Any] = {
             "fn": None,
             "inputs": decisive,
             "js": f"(...now) => Forms.now('{self.tab}', ...now)",
             **QUIET,
         }
-        gr.on([c.change for c in decisive], **self._shown)  # type: ignore[attr-defined]
+        gr.on([c.change for c in switches], **self._shown)  # type: ignore[attr-defined]
         for advice, row, button in self.advice:
             self._connect_advice(advice, row, button)
 

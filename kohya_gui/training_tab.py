@@ -235,12 +235,10 @@ class TrainingTab:
             self.opened, self.replacing, self.form.prompts, self.run.answer,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
-        opened = self.open.click(
-            self._answering(self._open), {self.file, self.recent, self.family}, self._everything, **QUIET
-        )
+        opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
         family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
         preset = self.preset.select(self._open_preset, page, self._everything, **QUIET)
-        past = self.run.load.click(self._load_past, self.run.past, self._everything, **QUIET)
+        past = self.run.load.click(self._open_past, {*page, self.run.past}, self._everything, **QUIET)
         for event in (opened, preset, past):
             self.form.show_after(event)
         starts = [self.run.start.click, self.run.go_on.click]
@@ -284,6 +282,7 @@ class TrainingTab:
             preset = draft.get("preset") or ""
             shown_preset = preset if preset_family(preset) == family else None
             updates |= {self.family: family, self.file: file, self.preset: shown_preset}
+            updates = self.form.changed(updates, self.form.first())
             return updates | ({self.run.message: self._told(remarks, "Restored what stood here")} if remarks else {})
 
         restored = page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
@@ -291,7 +290,7 @@ class TrainingTab:
         restored.success(None, js=f"() => Drafts.release('{self.name}')", **QUIET)
 
     def _open(self, data: Updates) -> Updates:
-        return self._opened(data[self.file] or "", data[self.recent], data[self.family])
+        return self.form.changed(self._opened(data[self.file] or "", data[self.recent], data[self.family]), data)
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Another family: what both have stays, and no preset of the former is shown as if it were set."""
@@ -323,7 +322,7 @@ class TrainingTab:
         title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
         updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
-        return updates | {self.unknown: opened.unknown}
+        return self.form.changed(updates, data) | {self.unknown: opened.unknown}
 
     def _filled(
         self,
@@ -450,6 +449,9 @@ class TrainingTab:
         if not any(share_a_card(row.gpus, other.gpus) for other in before):
             return ""
         return f"{row.name} waits in the queue and starts by itself"
+
+    def _open_past(self, data: Updates) -> Updates:
+        return self.form.changed(self._load_past(data[self.run.past]), data)
 
     def _load_past(self, run: str) -> Updates:
         """A past run's settings into the form. Its own file is no file to save to."""

@@ -66,7 +66,7 @@ def each_tab(request, tmp_path_factory) -> TrainingTab:
 def page_after(form: Form, values: dict) -> dict:
     """What Gradio hands to a function once `values` were written to the page."""
     updates, _ = form.write(values)
-    return {component: updates[component]["value"] for component in form.controls.values()}
+    return {component: updates[component] for component in form.controls.values()}
 
 
 def test_every_option_that_works_has_one_control(each_tab):
@@ -173,6 +173,14 @@ def test_values_come_back_from_the_page_as_they_went_in(form):
     assert {name: read[name] for name in values} == values
 
 
+def test_only_controls_that_change_are_written_to_a_page_that_is_known(form):
+    updates, _ = form.write({"seed": 7, "network_dim": 16})
+    now = page_after(form, {"network_dim": 16})
+    assert form.changed(updates, now) == {form.controls["seed"]: "7"}
+    assert form.changed(updates, {}) == updates
+    assert form.changed({form.advice[0][1]: "told"}, now) == {form.advice[0][1]: "told"}
+
+
 def test_unset_zero_and_set_are_three_things(form):
     seed = form.options["seed"]
     for value in (None, 0, 7):
@@ -191,8 +199,8 @@ def test_a_path_copied_with_its_quotes_loses_them_and_no_other_text_does(form):
 def test_a_value_that_cannot_be_is_told_and_the_default_stands(form):
     updates, remarks = form.write({"compile_mode": "fast", "compile_cache_size_limit": -1, "seed": 3})
     assert {remark.name for remark in remarks} == {"compile_mode", "compile_cache_size_limit"}
-    assert updates[form.controls["compile_mode"]]["value"] == "default"
-    assert updates[form.controls["seed"]]["value"] == "3"
+    assert updates[form.controls["compile_mode"]] == "default"
+    assert updates[form.controls["seed"]] == "3"
 
 
 def test_words_in_a_number_field_reach_the_problem_list(form):
@@ -257,7 +265,7 @@ def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab
     (tmp_path / "new-prompts.txt").write_text("mine\n")
     updates = tab._opened(str(kohya_file(tmp_path)), [], "sdxl")
     assert "the prompts of old.json are kept in the page" in updates[tab.run.message]
-    data = {c: updates[c]["value"] for c in form.controls.values()}
+    data = {c: updates[c] for c in form.controls.values()}
     data |= {tab.family: "sdxl", tab.unknown: {}, tab.recent: [], tab.preset: None, tab.opened: "", tab.replacing: ""}
     data[form.prompts] = updates[form.prompts]
     saved = tab._saved(data, str(tmp_path / "new"))
@@ -883,7 +891,7 @@ def past_run(tab: TrainingTab, folder: Path, settings: str, family: str = "sdxl"
 def test_a_past_run_fills_in_the_form_and_its_own_file_is_not_the_one_to_save(tab, form, tmp_path):
     run = past_run(tab, tmp_path / "cat", 'seed = 3\nguidance_scale = 3.5\nmine = "kept"\n', "flux")
     updates = tab._load_past(run)
-    assert (updates[form.controls["seed"]]["value"], updates[tab.family]) == ("3", "flux")
+    assert (updates[form.controls["seed"]], updates[tab.family]) == ("3", "flux")
     assert (updates[tab.opened], updates[tab.file]["value"], updates[tab.unknown]) == ("", "", {"mine": "kept"})
     assert "The settings of cat are here" in updates[tab.run.message]
 
