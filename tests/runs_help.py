@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 300.0
+"""Seconds until a test gives up waiting for an event: other tests may have the cores."""
 TELLING = Path(__file__).with_name("telling_trainer.py").read_text(encoding="utf-8")
 """A program that tells what a training tells, and does nothing else."""
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """What ``what`` answers once that is something."""
     end = time.monotonic() + seconds
     while not (found := what()):

@@ -63,7 +63,7 @@ class Server:
             sent["Content-Type"] = "application/x-www-form-urlencoded"
         if self.cookie:
             sent["Cookie"] = self.cookie
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()
@@ -579,7 +579,7 @@ def test_a_body_that_is_too_large_is_not_read(open_, path, most):
 
 
 def test_a_body_that_does_not_tell_its_length_is_cut_off(open_):
-    connection = http.client.HTTPConnection("127.0.0.1", open_.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", open_.port, timeout=120)
     connection.putrequest("POST", "/studio/queue")
     for name, value in (("X-Studio", "1"), ("Transfer-Encoding", "chunked")):
         connection.putheader(name, value)

@@ -22,7 +22,7 @@ from sd_scripts.runs.store import RunStore
 from sd_scripts.runs.story import ENDED
 
 SECRETS = {"wandb_api_key": "0123456789abcdef-the-key-of-wandb", "huggingface_token": "hf_TheTokenOfHuggingFace"}
-LONGEST = 180.0
+LONGEST = 600.0
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ PLAYS = "import sys, time; print('TensorBoard 9 at http://127.0.0.1:1/ (Press CT
 
 
 def ended(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(6000):
         state = Path(f"/proc/{pid}/stat")
         if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
             return True
@@ -31,7 +31,7 @@ def test_it_shows_a_folder_on_this_machine_alone_and_can_be_stopped(tmp_path):
     url = board.start(tmp_path)
     try:
         assert url.startswith("http://127.0.0.1:")
-        assert urllib.request.urlopen(url, timeout=20).status == 200
+        assert urllib.request.urlopen(url, timeout=120).status == 200
         assert board.running
         assert board.start(tmp_path) == url
     finally:
@@ -86,5 +86,5 @@ def test_it_ends_with_the_gui_however_that_ends(tmp_path, how):
     time.sleep(0.3)
     assert Path(f"/proc/{child}").exists()
     os.kill(gui.pid, how)
-    gui.wait(10)
+    gui.wait(300)
     assert ended(child)

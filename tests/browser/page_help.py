@@ -1,5 +1,6 @@
 """What tests of the page share: Chromium, a GUI process with a home of its own, and the hands of a person."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
 ]
-TRAINING = 240_000
+TRAINING = 900_000
 """Milliseconds that a training of the miniature may take on two slow cores."""
-SLOW = 60_000
+SLOW = 180_000
 """Milliseconds in which the page answers, where training has the cores."""
 
 SMALL = {
@@ -74,21 +76,22 @@ class Gui:
             self.ask("queue", {"paused": True})
             for run in self.ask("board")["runs"]:
                 if run["state"] in LIVING:
-                    self.ask(f"run/{run['id']}/end", {})
+                    with contextlib.suppress(urllib.error.HTTPError):  # it ended meanwhile
+                        self.ask(f"run/{run['id']}/end", {})
         finally:
             self._process.terminate()
-            self._process.wait(60)
+            self._process.wait(300)
 
     def kill(self) -> None:
         """End it as a crash would: nothing is put in order."""
         self._process.kill()
-        self._process.wait(60)
+        self._process.wait(300)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"X-Studio": "1", "Authorization": f"Bearer {self.address.partition('=')[2]}"}
         request = urllib.request.Request(f"{self.url}/studio/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
 
 

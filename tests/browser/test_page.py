@@ -525,7 +525,7 @@ def test_a_training_is_stopped_half_way_and_keeps_its_state(page, demo):
     expect(run.locator(".run-where")).to_have_text(re.compile(r"step [1-9]\d* of 5000"), timeout=TRAINING)
     run.locator("[data-action=stop]").click()
     expect(run.locator(".badge")).to_have_text(re.compile("Stopping|Stopped"))
-    expect(run.locator(".badge")).to_have_text("Stopped", timeout=60_000)
+    expect(run.locator(".badge")).to_have_text("Stopped", timeout=TRAINING)
     expect(page.locator("#lora-start")).to_be_visible()
     assert list((demo.parent / "output").glob("half*-state")), "the state to resume from"
 
@@ -537,7 +537,7 @@ def test_a_training_that_fails_says_why_in_the_page(page, demo, tmp_path):
     expect(page.locator("#lora-pretrained_model_name_or_path-fact")).to_contain_text("not a safetensors file")
     page.locator("#lora-start").click()
     run = page.locator("#lora-run")
-    expect(run.locator(".badge")).to_have_text(re.compile("Failed|Ended"), timeout=60_000)
+    expect(run.locator(".badge")).to_have_text(re.compile("Failed|Ended"), timeout=TRAINING)
     expect(run.locator("[role=alert]")).to_contain_text("pretrained_model_name_or_path")
 
 

@@ -199,7 +199,7 @@ def test_a_run_is_asked_for_a_sample_and_a_model_and_outlives_a_killed_gui(page,
     expect(live(page)).to_have_attribute("data-run", str(long))
     expect_step(page, brief(page, "long")["step"] + 1)
     press(page, "stop")
-    wait_for(lambda: brief(page, "long")["state"] == "stopped", 60)
+    wait_for(lambda: brief(page, "long")["state"] == "stopped")
     wait_for(lambda: brief(page, "behind")["state"] == "finished", TRAINING / 1000)  # the queue went on
     folder = RunFolder(Path(brief(page, "long")["folder"]))
     heard = [event for event in folder.events() if event["kind"] == "heard"]
