@@ -19,7 +19,8 @@ from torch._dynamo.backends import registry
 from training_help import run
 
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.leaving import STATUS
+from sd_scripts.training import leaving
+from sd_scripts.training.states import damage, read_saved
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo without CUDA is tried on Linux")
 
@@ -36,6 +37,7 @@ def wait_for(there: Callable[[], object]) -> None:
 def train_in_group(config: Path, marker: Path) -> int:
     """In a process of its own. The compiler of the first one never ends with the second shape of batch."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
+    leaving.SAVE_TIME = PATIENCE / 2  # the machine may be busy
     shapes: set[Any] = set()
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
@@ -64,6 +66,16 @@ def test_both_save_and_stop_where_the_second_is_told_to_end(miniature: Any, tmp_
     assert (tmp_path / "out" / f"short-step{stopped['step']:08d}-state").is_dir()
 
 
+def assert_saved(config: Path) -> None:
+    """The state of the last complete step is there, and the failure tells of it."""
+    last = events(config, "step")[-1]["step"]
+    state = config.parent / "out" / f"short-step{last:08d}-state"
+    (failed,) = events(config, "failed")
+    assert "SIGTERM came in the middle of a step" in failed["error"]
+    assert str(state) in failed["remedy"]
+    assert damage(read_saved(str(state))) == ""
+
+
 def two_shapes(folder: Path, miniature: Any) -> Path:
     """Settings of a run that compiles at its first step, and again later."""
     make_folder(folder / "pictures" / "1_noise", [(64, 64)] * 4 + [(64, 96)] * 4)
@@ -76,7 +88,8 @@ def test_both_end_while_one_compiles_and_the_other_is_told_to_end(miniature: Any
     wait_for(lambda: marker.exists() or not all(each.is_alive() for each in ranks))
     assert ranks[1].pid
     os.kill(ranks[1].pid, signal.SIGTERM)
-    assert [outcome(each) for each in ranks] == [STATUS, STATUS], told_in(tmp_path)
+    assert [outcome(each) for each in ranks] == [leaving.STATUS, leaving.STATUS], told_in(tmp_path)
+    assert_saved(config)
 
 
 DRIVER = """
@@ -108,3 +121,4 @@ def test_both_end_while_one_compiles_and_the_launcher_is_told_to_end(miniature: 
             launcher.kill()
     told = (tmp_path / "console.txt").read_text()
     assert told.count("Ended by SIGTERM in the middle of a step") == 2, told
+    assert_saved(config)

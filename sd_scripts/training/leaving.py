@@ -22,7 +22,8 @@ STEP_TIME, SAVE_TIME = 5.0, 3.5
 """Seconds that the step under way may take from then on, and those of saving a state where it does not end. Launchers
 kill what is there 30 seconds after SIGTERM, queues of clusters often sooner."""
 STATUS = 128 + signal.SIGTERM
-KEY = "sd_scripts/leaving"
+KEY, LEFT = "sd_scripts/leaving", "sd_scripts/left"
+"""What the processes tell each other: that one was asked to end, and that the main process has saved."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -126,13 +127,18 @@ class Leaving:
         return False
 
     def _leave(self) -> None:
-        """End this process from its thread. The others wait for the state that the main process saves: when one has
+        """End this process from its thread. The others wait until the main process has saved what it can: when one has
         ended, their launcher kills the rest."""
         threading.Thread(target=self._end_after, args=(SAVE_TIME,), daemon=True).start()
-        if not self._context.is_main:
-            threading.Event().wait()
-        with contextlib.suppress(Exception):
-            self._last_words(self._weights.acquire(blocking=False))
+        if self._context.is_main:
+            with contextlib.suppress(Exception):
+                self._last_words(self._weights.acquire(blocking=False))
+            with contextlib.suppress(Exception):
+                _store().set(LEFT, "1")
+        else:
+            with contextlib.suppress(Exception):  # the store may have ended with the main process
+                while not _store().check([LEFT]):
+                    self._stopping.wait(LOOK)
         _end()
 
     def _end_after(self, seconds: float) -> None:

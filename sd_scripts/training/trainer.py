@@ -254,6 +254,8 @@ class Trainer:
         self.wishes.open()
         self.leaving.open()
         self.complete = replace(progress)
+        on_gpus = self.context.world > 1 and self.context.device.type == "cuda"
+        self.updated = torch.cuda.Event() if on_gpus else None
         try:
             self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
@@ -262,8 +264,9 @@ class Trainer:
                 stopped = self._epoch()
             self.reporter.flush()
         except Exception:
+            with self.leaving.saving():
+                self._save_in_emergency()
             self.leaving.after_error()
-            self._save_in_emergency()
             raise
         finally:
             self.reporter.close()
@@ -318,6 +321,8 @@ class Trainer:
         rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
         advance(self.trained.scheduler, loss)
         self.complete = replace(progress)
+        if self.updated:
+            self.updated.record()
         facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
         # a GradScaler finds its scale by gradients that overflow, and leaves their steps out itself
         watched = self.learning.guarded and not self.trained.scaler
@@ -395,9 +400,19 @@ class Trainer:
     def _last_words(self, whole: bool) -> None:
         """Of the main process, which leaves in the middle of a step; `whole`: the weights are those of the last one."""
         if whole:
-            self._save_in_emergency()
+            with self._beside_steps():
+                self._save_in_emergency()
         remedy = self.context.emergency_advice() or SAVED_BEFORE
         self.context.tell("failed", error="SIGTERM came in the middle of a step that took too long", remedy=remedy)
+
+    def _beside_steps(self) -> AbstractContextManager[object]:
+        """A stream that waits for the last complete step and for nothing that the GPU was given since: that may be a
+        collective which never ends."""
+        if not self.updated:
+            return nullcontext()
+        stream = torch.cuda.Stream(self.context.device)
+        stream.wait_event(self.updated)
+        return torch.cuda.stream(stream)
 
     def _save_in_emergency(self) -> None:
         """Before an error ends the run, keep what was learned up to the last complete step."""
