@@ -44,6 +44,20 @@ def test_no_model(told: Any, miniature: Any, tmp_path: Path) -> None:
     assert sentence.startswith("pretrained_model_name_or_path: no base model is named")
 
 
+def test_a_run_that_never_began_leaves_no_folder(miniature: Any, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    for broken in pictures(tmp_path / "data").rglob("*.png"):
+        broken.write_bytes(broken.read_bytes()[:20])
+    made = train(miniature, output, run_dir=None, train_data_dir=tmp_path / "data")
+    assert made.status == 2
+    assert list(output.iterdir()) == []
+    state = tmp_path / "no state"
+    state.mkdir()
+    made = train(miniature, output, run_dir=None, resume=state)
+    assert made.status == 2
+    assert list(output.iterdir()) == []
+
+
 def test_a_model_that_is_not_there(told: Any, miniature: Any, tmp_path: Path) -> None:
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=tmp_path / "none.safetensors"))
     assert sentence.startswith("pretrained_model_name_or_path: there is no file or folder")

@@ -50,6 +50,8 @@ class Context:
     """In seconds since 1970: what commands.jsonl held by then was said to an earlier run in this folder."""
     phase_name: str = field(default="", init=False)
     """What the run is doing, as it told last."""
+    began: bool = field(default=False, init=False)
+    """Whether all checks have passed, so that the model is loaded."""
     emergency_state: Path | None = field(default=None, init=False)
     """Where the state lies that was saved because an error ends the run."""
     _started: dict[str, Any] = field(default_factory=dict, init=False, repr=False)

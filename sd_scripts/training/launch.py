@@ -109,6 +109,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
     except NothingToDo as done:
         context.warn(str(done))
         context.tell("finished", step=done.step, path=str(done.path), seconds=0.0)
+        context.began = True
         return 0
     except KeyboardInterrupt:  # before the first step; later ones are heard at the end of a step
         context.tell("stopped", step=0)
@@ -118,6 +119,8 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         return _tell_failure(context, error, training)
     finally:
         context.close()
+        if context.is_main and not context.began and not settings[RunOptions].run_dir:
+            _remove_run_folder(RunFolder(context.run_dir))
     if path and context.is_main:
         logger.info("Saved %s", path)
     return 0
@@ -190,6 +193,15 @@ def _run_folder(settings: Settings) -> Path:
         return Path(chosen)
     saving = settings[SavingOptions]
     return new_run_folder(Path(saving.output_dir or ".") / "runs", saving.output_name or "").path
+
+
+def _remove_run_folder(folder: RunFolder) -> None:
+    """Of a run that never began. One that was made for it, by the page, stays and tells why."""
+    with contextlib.suppress(OSError):
+        folder.events_file.unlink(missing_ok=True)
+        folder.config.unlink(missing_ok=True)
+        folder.path.rmdir()
+        folder.path.parent.rmdir()  # where it was the only one
 
 
 def _keep_settings(context: Context) -> None:

@@ -166,6 +166,7 @@ class Trainer:
     def _load(self, plan: DataPlan) -> Material:
         """The model, and what of the data can be encoded ahead."""
         context, family = self.context, self.family
+        context.began = True
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
         parts = self.method.load(family, context, context.device if lowram else torch.device("cpu"))
