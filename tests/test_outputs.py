@@ -1,5 +1,6 @@
 """Files of an earlier run of the same output_name: found, kept under a dated name, or replaced where that is asked."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from sd_scripts.runs.outputs import (
     free_name,
     set_aside,
 )
+from sd_scripts.runs.process import process_born
 from sd_scripts.training.outputs import OwnOutputs
 
 ENDED = time.mktime((2026, 11, 22, 8, 41, 0, 0, 0, -1))
@@ -134,6 +136,18 @@ def test_a_run_that_resumes_owns_what_is_there_unless_the_state_is_from_elsewher
     assert OwnOutputs(of(tmp_path), tmp_path / "cat-state").owns(path)
     assert not OwnOutputs(of(tmp_path), tmp_path / "dog-state").owns(path)
     assert OwnOutputs({**of(tmp_path), "overwrite": True}).owns(path)
+
+
+def test_two_runs_of_a_name_at_once_are_told(miniature: Any, tmp_path: Path) -> None:
+    output, parent = tmp_path / "out", os.getppid()
+    output.mkdir()
+    mark = output / f".short.{parent}.run"
+    mark.write_text(json.dumps({"born": process_born(parent), "run_dir": "runs/the-other"}))
+    (output / f".short.{2**22 + 1}.run").write_text(json.dumps({"born": "long ago", "run_dir": "runs/dead"}))
+    made = train(miniature, output, max_train_steps=1)
+    (told,) = [w["text"] for w in made.told("warning") if "another run writes" in w["text"]]
+    assert "(runs/the-other)" in told
+    assert made.files == [mark.name, "short.safetensors"]
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloa
 
 OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 
-PART, OLD, GONE = "part", "old", "gone"
-"""Endings of hidden names: what is being written, what something new is about to replace, what is being removed."""
+PART, OLD, GONE, RUNNING = "part", "old", "gone", "run"
+"""Endings of hidden names: what is being written, what something new is about to replace, what is being removed, and
+the mark of a run that writes files of this name."""
 
 
 def save_model(

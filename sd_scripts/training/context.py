@@ -50,6 +50,8 @@ class Context:
     """In seconds since 1970: what commands.jsonl held by then was said to an earlier run in this folder."""
     phase_name: str = field(default="", init=False)
     """What the run is doing, as it told last."""
+    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
+    """Closed with the run."""
     began: bool = field(default=False, init=False)
     """Whether all checks have passed, so that the model is loaded."""
     emergency_state: Path | None = field(default=None, init=False)
@@ -111,6 +113,7 @@ class Context:
 
     def close(self) -> None:
         """The end of trackers, of the process group and of the events."""
+        self.at_end.close()
         self.trackers.finish()
         self.accelerator.trackers = []
         self.accelerator.end_training()

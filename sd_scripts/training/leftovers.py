@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sd_scripts.library.safetensors_io import GONE, OLD, PART
+from sd_scripts.library.safetensors_io import GONE, OLD, PART, RUNNING
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.runs.process import process_born
 from sd_scripts.training.states import PROGRESS, Saved, damage, read_saved
@@ -53,7 +53,7 @@ def mend(folder: Path, output_name: str | None) -> None:
     """Clear away what killed processes left half done under hidden names, in `folder` and among its samples. What one
     had set aside to put another in its place comes back, unless the other is there."""
     name = _begin(output_name)
-    piece = re.compile(rf"\.(?P<what>({name})([-._].*)?)\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE})")
+    piece = re.compile(rf"\.(?P<what>({name})([-._].*)?)\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE}|{RUNNING})")
     probe = re.compile(r"\.write-test-(?P<process>\d+)(\.\w+)*")
     for path in (*_entries(folder), *_entries(folder / "sample")):
         found = piece.fullmatch(path.name) or probe.fullmatch(path.name)

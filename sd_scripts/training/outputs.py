@@ -1,11 +1,43 @@
 """Which files in output_dir are this run's own: only those may it replace or remove."""
 
+import contextlib
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.runs.outputs import STATE_ENDING, Fingerprint, existing_outputs, fingerprint, set_aside
+from sd_scripts.library.safetensors_io import RUNNING, beside
+from sd_scripts.runs.folder import read_json
+from sd_scripts.runs.outputs import LAST, STATE_ENDING, Fingerprint, existing_outputs, fingerprint, set_aside
+from sd_scripts.runs.process import process_born
+
+
+def runs_beside(output_dir: Path, output_name: str | None) -> list[str]:
+    """The run folders of other runs that are alive and write files of this name here."""
+    mark = re.compile(rf"\.{re.escape(output_name or LAST)}\.(\d+)\.{RUNNING}")
+    found = []
+    for path in output_dir.iterdir():
+        if (named := mark.fullmatch(path.name)) and int(named[1]) != os.getpid():
+            noted = read_json(path)
+            born = process_born(int(named[1]))
+            if isinstance(noted, dict) and born is not None and born == noted.get("born"):
+                found.append(str(noted.get("run_dir")))
+    return found
+
+
+@contextlib.contextmanager
+def marked_as_running(output_dir: Path, output_name: str | None, run_dir: Path) -> Iterator[None]:
+    """Meanwhile other runs of this name can see that this one writes here."""
+    mark = beside(output_dir / (output_name or LAST), RUNNING)
+    with contextlib.suppress(OSError):
+        mark.write_text(json.dumps({"born": process_born(os.getpid()), "run_dir": str(run_dir)}), encoding="utf-8")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
 
 
 class OwnOutputs:

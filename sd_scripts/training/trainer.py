@@ -35,7 +35,7 @@ from sd_scripts.training.leftovers import finished_file, mend, newest_state
 from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
-from sd_scripts.training.outputs import OwnOutputs
+from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
 from sd_scripts.training.progress import NothingToDo, Progress, plan_course, starting_point
 from sd_scripts.training.reporting import Reporter, StepFacts
 from sd_scripts.training.samples import Sampler, prompts_of
@@ -123,6 +123,13 @@ class Trainer:
         """What this run may replace; says what becomes of an earlier run's files."""
         context, saving = self.context, self.context.settings[SavingOptions]
         values = {**context.settings.values(), "output_dir": context.output_dir}
+        if context.is_main:
+            for other in runs_beside(context.output_dir, saving.output_name):
+                context.warn(
+                    f"output_name: another run writes files of this name into '{context.output_dir}' now ({other}); "
+                    "what both save is kept under two names. Give each run its own output_name"
+                )
+            context.at_end.enter_context(marked_as_running(context.output_dir, saving.output_name, context.run_dir))
         outputs = OwnOutputs(values, self.saved.folder if self.saved else None)
         if kept := outputs.kept:
             context.warn(
