@@ -1,6 +1,5 @@
 """The one door for configurations of kohya_ss: the JSON of its training tabs to our options, and that of LoRA back."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from kohya_gui.legacy_keys import (
 from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, flux_fields, network_from, network_to
 from kohya_gui.legacy_networks import is_on as _on
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.formats.documents import read_json
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.checks import IGNORES_WARMUP, WITHOUT_WARMUP
 from sd_scripts.options.command_line import given_flags
@@ -46,14 +46,7 @@ class LegacyConfig:
 
 def read(path: Path) -> Values:
     """A JSON file of kohya_ss as it is. Raises ValueError, one sentence, if it is not there or not such a file."""
-    try:
-        legacy = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error.msg} in line {error.lineno}") from error
+    legacy = read_json(path)
     if not isinstance(legacy, dict):
         raise ValueError(f"{path} is not a configuration of kohya_ss: it holds no names with values")
     return legacy

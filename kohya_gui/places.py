@@ -1,7 +1,6 @@
 """Where files may lie that the page reads and writes: everywhere at one's own desk, in named folders for others."""
 
 import errno
-import json
 import ntpath
 import os
 import re
@@ -10,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from sd_scripts.formats.documents import read_document
 from sd_scripts.options.metadata_file import read_metadata
 from sd_scripts.options.model_file import is_hub_id
 from sd_scripts.options.spec import Option
-from sd_scripts.options.toml_files import read_toml
 from sd_scripts.options.words import shell_words
 
 NO_PATHS = {"resume": ("latest",)}
@@ -151,9 +150,8 @@ def _words(text: str) -> list[str]:
 def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:
     """The paths that a data set file names; nothing of a file that training could not read either."""
     try:
-        is_json = dataset_config.suffix.lower() == ".json"
-        waiting: list[Any] = [json.loads(dataset_config.read_text("utf-8")) if is_json else read_toml(dataset_config)]
-    except (OSError, ValueError, RecursionError):
+        waiting: list[Any] = [read_document(dataset_config)]
+    except ValueError:
         return
     while waiting:
         match waiting.pop():

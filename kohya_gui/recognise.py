@@ -1,12 +1,12 @@
 """What a path holds, told in a few words beside its field: read from headers and file names, without torch."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_gui.places import Places
+from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
 
@@ -122,8 +122,10 @@ def _metadata(file: Path) -> Recognised:
     if file.stat().st_size > LONGEST_METADATA:
         return Recognised(f"{size(file.stat().st_size)}: read when the run starts")
     try:
-        text = file.read_text(encoding="utf-8")
-        told = list(map(json.loads, text.splitlines())) if file.suffix == ".jsonl" else list(json.loads(text).values())
+        text = read_text(file)
+        told = (
+            [parse_json(line) for line in text.splitlines()] if file.suffix == ".jsonl" else parse_json(text).values()
+        )
         described = sum(any(each.get(key) for key in ("caption", "tags")) for each in told)
     except (ValueError, AttributeError):
         return Recognised("This is no metadata: a JSON object that names images is wanted", good=False)

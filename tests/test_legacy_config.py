@@ -454,7 +454,7 @@ def test_what_kohya_has_no_key_for_is_told_on_the_way_back():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a configuration of kohya_ss"), (None, "cannot be read")]
+    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a configuration of kohya_ss"), (None, "there is no file")]
 )
 def test_a_file_that_is_no_configuration_is_told_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "c.json"

@@ -1,18 +1,22 @@
 """What is known of a run before torch is imported: all of it told at once, each once."""
 
 import json
+import math
 import os
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sd_scripts.options import preflight
-from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, Script
+from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA, Script
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.spec import each_option
 
 ROOT = Path(__file__).parents[1]
 SDXL_KEYS = ("conditioner.embedders.1.model.ln_final.weight",)
@@ -143,3 +147,88 @@ def test_a_folder_without_permission(good: dict[str, Any], tmp_path: Path) -> No
     assert told({**good, "output_dir": str(tmp_path / "closed" / "out")}) == [
         f"output_dir: '{tmp_path / 'closed' / 'out'}' cannot be written to (Permission denied); choose another folder"
     ]
+
+
+ODD: tuple[Any, ...] = (
+    True, -1, 10**30, 0.5, math.nan, math.inf, "", " ", "nan", "-inf", "1e400", "a\0b", "~\0/x", "~nobody/x", "a\nb",
+    "x" * 300, "x" * 5_000, "\ud800", [], [[1]], {"a": 1}, [None], ["a"], ["\0"], ["a=" + "[" * 5_000],
+    "../x", "/", "..", "a..b", "1,", date(2020, 1, 1), b"x",
+)  # fmt: skip
+"""What a file, a flag or somebody's program may give."""
+
+
+def test_no_odd_value_of_any_option_fails_otherwise_than_in_short_sentences(good: dict[str, Any]) -> None:
+    """Values that an option refuses are given to all of them at once; one that it takes is given to it alone."""
+    found: list[str] = []
+    for value in ODD:
+        for script in SCRIPTS:
+            names = {o.name: o for group in script.groups for o in each_option(group)}
+            found += told(good | dict.fromkeys(names, value), script)
+        taken = [o.name for o in names.values() if o.problem(o.read(value)) is None and o.type is str]
+        for name in taken:
+            found += told({**good, name: value}, script)
+    assert found
+    assert [problem for problem in found if "\n" in problem or len(problem) > 1000] == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.touch(),
+        lambda path: path.write_bytes(bytes(range(256)) * 20),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text("a = " + "[" * 100_000),
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to(path.name),
+        pytest.param(
+            lambda path: os.mkfifo(path), marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes")
+        ),
+        lambda path: None,
+    ],
+    ids=["empty", "binary", "deep JSON", "deep TOML", "folder", "loop", "pipe", "nothing"],
+)
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("pretrained_model_name_or_path", ".safetensors"),
+        ("pretrained_model_name_or_path", ".ckpt"),
+        ("vae", ".safetensors"),
+        ("network_weights", ".pt"),
+        ("base_weights", ".safetensors"),
+        ("clip_l", ".safetensors"),
+        ("in_json", ".json"),
+        ("in_json", ".jsonl"),
+        ("dataset_config", ".toml"),
+        ("dataset_config", ".json"),
+        ("sample_prompts", ".toml"),
+        ("sample_prompts", ".json"),
+        ("log_tracker_config", ".toml"),
+    ],
+)
+def test_every_file_that_is_none_is_told_by_its_option(
+    name: str, ending: str, make: Callable[[Path], Any], good: dict[str, Any], tmp_path: Path
+) -> None:
+    """A pipe is never waited for."""
+    file = tmp_path / f"file{ending}"
+    make(file)
+    script = FLUX_LORA if name == "clip_l" else SDXL_LORA
+    found = told({**good, name: [str(file)] if name == "base_weights" else str(file)}, script)
+    if ending == ".toml" and file.is_file() and not file.stat().st_size and name != "sample_prompts":
+        return  # an empty TOML file is one
+    assert [problem for problem in found if problem.startswith(f"{name}: ")], found
+
+
+def test_names_that_no_file_can_have_are_told(good: dict[str, Any]) -> None:
+    for path, why in (("a\0b", "control character"), ("a\tb", "control character"), ("x" * 300, "too long")):
+        for name in ("vae", "train_data_dir", "sample_prompts", "output_dir", "logging_dir", "resume"):
+            (problem,) = told({**good, name: path})
+            assert problem.startswith(f"{name}: ")
+            assert why in problem
+
+
+def test_an_ending_that_no_file_name_has_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+    (problem,) = told({**good, "caption_extension": "/../x"})
+    assert problem.startswith("caption_extension: '/../x' is not the ending of a file name")
+    config = tmp_path / "data.toml"
+    config.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{tmp_path}'\ncaption_extension = '/x'\n")
+    assert "(line 4) must be the ending of a file name" in told({**good, "dataset_config": str(config)})[0]

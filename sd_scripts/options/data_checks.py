@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,20 +25,31 @@ def training_images(sane: Sane) -> Iterator[str]:
     options = sane[DatasetOptions]
     if options.dataset_config or options.in_json or not options.train_data_dir:
         return
-    found = image_folders(
-        Path(options.train_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
-    )
-    yield from _why_not(found, "train_data_dir")
+    with _readable("train_data_dir"):
+        found = image_folders(
+            Path(options.train_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
+        )
+        yield from _why_not(found, "train_data_dir")
 
 
 def regularisation_images(sane: Sane) -> Iterator[str]:
     options = sane[DatasetOptions]
     if options.dataset_config or options.in_json or not options.reg_data_dir:
         return
-    found = regularisation_folders(
-        Path(options.reg_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
-    )
-    yield from _why_not(found, "reg_data_dir")
+    with _readable("reg_data_dir"):
+        found = regularisation_folders(
+            Path(options.reg_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
+        )
+        yield from _why_not(found, "reg_data_dir")
+
+
+@contextlib.contextmanager
+def _readable(option: str) -> Iterator[None]:
+    """A folder that cannot be listed is told by the option that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{option}: '{error.filename}' cannot be read: {error.strerror or error}") from None
 
 
 def _why_not(found: FoundFolders, option: str) -> Iterator[str]:
@@ -65,7 +77,8 @@ def metadata(sane: Sane) -> Iterator[str]:
         return
     if options.train_data_dir and not Path(options.train_data_dir).is_dir():
         yield f"train_data_dir: there is no folder {options.train_data_dir!r}"
-    read_metadata(Path(options.in_json), "in_json")
+    if not read_metadata(Path(options.in_json), "in_json"):
+        yield f"in_json: '{options.in_json}' names no image"
 
 
 def masks(sane: Sane) -> Iterator[str]:

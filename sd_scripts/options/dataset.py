@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from sd_scripts.options.folder_names import is_ending
 from sd_scripts.options.image_folders import MANY_REPEATS, MOST_REPEATS
 from sd_scripts.options.spec import OptionGroup, option
 
@@ -252,6 +253,10 @@ class CaptionOptions(OptionGroup, title="Captions"):
         "Read (word:1.3) in captions as weight. Do not use it with brackets that are meant literally.",
         families=("sdxl",),
     )
+
+    def check(self) -> Iterable[tuple[str, str]]:
+        if not is_ending(self.caption_extension):
+            yield "caption_extension", f"{self.caption_extension!r} is not the ending of a file name; write .txt"
 
 
 class AugmentOptions(OptionGroup, title="Augmentation and masks"):

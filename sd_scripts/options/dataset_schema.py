@@ -10,6 +10,7 @@ from typing import Any
 from sd_scripts.formats.documents import read_document, read_text
 from sd_scripts.formats.toml_lines import key_lines, line_of
 from sd_scripts.options.dataset import SIDES, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
+from sd_scripts.options.folder_names import is_ending
 from sd_scripts.options.image_folders import MOST_REPEATS
 from sd_scripts.options.spec import each_option
 
@@ -30,6 +31,7 @@ WHOLE = Kind("a whole number", lambda value: isinstance(value, int))
 NUMBER = Kind("a number", lambda value: isinstance(value, (int, float)) and math.isfinite(value))
 FLOAT = Kind("a number with a point, such as 0.1", lambda value: isinstance(value, float) and math.isfinite(value))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
+ENDING = Kind("the ending of a file name, such as .txt", lambda value: isinstance(value, str) and is_ending(value))
 TABLE = Kind("a table", lambda value: isinstance(value, dict))
 SIZE = Kind("a whole number or [width, height]", lambda value: WHOLE.accepts(value) or _pair(value, WHOLE))
 RANGE = Kind("two numbers with a point, such as [1.0, 2.0]", lambda value: _pair(value, FLOAT))
@@ -75,7 +77,7 @@ ANY_SUBSET: Keys = {
     "caption_dropout_every_n_epochs": WHOLE,
     "caption_tag_dropout_rate": NUMBER,
 }
-CAPTION_FILES: Keys = {"caption_extension": TEXT, "cache_info": FLAG}
+CAPTION_FILES: Keys = {"caption_extension": ENDING, "cache_info": FLAG}
 CLASS_TOKENS: Keys = {"class_tokens": TEXT}
 
 

@@ -14,3 +14,8 @@ def numbered(name: str) -> tuple[int, str] | None:
 def dotted(extension: str) -> str:
     """.txt, of "txt" as of ".txt"."""
     return extension if extension.startswith(".") else f".{extension}"
+
+
+def is_ending(extension: str) -> bool:
+    """Whether a file name can end so."""
+    return bool(extension.strip()) and not any(letter in '/\\:*?"<>|' or ord(letter) < 32 for letter in extension)

@@ -165,7 +165,7 @@ class Option:
         if self.path:
             return name_problem(text)
         if "\0" in text:
-            return "holds the character NUL, which no text can have; type it anew"
+            return "holds the control character NUL, which no text can have; type it anew"
         return "" if _is_utf8(text) else f"{text!r} is not UTF-8 text; type it anew"
 
     def _is_mine(self, item: Any) -> bool:

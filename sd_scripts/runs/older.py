@@ -1,10 +1,10 @@
 """The list of runs as it was before it was a table: one folder a line, and no word about how the runs ended."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.documents import parse_json
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.rebuild import row_of
 
@@ -26,6 +26,6 @@ def runs(file: Path) -> Iterator[dict[str, Any]]:
 def _paths(lines: list[str]) -> Iterator[Path]:
     for line in lines:
         try:
-            yield Path(json.loads(line))
+            yield Path(parse_json(line))
         except (ValueError, TypeError):  # cut by a full disk
             continue

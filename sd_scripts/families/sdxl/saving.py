@@ -15,6 +15,7 @@ from sd_scripts.families.sdxl.folder import read_part, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.single_file import with_prefix
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
+from sd_scripts.formats.documents import read_json
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.safetensors_io import on_cpu, save_model, whole_file, whole_folder, write_tensors
@@ -194,8 +195,8 @@ def _scheduler(parts: Parts) -> dict[str, Any]:
     if not schedule["zero_terminal_snr"]:
         learned["timestep_spacing"] = "leading"
     try:
-        own = json.loads((parts.facts["files"] / "scheduler/scheduler_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        own = dict(read_json(parts.facts["files"] / "scheduler/scheduler_config.json"))
+    except (ValueError, TypeError):
         return learned
     changed = ["prediction_type"] + ["rescale_betas_zero_snr", "timestep_spacing"] * schedule["zero_terminal_snr"]
     return own | {name: learned[name] for name in changed}
