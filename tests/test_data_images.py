@@ -111,6 +111,21 @@ def test_opacity_as_a_mask_does_not_change_colours(tmp_path: Path) -> None:
     assert not opacity.any()
 
 
+@pytest.mark.parametrize("side", [20, 90])
+def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(tmp_path: Path, side: int) -> None:
+    pixels = np.zeros((50, 50, 4), np.uint8)
+    pixels[..., :3] = (0, 0, 250)
+    pixels[13:38, 13:38] = (240, 40, 10, 255)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    fit = Fit(bucket=(side, side), resized=(side, side), ar_error=0)
+    seen = prepare_picture(tmp_path / "a.png", None, fit, Look(alpha_mask=True, resize_interpolation="area"), Random(0))
+    assert seen.mask is not None
+    edge = (seen.mask > 1) & (seen.mask < 255)
+    assert edge.any()
+    assert (seen.pixels[seen.mask > 1] == (240, 40, 10)).all()
+    assert (seen.pixels[0, 0] == (0, 0, 250)).all()  # what surrounds it stays as it is in the file
+
+
 def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path: Path) -> None:
     opacity = np.full((60, 80), 255, np.uint8)
     opacity[:20], opacity[20:30] = 0, 128

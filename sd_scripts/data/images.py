@@ -189,7 +189,8 @@ def prepare_picture(path: Path, mask_path: Path | None, fit: Fit, look: Look, ra
     face = Face.of(path) if look.face_crop_aug_range else None
     size = (pixels.shape[1], pixels.shape[0])
     place = _place_on_face(size, face, fit.bucket, look, random) if face else _place(fit, look, random)
-    pixels = _bring(pixels, place, fit.bucket, look.resize_interpolation)
+    opacity = mask if mask_path is None else None
+    pixels = _bring_shown(pixels, opacity, place, fit.bucket, look.resize_interpolation)
     if look.color_aug:
         pixels = vary_colour(pixels, random)
     if mask is not None:
@@ -313,6 +314,27 @@ def _bring(pixels: Any, place: Placement, bucket: Size, interpolation: str | Non
         return _bring_part(pixels, place, bucket, interpolation)
     resized = resize(pixels, place.resized, interpolation)
     return resized[place.top : place.top + bucket[1], place.left : place.left + bucket[0]]
+
+
+def _bring_shown(
+    pixels: Pixels, opacity: Pixels | None, place: Placement, bucket: Size, interpolation: str | None
+) -> Pixels:
+    """The bucket's part of an image, its edges without the colour that lies hidden beside them."""
+    brought = _bring(pixels, place, bucket, interpolation)
+    size = (pixels.shape[1], pixels.shape[0])
+    too_long = math.prod(place.resized) > LONGEST * math.prod(bucket)
+    if opacity is None or opacity.all() or size == place.resized or too_long:
+        return brought
+    shrinks = size[0] >= place.resized[0] and size[1] >= place.resized[1]
+    weight = opacity.astype(np.float32)[..., None] / 255
+    weighted = np.concatenate([pixels * weight, weight], axis=2)
+    weighted = cv2.resize(weighted, place.resized, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    weighted = weighted[place.top : place.top + bucket[1], place.left : place.left + bucket[0]]
+    shown = weighted[..., 3]
+    edge = (shown > 1 / 255) & (shown < 1)
+    brought = brought.copy()
+    brought[edge] = np.rint(weighted[edge][:, :3] / shown[edge][:, None])
+    return brought
 
 
 def _bring_part(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
