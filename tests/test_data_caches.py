@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb
+from sd_scripts.data.cache_files import open_arrays
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
@@ -196,6 +197,26 @@ def test_half_a_file_is_told_and_made_again(root: Path, encoders: Encoders) -> N
     assert all("damaged" in text for text in encoders.told)
     assert (encoders.pictures, len(encoders.captions)) == (5, 5)
     assert not list((root / "2_cat").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        *(np.arange(6).reshape(2, 3).astype(kind) for kind in ("<f4", ">f8", "<f2", "<i8", "|u1", "|b1")),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        *(np.array(3.5), np.array("text"), np.zeros((0, 4)), np.zeros(5, np.float32)),
+    ],
+)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: Any, save: Any) -> None:
+    save(tmp_path / "a.npz", array=array, other=np.zeros(1))
+    with open_arrays(tmp_path / "a.npz") as arrays, np.load(tmp_path / "a.npz") as theirs:
+        assert set(arrays) == set(theirs)
+        assert "array" in arrays
+        assert arrays["array"].dtype == theirs["array"].dtype
+        assert np.array_equal(arrays["array"], theirs["array"])
+        assert arrays["array"].flags.writeable
+        assert arrays.get("none") is None
 
 
 def flipped(content: bytes, at: float) -> bytes:

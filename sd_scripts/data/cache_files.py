@@ -6,6 +6,8 @@ Each entry of ours carries a fingerprint of all that it was made from; one that 
 import hashlib
 import json
 import os
+import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,6 +19,9 @@ from numpy.typing import NDArray
 
 PIECES, PIECE_BYTES = 4, 65536
 READERS = 8
+NPY_TYPE = re.compile(r"'descr':\s*'([<>|=]?[a-zA-Z]\d*)'")
+NPY_ORDER = re.compile(r"'fortran_order':\s*(True|False)")
+NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -63,18 +68,58 @@ def missing_of(jobs: Sequence[Job], look: Callable[[Job], CacheFound], warn: Cal
     return missing
 
 
+class _Npz(Mapping[str, NDArray[Any]]):
+    """The arrays of an npz file, each read, and its checksum compared, when it is asked for.
+
+    NumPy's own reader parses headers with `ast`, which fails now and then when several threads do (SystemError: AST
+    constructor recursion depth mismatch, CPython 3.11).
+    """
+
+    def __init__(self, archive: zipfile.ZipFile):
+        self._archive = archive
+        self._members = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        with self._archive.open(self._members[name]) as file:
+            return _parse_npy(file.read())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
+def _parse_npy(content: bytes) -> NDArray[Any]:
+    """An array of numbers or text in NumPy's format; ValueError for anything else."""
+    if content[:6] != b"\x93NUMPY":
+        raise ValueError("it holds something else than arrays")
+    width = 2 if content[6] == 1 else 4
+    start = 8 + width
+    end = start + int.from_bytes(content[8:start], "little")
+    header = content[start:end].decode("latin-1")
+    found = [pattern.search(header) for pattern in (NPY_TYPE, NPY_ORDER, NPY_SHAPE)]
+    if not all(found):
+        raise ValueError("it holds arrays of another kind")
+    kind, order, sides = (match[1] for match in found if match)
+    # a copy, so that it can be written to, as torch wants it
+    array = np.frombuffer(bytearray(content[end:]), np.dtype(kind))
+    shape = [int(side) for side in sides.split(",") if side.strip()]
+    return array.reshape(shape, order="F" if order == "True" else "C")
+
+
 @contextmanager
 def open_arrays(path: Path) -> Iterator[Arrays]:
     """The arrays of an npz file, read when they are asked for; DamagedCache for whatever else lies under its name."""
     try:
-        arrays = np.load(path)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("it is no .npz file")
-        with arrays:
-            yield arrays
+        with zipfile.ZipFile(path) as archive:
+            yield _Npz(archive)
     except DamagedCache:
         raise
-    except Exception as error:  # what a damaged file raises: zlib, zipfile, NumPy's header parser, memory
+    except Exception as error:  # what a damaged file raises: zlib, zipfile, NumPy, memory
         raise DamagedCache(path, error) from error
 
 
