@@ -188,7 +188,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     opens = credential(flags)
     prepare_state_folder()
     # imported late: --help and a refusal answer at once
-    from kohya_gui import live_routes, prompt_editor
+    from kohya_gui import browse, live_routes, prompt_editor
     from kohya_gui.again import why_not
     from kohya_gui.app import build
     from kohya_gui.theme import look, scripts
@@ -196,7 +196,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     from sd_scripts.runs.store import RunStore
 
     queue, allowed = RunQueue(RunStore(), why_not=why_not), places(flags)
-    routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes()]
+    routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
     guard = replace(door(flags, opens), scripts=tuple(scripts()))
     with past_proxies(flags.listen):

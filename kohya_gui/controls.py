@@ -19,15 +19,18 @@ QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progre
 """How the page talks to itself; progress shown nowhere spares the browser a walk over the page for each output."""
 BROWSER_SECRET = "no-secret"
 """Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it."""
+BROWSE = "[Browse…](#browse)"
+"""In the hint of a path: opens the dialog for files and folders (browse.js)."""
 UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
 
 def control(option: Option, tab: str, *classes: str, others: Mapping[str, Option] | None = None) -> FormComponent:
     """The control of one option; its element id is `tab-name`. Its hint names the `others` by their labels."""
+    hint = labelled(option.help.replace("<", "&lt;"), others or {})  # Gradio reads it as Markdown
     face: dict[str, Any] = {
         "label": option.label,
-        "info": labelled(option.help.replace("<", "&lt;"), others or {}),  # Gradio reads it as Markdown
+        "info": f"{hint} {BROWSE}" if option.path else hint,
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
         "elem_classes": ["option", *classes],

@@ -13,7 +13,7 @@ import gradio as gr
 from gradio.components import FormComponent
 from gradio.context import Context
 
-from kohya_gui.controls import QUIET, Form, given, shown, unquoted
+from kohya_gui.controls import BROWSE, QUIET, Form, given, shown, unquoted
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
 from kohya_gui.messages import Html, message
@@ -48,14 +48,25 @@ class FolderHelper:
                     tab, "instance-prompt", "Instance prompt", "A rare word that will stand for it.", "sks"
                 )
                 self._class = text_field(tab, "class-prompt", "Class prompt", "What kind of thing it is.", "cat")
-                self._images = text_field(tab, "training-images", "Training images", "Folder of the pictures to learn.")
+                self._images = text_field(
+                    tab, "training-images", "Training images", "Folder of the images to learn.", folder=True
+                )
                 self._repeats = self._number("training-repeats", "Repeats", 40, "How often each is seen in an epoch.")
                 self._reg_images = text_field(
-                    tab, "regularisation-images", "Regularisation images", "Optional: other pictures of the class."
+                    tab,
+                    "regularisation-images",
+                    "Regularisation images",
+                    "Optional: other images of the class.",
+                    folder=True,
                 )
                 self._reg_repeats = self._number("regularisation-repeats", "Regularisation repeats", 1)
                 self._destination = text_field(
-                    tab, "destination", "Destination", "Folder in which img, reg, log and model are made.", wide=True
+                    tab,
+                    "destination",
+                    "Destination",
+                    "Folder in which img, reg, log and model are made.",
+                    folder=True,
+                    wide=True,
                 )
             with gr.Row(elem_classes="actions"):
                 self._copy = gr.Button("Copy the pictures", elem_id=f"{tab}-copy-pictures", **BUTTON)
@@ -134,12 +145,15 @@ class MetadataSteps:
                 elem_classes="note",
             )
             with gr.Row(elem_classes="fields"):
-                self._images = text_field(tab, "image-folder", "Image folder", "Folder of the pictures.", wide=True)
+                self._images = text_field(
+                    tab, "image-folder", "Image folder", "Folder of the images.", wide=True, folder=True
+                )
                 self._metadata = text_field(
                     tab,
                     "metadata-folder",
                     "Metadata folder",
                     "Where the metadata files go; empty means the image folder.",
+                    folder=True,
                     wide=True,
                 )
                 self._captions = self._switch("take-captions", "Take captions", True)
@@ -284,12 +298,21 @@ def latents_view(story: RunStory, file: Path) -> str:
 
 
 def text_field(
-    tab: str, name: str, label: str, info: str | None = None, hint: str = "", *, value: str = "", wide: bool = False
+    tab: str,
+    name: str,
+    label: str,
+    info: str | None = None,
+    hint: str = "",
+    *,
+    value: str = "",
+    wide: bool = False,
+    folder: bool = False,
 ) -> gr.Textbox:
+    """A field of a tool; `folder` offers the dialog that chooses one."""
     return gr.Textbox(
         value,
         label=label,
-        info=info,
+        info=f"{info} {BROWSE}" if folder else info,
         placeholder=hint,
         max_lines=1,
         elem_id=f"{tab}-{name}",

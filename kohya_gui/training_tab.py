@@ -1,6 +1,8 @@
 """One tab for any method: the settings on the left, the run on the right, and the row that opens and saves files."""
 
+import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,7 +33,7 @@ from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.store import share_a_card
+from sd_scripts.runs.store import share_a_card, state_folder
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
@@ -115,6 +117,7 @@ class TrainingTab:
             self.file = gr.Dropdown(
                 [], value="", allow_custom_value=True, label="Configuration file", elem_id=f"{tab}-file", scale=4
             )
+            gr.Button("Browse…", elem_id=f"{tab}-browse", **small)  # browse.js
             self.open = gr.Button("Open", elem_id=f"{tab}-open", **small)
             self.save = gr.Button("Save", elem_id=f"{tab}-save", **small)
             self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
@@ -134,6 +137,8 @@ class TrainingTab:
                 scale=2,
                 min_width=250,
             )
+        # the page fills in a settings file that was dropped on it, and presses Open: browse.js
+        self.dropped = gr.Textbox(elem_id=f"{tab}-dropped", elem_classes="offstage", container=False)
         with gr.Row(elem_classes="configuration", visible=False) as self.save_row:
             self.new_name = gr.Textbox(
                 label="Save as", placeholder=f"~/my_{tab}.toml", elem_id=f"{tab}-new-name", max_lines=1, scale=4
@@ -228,11 +233,11 @@ class TrainingTab:
         self._everything = [
             *self.form.outputs(), self.family, self.file, self.preset, *self._saving(), self.opened,
             self.unknown, self.recent, self.form.prompts, self.draft.state, self.run.message, self.run.command,
-            self.run.answer,
+            self.run.answer, self.dropped,
         ]  # fmt: skip
         page: set[Any] = {
             *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
-            self.opened, self.replacing, self.form.prompts, self.run.answer,
+            self.opened, self.replacing, self.form.prompts, self.run.answer, self.dropped,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
@@ -290,6 +295,8 @@ class TrainingTab:
         restored.success(None, js=f"() => Drafts.release('{self.name}')", **QUIET)
 
     def _open(self, data: Updates) -> Updates:
+        if data[self.dropped]:
+            return {**self.form.changed(self._open_dropped(data), data), self.dropped: ""}
         return self.form.changed(self._opened(data[self.file] or "", data[self.recent], data[self.family]), data)
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
@@ -311,6 +318,20 @@ class TrainingTab:
         updates = self._filled(opened.values, opened.family, str(path), remarks, f"{path.name} is open")
         kept = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
         return updates | self._remember(path, recent) | kept
+
+    def _open_dropped(self, data: Updates) -> Updates:
+        """A settings file that was dropped on the page, which knows its name and text, not where it lies."""
+        try:
+            dropped = json.loads(data[self.dropped])
+            name, text = Path(str(dropped["name"])).name, str(dropped["text"])
+            if not name.lower().endswith((".toml", ".json")):
+                raise ValueError(f"{name} is not a settings file: drop a .toml, or a .json of kohya_ss")
+            with tempfile.TemporaryDirectory(dir=state_folder()) as folder:
+                (place := Path(folder) / name).write_text(text, encoding="utf-8")
+                updates = self._opened(str(place), [], data[self.family])
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            return {self.run.message: self.form.links.refused(ValueError(str(error)))}
+        return {**updates, self.file: gr.update(), self.recent: gr.skip(), self.opened: ""}
 
     def _open_preset(self, data: Updates) -> Updates:
         path = preset_file(self.name, data[self.preset])

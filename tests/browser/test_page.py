@@ -494,6 +494,37 @@ def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
     expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 an epoch")
 
 
+def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo):
+    field(page, "train_data_dir").fill(str(demo.parent))
+    page.locator("#lora-train_data_dir").get_by_role("link", name="Browse").focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog.browse")
+    expect(dialog.locator(".where")).to_have_value(str(demo.parent))
+    wanted = Path(read_toml(demo)["train_data_dir"])
+    dialog.get_by_role("button", name=wanted.name, exact=False).press("Enter")
+    expect(dialog.locator(".where")).to_have_value(str(wanted))
+    dialog.get_by_role("button", name="Use this folder").press("Enter")
+    expect(field(page, "train_data_dir")).to_have_value(str(wanted))
+    expect(page.locator("#lora-train_data_dir-fact")).to_contain_text("12 images")
+    field(page, "file").fill(str(demo.parent / "x"))
+    page.locator("#lora-browse").click()
+    dialog.get_by_role("button", name=demo.name).click()
+    expect(page.locator("#lora-message")).to_contain_text(f"{demo.name} is open")
+
+
+def test_a_settings_file_that_is_dropped_on_the_page_is_opened_and_the_page_stays(page):
+    page.evaluate("""() => {
+      const data = new DataTransfer();
+      data.items.add(new File(["seed = 77\\n"], "mine.toml"));
+      const over = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+      document.querySelector("#lora-seed, #lora").dispatchEvent(over);
+      window.stayed = over.defaultPrevented;
+    }""")
+    expect(page.locator("#lora-message")).to_contain_text("mine.toml is open")
+    expect(field(page, "seed")).to_have_value("77")
+    assert page.evaluate("stayed")
+
+
 def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
     gui.ask("queue", {"paused": True})
     output = demo.parent / "output"

@@ -1,0 +1,91 @@
+"""What the page's dialog for files and folders lists: only folders that the page may touch, and the files that fit."""
+
+import os
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kohya_gui.places import Places
+from sd_scripts.options.image_folders import IMAGE_SUFFIXES
+
+MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
+SETTINGS = (".toml", ".json")
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae"), MODELS),
+    **dict.fromkeys(("network_weights", "base_weights"), MODELS),
+    **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
+    "in_json": (".json", ".jsonl"),
+    "sample_prompts": (".txt", ".toml", ".json"),
+    "metadata_thumbnail": tuple(IMAGE_SUFFIXES),
+    "console_log_file": (".log", ".txt"),
+}
+"""Field -> endings of the files that it takes; the others take a folder."""
+ALSO_FOLDERS = frozenset({"pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae"})
+"""Fields that take a folder too: that of a diffusers model."""
+MOST = 2000
+"""Names in one answer."""
+
+
+def routes(places: Places) -> list[Route]:
+    """For `launch(app_kwargs={"routes": ...})`."""
+
+    async def list_folder(request: Request) -> Response:
+        asked = request.query_params.get("path", ""), request.query_params.get("field", "")
+        try:
+            return JSONResponse(await run_in_threadpool(listing, *asked, places), headers={"Cache-Control": "no-store"})
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, 400)
+
+    return [Route("/studio/files", list_folder, methods=["GET"])]
+
+
+def listing(path: str, field: str, places: Places) -> dict[str, Any]:
+    """The folder that a path is or lies in, its folders, and its files that fit a field. ValueError, one sentence."""
+    folder = _nearest(places.check("folder", path.strip().strip('"') or first_folder(places)), places)
+    endings = ENDINGS.get(field, ())
+    folders, files = [], []
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name.lower())
+    except OSError as error:
+        raise ValueError(f"'{folder}' cannot be listed: {error.strerror}") from error
+    for entry in (entry for entry in entries if not entry.name.startswith(".")):
+        if entry.is_dir():
+            folders.append(entry.name)
+        elif entry.name.lower().endswith(endings or ("\0",)):
+            files.append(entry.name)
+    return {
+        "folder": str(folder),
+        "parent": str(folder.parent) if folder.parent != folder and places.holds(folder.parent) else None,
+        "separator": os.sep,
+        "folders": folders[:MOST],
+        "files": files[:MOST],
+        "takes_folder": not endings or field in ALSO_FOLDERS,
+        "images": 0 if endings else sum(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries),
+        "starts": [str(start) for start in starts(places)],
+    }
+
+
+def starts(places: Places) -> list[Path]:
+    """Folders to begin at."""
+    if places.allowed is not None:
+        return [folder for folder in places.allowed if folder.is_dir()]
+    drives = [Path(f"{letter}:\\") for letter in string.ascii_uppercase] if os.name == "nt" else [Path("/")]
+    return list(dict.fromkeys([Path.home(), Path.cwd(), *(drive for drive in drives if drive.exists())]))
+
+
+def first_folder(places: Places) -> str:
+    return str(starts(places)[0])
+
+
+def _nearest(place: Path, places: Places) -> Path:
+    """The folder itself, or the first that is there above what somebody typed."""
+    for folder in (place, *place.parents):
+        if folder.is_dir() and places.holds(folder):
+            return folder
+    return Path(first_folder(places))
