@@ -1,5 +1,6 @@
 """The live view and the tab Runs in real Chromium, with trainers that only tell: long histories, samples, consoles."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -178,6 +179,18 @@ def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(pag
     expect(large).to_contain_text("Step 10 · seed 1")
     page.keyboard.press("Escape")
     expect(large).to_be_hidden()
+
+
+def test_a_zoomed_curve_is_smoothed_by_the_steps_before_it_too(page, over):
+    view = look_at(page, "past")
+    plot = view.locator(".curves-plot")
+    plot.focus()
+    page.keyboard.press("End")
+    with page.expect_request(lambda request: "/curves?first=" in request.url) as asked:
+        page.keyboard.press("+")
+    first, last = (int(number) for number in re.findall(r"(?:first|last)=(\d+)", asked.value.url))
+    expect(view.locator(".curves-reset")).to_be_visible()
+    assert (first, last) == (2, 30)  # steps 16 to 30 are shown
 
 
 def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
