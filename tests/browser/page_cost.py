@@ -1,5 +1,6 @@
 """How soon the page answers in Chromium: PYTHONPATH=tests python -m browser.page_cost prints a table of medians."""
 
+import os
 import statistics
 import tempfile
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from browser.page_help import CHROMIUM, QUIET, Gui, ask_for, field, variant
+from browser.page_help import CHROMIUM, QUIET, Gui, ask_for, field, unfold, variant
 from sd_scripts.demo import make
 
 TIMES = 5
@@ -52,6 +53,23 @@ class Watch:
             self._page.wait_for_timeout(10)
 
 
+def until_seen(act: Callable[[], object], control: Any) -> float:
+    """Seconds from the act until the control is seen."""
+    begin = time.perf_counter()
+    act()
+    control.wait_for()
+    return time.perf_counter() - begin
+
+
+def preset_chosen(page: Any, watch: Watch) -> float:
+    """From the choice of a preset of this family until the page rests; opening the list is not counted."""
+    field(page, "preset").click()
+    choice = page.get_by_role("option", name="FLUX.1 low memory 16gb", exact=True)
+    choice.wait_for()
+    watch.seconds(lambda: None)
+    return watch.seconds(choice.click)
+
+
 def measured(gui: Gui, browser: Any, demo: Path) -> dict[str, float]:
     """Seconds of one person's way through a new page."""
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
@@ -59,7 +77,17 @@ def measured(gui: Gui, browser: Any, demo: Path) -> dict[str, float]:
     watch = Watch(page)
     flux = page.locator("#lora-family label", has_text="FLUX")
     found = {"a new page": watch.seconds(lambda: page.goto(gui.address))}
-    found["another model family chosen"] = watch.seconds(flux.click)
+    found["another model family chosen, until its controls are seen"] = until_seen(
+        flux.click, page.locator("#lora-clip_l")
+    )
+    watch.seconds(lambda: None)
+    found["a preset chosen"] = preset_chosen(page, watch)
+    unfold(page, "advanced-training", "torch-compile-settings")
+    watch.seconds(lambda: None)
+    switch = page.locator("#lora-compile-switch input")
+    found["torch.compile switched on, until its controls are seen"] = until_seen(
+        switch.click, page.locator("#lora-compile_mode")
+    )
     found["a settings file opened"] = watch.seconds(lambda: ask_for(page, demo))
     name = field(page, "output_name")
     found["twelve letters typed"] = watch.seconds(lambda: name.press_sequentially("twelveletter"))
@@ -81,6 +109,7 @@ def main() -> None:
         finally:
             browser.close()
             gui.stop()
+    print("Load of the machine:", *(f"{load:.1f}" for load in os.getloadavg()))
     print("| | median of", TIMES, "| slowest |\n|---|---|---|")
     for what in rounds[0]:
         seconds = [each[what] for each in rounds]
