@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from data_help import make_folder
+from diffusers import AutoencoderKL
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from training_help import train, train_whole
@@ -193,3 +194,15 @@ def test_cuda_graphs_are_not_recorded_with_gradient_checkpointing(
         "compile_mode: reduce-overhead replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, "
         "so default is used; turn one of the two off"
     ]
+
+
+def test_an_error_before_the_first_step_is_none_of_cuda_graphs(
+    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*arguments: Any, **more: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(AutoencoderKL, "encode", encode)
+    run = train(miniature, tmp_path / "run", **REDUCED)
+    (failed,) = run.told("failed")
+    assert failed["error"] == "the memory of the GPU is full"

@@ -278,8 +278,15 @@ class Compilation:
         eagerly. Raises Failed for compile_fullgraph where compiling failed."""
         if not self.active:
             return False
-        if self.cuda_graphs and _is_of_cuda_graphs(error) and (less := _without_cuda_graphs(self._options)):
-            self._go_on_without_cuda_graphs(error, less)
+        denoiser_again, less = self._compile_denoiser, _without_cuda_graphs(self._options)
+        if denoiser_again and less and self.cuda_graphs and _is_of_cuda_graphs(error):
+            self._context.warn(
+                f"compile_mode: CUDA graphs failed: {_told(error)}. The run goes on with compile_mode = "
+                f"{less.compile_mode}, which compiles anew"
+            )
+            self._options = less
+            torch._dynamo.reset()
+            denoiser_again(less)
             return True
         # an error of the step's own code in a compiled block, such as a full memory, comes again when it runs eagerly
         compiling = _is_compiler_error(error)
@@ -293,16 +300,6 @@ class Compilation:
         self._failed = True
         self._context.warn(f"{what}. The run goes on without compiling. To compile, {remedy}.")
         return True
-
-    def _go_on_without_cuda_graphs(self, error: Exception, less: CompileOptions) -> None:
-        self._context.warn(
-            f"compile_mode: CUDA graphs failed: {_told(error)}. The run goes on with compile_mode = "
-            f"{less.compile_mode}, which compiles anew"
-        )
-        self._options = less
-        torch._dynamo.reset()
-        assert self._compile_denoiser, "only the denoiser is replayed"
-        self._compile_denoiser(less)
 
     def _remedy(self, error: Exception) -> str:
         options = self._options
