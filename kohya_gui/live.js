@@ -241,7 +241,7 @@
     const begun = board.launch && board.launch !== told.launch;
     const states = new Map(board.runs.map((run) => [run.id, run.state]));
     Object.assign(board, told, { known: told.version, limit });
-    for (const run of board.runs) if (LIVING.includes(states.get(run.id)) && !isOn(run)) ended(run);
+    for (const run of board.runs) if (isOn({ state: states.get(run.id) }) && !isOn(run)) ended(run);
     if (begun) document.body.dataset.restarted = "true";
     drawWaiting();
     for (const listener of listeners) listener(board);

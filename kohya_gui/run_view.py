@@ -100,7 +100,7 @@ def progress(story: RunStory, row: RunRow) -> str:
     if doing and story.phase_note:
         doing += f" · {story.phase_note}"
     if story.state == "stopping":
-        doing = "ending the step, saving, leaving" if story.step else UNTRAINED
+        doing = "finishing the step, then saving and exiting" if story.step else UNTRAINED
         since = next((asked.time for asked in story.asked if asked.kind in ("stop", END)), None)
     if story.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
