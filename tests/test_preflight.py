@@ -95,16 +95,20 @@ def test_mistakes_of_every_kind_are_told_together_in_a_moment_and_without_torch(
         ({"train_data_dir": "empty"}, "train_data_dir: no images (png, jpg, webp, bmp) in 3_dog"),
         ({"reg_data_dir": "empty"}, "reg_data_dir: no images"),
         ({"in_json": "none.json"}, "in_json: there is no file 'none.json'"),
-        ({"in_json": "list.json"}, "in_json: list.json is not a metadata file"),
+        ({"in_json": "list.json"}, "in_json: 'list.json' is not a metadata file: it must hold a table"),
         ({"dataset_config": "none.toml"}, "dataset_config: there is no file 'none.toml'"),
         ({"dataset_config": "data.toml"}, "dataset_config: datasets[0].subsets[0].image_dir (line 3): there is no"),
         ({"masked_loss": True, "conditioning_data_dir": "x"}, "conditioning_data_dir: there is no folder 'x'"),
         ({"sample_prompts": "none.txt"}, "sample_prompts: there is no file 'none.txt'"),
+        ({"resume": "none"}, "resume: there is no folder 'none'"),
+        ({"resume": "latest"}, ""),
+        ({"metadata_thumbnail": "none.png"}, "metadata_thumbnail: "),
+        ({"metadata_thumbnail": "data:image/png;base64," + "a" * 9000}, ""),
         ({"output_dir": "list.json"}, "output_dir: 'list.json' cannot be written to (Not a directory)"),
         ({"console_log_file": "nowhere/x.log"}, "console_log_file: 'nowhere/x.log' cannot be written"),
         ({"log_tracker_config": "prompts.txt"}, "log_tracker_config: 'prompts.txt' is not TOML"),
     ],
-    ids=lambda value: "-".join(map(str, next(iter(value.items())))) if isinstance(value, dict) else "",
+    ids=lambda value: "-".join(map(str, next(iter(value.items()))))[:60] if isinstance(value, dict) else "",
 )
 def test_what_a_file_or_folder_tells(
     wrong: dict[str, Any], sentence: str, good: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

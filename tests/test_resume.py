@@ -114,7 +114,9 @@ def test_what_cannot_be_resumed_is_told_in_one_sentence(
     def sentence(name: str, **values: Any) -> str:
         return refused(miniature, go_on(miniature, tmp_path / name, state, **values), capsys)
 
-    assert "no folder" in sentence("absent", resume=tmp_path / "nowhere")
+    absent = go_on(miniature, tmp_path / "absent", state, resume=tmp_path / "nowhere")
+    assert (absent.status, absent.events) == (2, [])  # no run was begun
+    assert "resume: there is no folder" in capsys.readouterr().err
     assert "not a state of this program" in sentence("other", resume=undisturbed.output)
     assert "network_dim" in sentence("rank", network_dim=4)
     assert "another optimizer_type" in sentence("optimizer", optimizer_type="Lion")

@@ -50,8 +50,13 @@ def read_metadata(path: Path, option: str) -> Entries:
             entries = {str(line["image_path"]): line for line in lines}
         else:
             entries = dict(parse_json(text).items())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{option}: {path} is not a metadata file: {error!r}") from error
+    except ValueError as error:
+        raise ValueError(f"{option}: '{path}' is not a metadata file: {error}") from error
+    except (KeyError, TypeError, AttributeError):
+        wanted = (
+            "an image_path in each line" if path.suffix.lower() == ".jsonl" else "a table with an entry for each image"
+        )
+        raise ValueError(f"{option}: '{path}' is not a metadata file: it must hold {wanted}") from None
     for key, entry in entries.items():
         if not isinstance(entry, dict) or not all(_is_size(entry.get(name)) for name in SIZES):
             raise ValueError(f"{option}: {path}: {key!r} must be a table with caption, tags or {SIZES[0]} [w, h]")

@@ -19,6 +19,7 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
 from sd_scripts.options.spec import OptionGroup, WrongValue, without
+from sd_scripts.options.training import LATEST, ResumeOptions
 from sd_scripts.options.words import shortened
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 
@@ -70,6 +71,18 @@ def _told(sentence: str, settings: Settings) -> Iterator[Problem]:
 def sample_prompts(sane: Sane) -> Iterator[str]:
     if file := sane[SampleOptions].sample_prompts:
         yield from prompt_problems(Path(file), sane.script.family)
+
+
+def resume(sane: Sane) -> Iterator[str]:
+    state = sane[ResumeOptions].resume
+    if state and state != LATEST and not Path(state).is_dir():
+        yield f"resume: there is no folder '{state}'; name that of a state, or latest"
+
+
+def metadata_thumbnail(sane: Sane) -> Iterator[str]:
+    if thumbnail := sane[MetadataOptions].metadata_thumbnail:
+        thumbnail_url(thumbnail)
+    yield from ()
 
 
 def output_dir(sane: Sane) -> Iterator[str]:
@@ -130,6 +143,8 @@ CHECKS: tuple[Check, ...] = (
     *model_checks.CHECKS,
     *data_checks.CHECKS,
     sample_prompts,
+    resume,
+    metadata_thumbnail,
     output_dir,
     outputs,
     thumbnail,

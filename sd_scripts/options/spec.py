@@ -162,7 +162,7 @@ class Option:
         return None
 
     def _text_problem(self, text: str) -> str:
-        if self.path:
+        if self.path and not text.startswith("data:"):  # a thumbnail may stand in the option itself
             return name_problem(text)
         if "\0" in text:
             return "holds the control character NUL, which no text can have; type it anew"
