@@ -12,8 +12,9 @@ pytestmark = [
     pytest.mark.usefixtures("no_graphs"),
 ]
 
-STEPS: dict[str, Any] = {"max_train_steps": 8, "mixed_precision": "bf16"}
-"""The first run of a graph allocates, the second is recorded, later ones are replayed."""
+STEPS: dict[str, Any] = {"max_train_steps": 8, "mixed_precision": "no"}
+"""The first run of a graph allocates, the second is recorded, later ones are replayed. In float32, where the rounding
+of compiled and eager kernels does not grow over the steps."""
 REDUCED = {**STEPS, "compile": True, "compile_mode": "reduce-overhead"}
 
 
@@ -23,7 +24,7 @@ def of_compiling(run: Run) -> list[str]:
 
 def losses_agree(run: Run, plain: Run) -> None:
     assert run.status == plain.status == 0
-    assert run.losses == pytest.approx(plain.losses, rel=0.03)
+    assert run.losses == pytest.approx(plain.losses, rel=0.01)
 
 
 def test_cuda_graphs_replay_the_steps(each_miniature: Any, tmp_path: Path) -> None:
