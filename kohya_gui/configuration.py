@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from sd_scripts.options.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
 
 PROMPTS = "sample_prompts"
+WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
 HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
 """How models on the Hugging Face Hub are called."""
 SECRET_LENGTH = 8
@@ -67,6 +69,8 @@ def place_of(text: str) -> Path:
     text = text.strip().strip('"')
     if not text:
         raise ValueError("Give the configuration file a name, for example ~/cat.toml")
+    if os.name != "nt" and WINDOWS_PATH.match(text):
+        raise ValueError(f"{text} is a path of Windows, and the GUI runs on another system; name a folder of this one")
     path = Path(os.path.expanduser(text))
     if path.name in ("", "..") or text.endswith(("/", os.sep)):
         raise ValueError(f"{text} is a folder; give the configuration file a name, for example {text}cat.toml")
@@ -95,6 +99,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = E
         opened = _opened(settings, family, remarks, legacy.prompts)
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
+    if isinstance(raw.get("datasets"), list):
+        raise ValueError(f"{path.name} describes a dataset and is no settings file; name it in dataset_config")
     if (told_by := _tab_of(raw)) and told_by.method != tab.method:
         _check_tab(path, told_by, tab)
     family = family_of(raw, tab.method, places) or shown or families[0]

@@ -98,6 +98,20 @@
     setTimeout(() => document.getElementById(`${tab}-go-on`).click(), 150); // once Gradio took it
   });
   document.addEventListener("click", (event) => {
+    const { load } = event.target.closest?.("[data-load]")?.dataset ?? {};
+    const tab = load && event.target.closest("[id$=-message]").id.split("-")[0];
+    if (!tab || !fill(`${tab}-load-run`, load)) return;
+    setTimeout(() => document.getElementById(`${tab}-load`).click(), 150); // once Gradio took it
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    const start = [...document.querySelectorAll("[id$=-start]")].find((each) => each.offsetParent);
+    if (!start) return;
+    event.preventDefault();
+    document.activeElement?.blur(); // what is typed counts
+    setTimeout(() => start.click(), 60);
+  });
+  document.addEventListener("click", (event) => {
     const link = event.target.closest?.("[data-field]");
     if (link) jump(link.dataset.field, panelsOf(link));
   });

@@ -21,7 +21,7 @@ from kohya_gui.configuration import Prepared, families_of, place_of, place_to_sa
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
 from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
-from kohya_gui.messages import message
+from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
 from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.recognise import Recognised
@@ -64,6 +64,8 @@ TOLD = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise
 WITHOUT = ("run_dir",)
 """Options that the GUI chooses itself."""
 RECENT = 12
+UNDO = '<p class="undo"><button type="button" data-load="undo">Undo</button></p>'
+"""Puts back what stood in the form (fields.js)."""
 Updates = dict[Any, Any]
 
 
@@ -86,6 +88,8 @@ class TrainingTab:
         # the file that these settings came from or went to: Save writes over it, over no other without a second click
         self.opened = gr.BrowserState("", storage_key=f"{self.name}-opened", secret=BROWSER_SECRET, render=False)
         self.replacing = gr.State("")
+        # what stood in the form before a preset, a file or a past run took its place
+        self.before = gr.State({})
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
         self.form.connect(self.family)
@@ -233,11 +237,12 @@ class TrainingTab:
         self._everything = [
             *self.form.outputs(), self.family, self.file, self.preset, *self._saving(), self.opened,
             self.unknown, self.recent, self.form.prompts, self.draft.state, self.run.message, self.run.command,
-            self.run.answer, self.dropped,
+            self.run.answer, self.dropped, self.before,
         ]  # fmt: skip
         page: set[Any] = {
             *self.form.inputs(), self.family, self.file, self.preset, self.new_name, self.unknown, self.recent,
             self.opened, self.replacing, self.form.prompts, self.run.answer, self.dropped,
+            self.before,
         }  # fmt: skip
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
@@ -277,6 +282,7 @@ class TrainingTab:
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
             families = self._families
+            recent = [file for file in recent if os.path.isfile(file)]  # others may be gone by now
             if config and not self.draft.of_this_launch(draft):
                 return self._opened(str(config), recent, draft.get("family") or families[0])
             if not draft:  # a new browser: nothing to bring back, and nothing typed by now may be lost
@@ -296,14 +302,18 @@ class TrainingTab:
 
     def _open(self, data: Updates) -> Updates:
         if data[self.dropped]:
-            return {**self.form.changed(self._open_dropped(data), data), self.dropped: ""}
-        return self.form.changed(self._opened(data[self.file] or "", data[self.recent], data[self.family]), data)
+            return {**self._undoable(self.form.changed(self._open_dropped(data), data), data), self.dropped: ""}
+        updates = self._opened(data[self.file] or "", data[self.recent], data[self.family])
+        return self._undoable(self.form.changed(updates, data), data)
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Another family: what both have stays, and no preset of the former is shown as if it were set."""
-        first = preset_title(preset_file(self.name, first_preset(family)))
-        said = f"{FAMILY_TITLES[family]} is chosen; what you set stays. The preset {first} sets what suits it"
-        return [preset if preset and preset_family(preset) == family else None, message("ok", said)]
+        name = first_preset(family)
+        title = preset_title(preset_file(self.name, name))
+        said = f"{FAMILY_TITLES[family]} is chosen; what you set stays. The preset {title} sets what suits it"
+        button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
+        kept = preset if preset and preset_family(preset) == family else None
+        return [kept, message("ok", said, more=Html("" if kept else button))]
 
     def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
@@ -343,7 +353,7 @@ class TrainingTab:
         title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
         updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
-        return self.form.changed(updates, data) | {self.unknown: opened.unknown}
+        return self._undoable(self.form.changed(updates, data) | {self.unknown: opened.unknown}, data)
 
     def _filled(
         self,
@@ -472,7 +482,32 @@ class TrainingTab:
         return f"{row.name} waits in the queue and starts by itself"
 
     def _open_past(self, data: Updates) -> Updates:
-        return self.form.changed(self._load_past(data[self.run.past]), data)
+        """What fields.js and runs.js ask for: a past run by number, a preset by name, what stood here before."""
+        asked: str = data[self.run.past] or ""
+        if asked == "undo":
+            return self.form.changed(self._undo(data), data)
+        if asked.startswith("preset:"):
+            return self._open_preset({**data, self.preset: asked.removeprefix("preset:")})
+        return self._undoable(self.form.changed(self._load_past(asked), data), data)
+
+    def _undoable(self, updates: Updates, data: Updates) -> Updates:
+        """Updates that put other settings into the form, with a way back."""
+        if self.draft.state not in updates:
+            return updates
+        draft = self.draft.of(self.form.read(data), data[self.family], data[self.file] or "", data[self.preset])
+        kept = {"unknown": data[self.unknown], "prompts": data[self.form.prompts], "opened": data[self.opened]}
+        return {**updates, self.before: {**draft, **kept}, self.run.message: updates[self.run.message] + UNDO}
+
+    def _undo(self, data: Updates) -> Updates:
+        before = data[self.before]
+        if not before:
+            return {self.run.message: message("warning", "Nothing is left to undo")}
+        secrets = {name: value for name, value in self.form.read(data).items() if self.form.options[name].secret}
+        values = {**self.draft.values(before), **secrets}
+        told = "What stood here before is back"
+        updates = self._filled(values, before["family"], before["file"], (), told, before["preset"])
+        updates |= {self.unknown: before["unknown"], self.form.prompts: before["prompts"]}
+        return updates | {self.opened: before["opened"], self.before: {}}
 
     def _load_past(self, run: str) -> Updates:
         """A past run's settings into the form. Its own file is no file to save to."""
@@ -483,7 +518,7 @@ class TrainingTab:
             _, opened = opened_run(row)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
-        updates = self._filled(opened.values, opened.family, "", opened.remarks, f"The settings of {row.name} are here")
+        updates = self._filled(opened.values, opened.family, "", opened.remarks, f"Loaded the settings of {row.name}")
         return updates | {self.unknown: opened.unknown, self.opened: "", self.form.prompts: ""}
 
     def _print(self, data: Updates) -> Updates:

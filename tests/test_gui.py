@@ -35,6 +35,7 @@ from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.model_file import describe
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.toml_files import read_toml, toml_text
 from sd_scripts.runs.queue import RunQueue
@@ -893,7 +894,7 @@ def test_a_past_run_fills_in_the_form_and_its_own_file_is_not_the_one_to_save(ta
     updates = tab._load_past(run)
     assert (updates[form.controls["seed"]], updates[tab.family]) == ("3", "flux")
     assert (updates[tab.opened], updates[tab.file]["value"], updates[tab.unknown]) == ("", "", {"mine": "kept"})
-    assert "The settings of cat are here" in updates[tab.run.message]
+    assert "Loaded the settings of cat" in updates[tab.run.message]
 
 
 def test_a_past_run_without_its_folder_or_off_the_list_is_told(tab, tmp_path):
@@ -948,6 +949,40 @@ def test_what_a_queued_run_needs_and_is_gone_is_told_when_its_turn_comes(tab, tm
     (tmp_path / "data" / "10_cat" / "one.png").unlink()
     assert re.fullmatch("pretrained_model_name_or_path: .*; train_data_dir: no images .*", why_not(row))
     tab._queue.store.forget(int(run), state="queued")
+
+
+def test_what_a_preset_replaced_is_put_back(tab, form):
+    data = page_after(form, {"network_dim": 77, "seed": 3, "wandb_api_key": "s3cret"})
+    data |= {tab.family: "sdxl", tab.file: "a.toml", tab.preset: "flux_safe_start", tab.unknown: {"mine": 1}}
+    data |= {tab.opened: "a.toml", form.prompts: "a cat", tab.before: {}, tab.run.past: "undo"}
+    assert "Nothing is left" in tab._open_past(data)[tab.run.message]
+    updates = tab._open_past({**data, tab.run.past: "preset:sdxl_safe_start"})
+    assert 'data-load="undo"' in updates[tab.run.message]
+    after = {**data, **{c: u for c, u in updates.items() if c in form.controls.values()}}
+    assert form.read(after)["network_dim"] == 16
+    back = tab._open_past({**after, tab.before: updates[tab.before]})
+    assert back[form.controls["network_dim"]] == "77"
+    assert form.read({**after, **back})["seed"] == 3
+    assert (back[tab.unknown], back[tab.opened], back[form.prompts]) == ({"mine": 1}, "a.toml", "a cat")
+
+
+def test_a_dataset_file_is_not_opened_as_settings(tmp_path):
+    (tmp_path / "d.toml").write_text("[general]\nseed = 1\n[[datasets]]\nresolution = 64\n")
+    with pytest.raises(ValueError, match=r"d.toml describes a dataset .* name it in dataset_config"):
+        open_configuration(tmp_path / "d.toml")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="it is a path there")
+def test_a_windows_path_is_no_name_elsewhere():
+    with pytest.raises(ValueError, match="a path of Windows"):
+        place_of("C:\\Users\\me\\lora.toml")
+
+
+def test_prompts_without_an_interval_are_told():
+    remarks = from_values(SDXL_LORA, {"sample_prompts": "p.txt"}).remarks
+    assert [remark.name for remark in remarks if "no samples" in remark.text] == ["sample_prompts"]
+    remarks = from_values(SDXL_LORA, {"sample_prompts": "p.txt", "sample_every_n_steps": 5}).remarks
+    assert "sample_prompts" not in [remark.name for remark in remarks]
 
 
 def test_a_message_is_text():

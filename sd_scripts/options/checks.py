@@ -389,6 +389,11 @@ def decay_that_never_comes(schedule: LrSchedulerOptions) -> Findings:
 
 def samples_of_nothing(sample: SampleOptions) -> Findings:
     if sample.sample_prompts:
+        if not (sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first):
+            yield (
+                "sample_prompts",
+                "makes no samples by itself; set sample_every_n_steps or sample_every_n_epochs",
+            )
         return
     for name in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"):
         if getattr(sample, name):

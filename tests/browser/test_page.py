@@ -494,6 +494,20 @@ def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
     expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 an epoch")
 
 
+def test_the_preset_of_a_family_is_one_click_away_and_can_be_undone(page):
+    field(page, "network_dim").fill("77")
+    family(page, "FLUX.1")
+    told = page.locator("#lora-message")
+    told.get_by_role("button", name="Use FLUX.1 safe start").click()
+    expect(field(page, "preset")).to_have_value("FLUX.1 safe start")
+    expect(field(page, "network_dim")).not_to_have_value("77")
+    told.get_by_role("button", name="Undo").click()
+    expect(field(page, "network_dim")).to_have_value("77")
+    field(page, "max_train_steps").fill("-3")
+    field(page, "max_train_steps").press("Control+Enter")  # starts
+    expect(told).to_contain_text("(max_train_steps): -3 is outside")
+
+
 def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo):
     field(page, "train_data_dir").fill(str(demo.parent))
     page.locator("#lora-train_data_dir").get_by_role("link", name="Browse").focus()
