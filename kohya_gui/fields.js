@@ -6,7 +6,7 @@
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
   const mark = () => {
     const ids = [...wrong.values()].flatMap((each) => [...each]).map((id) => `#${CSS.escape(id)}`);
-    sheet.replaceSync(ids.length ? `:is(${ids.join(", ")}) { outline: 2px solid var(--bad); outline-offset: 5px; border-radius: 4px; }` : "");
+    sheet.replaceSync(ids.length ? `:is(${ids.join(", ")}) { outline: 2px solid var(--bad); outline-offset: 3px; border-radius: 4px; }` : "");
   };
   const found = (look, left = 60) =>
     new Promise((done) => {
