@@ -85,6 +85,8 @@ def read_event(line: bytes | str) -> dict[str, Any] | None:
 
 
 def _is_as_said(name: str, value: Any) -> bool:
+    if name == "seed" and value is None:  # of a sample whose prompt names none
+        return True
     if name in NUMBERS:
         return _is_number(value)
     if name in TEXTS:
