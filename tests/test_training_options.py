@@ -267,6 +267,7 @@ def test_every_path_may_begin_with_the_home(
         network_weights="~/output_dir/short.safetensors",
         base_weights=["~/output_dir/short.safetensors"],
         resume="~/output_dir/short-state",
+        resume_changed_model=True,  # base_weights change it
         max_train_steps=4,
         **home,
     )
