@@ -42,6 +42,8 @@ def build(
                 runs_tab.lay_out()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
         for tab in tabs:
+            tab.connect_others(tabs)
+        for tab in tabs:
             tab.on_load(page, config if tab.name == shown else None)
     return page
 

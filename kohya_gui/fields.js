@@ -99,7 +99,7 @@
   });
   document.addEventListener("click", (event) => {
     const { load } = event.target.closest?.("[data-load]")?.dataset ?? {};
-    const tab = load && event.target.closest("[id$=-message]").id.split("-")[0];
+    const tab = load && event.target.closest("[role=tabpanel]").id;
     if (!tab || !fill(`${tab}-load-run`, load)) return;
     setTimeout(() => document.getElementById(`${tab}-load`).click(), 150); // once Gradio took it
   });

@@ -27,6 +27,7 @@ from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
 from kohya_gui.shell_line import shell_line
+from kohya_gui.tabs import TABS, Tab
 from kohya_gui.tensorboard_gui import tensorboard_tool
 from kohya_gui.training import DataTool, Panel, Training
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
@@ -54,6 +55,8 @@ KEPT_BY_PRESETS = (
     "sample_prompts",
 )
 """Where things are and how they are called; a preset is about how to train."""
+SHARED = (*(name for name in KEPT_BY_PRESETS if name not in ("output_name", "sample_prompts")), "caption_extension")
+"""What one tab can take over from another: the model, the images and where results go."""
 COMPILE = "compile"
 """The option that has a switch beside the presets too."""
 FIRST_OUTPUT = "outputs"
@@ -98,6 +101,7 @@ class TrainingTab:
             connect(self.form, self.family)
         self._tell_facts()
         self._wire()
+        self._others: dict[str, TrainingTab] = {}
 
     def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
         """The first family's preset; of the others', what that family alone has, for when it is chosen."""
@@ -158,6 +162,8 @@ class TrainingTab:
             elem_id=f"{self.name}-family",
             elem_classes="family",
         )
+        others = [tab for tab in TABS.values() if tab is not self.training.tab]
+        gr.HTML(take_over(others), elem_id=f"{self.name}-others", elem_classes="others")
         spoken_for = tuple(group for panel in self.training.panels for group in panel.rest)
         for panel in self.training.panels:
             if not panel.late:
@@ -248,12 +254,12 @@ class TrainingTab:
         opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
         family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
         preset = self.preset.select(self._open_preset, page, self._everything, **QUIET)
-        past = self.run.load.click(self._open_past, {*page, self.run.past}, self._everything, **QUIET)
-        for event in (opened, preset, past):
+        self._page = page
+        for event in (opened, preset):
             self.form.show_after(event)
         starts = [self.run.start.click, self.run.go_on.click]
         started = gr.on(starts, self._answering(self._start), page, self._everything, **slow)
-        for event in (family, opened, preset, past, started, *self.form.taken):
+        for event in (family, opened, preset, started, *self.form.taken):
             self.draft.keep_after(event)
         self.save.click(self._answering(self._save), page, self._everything, **QUIET)
         self.save_new.click(self._answering(self._save_as), page, self._everything, **QUIET)
@@ -261,6 +267,14 @@ class TrainingTab:
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
         self.run.print.click(self._answering(self._print), page, self._everything, **slow)
+
+    def connect_others(self, tabs: Sequence["TrainingTab"]) -> None:
+        """Let settings be loaded from past runs, from presets, and from what stands in the other tabs."""
+        self._others = {tab.name: tab for tab in tabs if tab is not self}
+        page = {*self._page, self.run.past, *(tab.draft.state for tab in self._others.values())}
+        past = self.run.load.click(self._open_past, page, self._everything, **QUIET)
+        self.form.show_after(past)
+        self.draft.keep_after(past)
 
     def _answering(self, handler: Callable[[Updates], Updates]) -> Callable[[Updates], Updates]:
         """A handler whose message is a new one for the page, though it says the same as before (fields.js)."""
@@ -482,8 +496,12 @@ class TrainingTab:
         return f"{row.name} waits in the queue and starts by itself"
 
     def _open_past(self, data: Updates) -> Updates:
-        """What fields.js and runs.js ask for: a past run by number, a preset by name, what stood here before."""
+        """What fields.js and runs.js ask for: a past run by number, a preset or another tab by name, what stood here
+        before."""
         asked: str = data[self.run.past] or ""
+        if asked.startswith("tab:"):
+            updates = self._take_over(self._others[asked.removeprefix("tab:")], data)
+            return self._undoable(self.form.changed(updates, data), data)
         if asked == "undo":
             return self.form.changed(self._undo(data), data)
         if asked.startswith("preset:"):
@@ -508,6 +526,20 @@ class TrainingTab:
         updates = self._filled(values, before["family"], before["file"], (), told, before["preset"])
         updates |= {self.unknown: before["unknown"], self.form.prompts: before["prompts"]}
         return updates | {self.opened: before["opened"], self.before: {}}
+
+    def _take_over(self, other: "TrainingTab", data: Updates) -> Updates:
+        """Model, images and output folder as they stand in another tab; all else stays."""
+        draft, title = data[other.draft.state] or {}, other.training.tab.title
+        found = other.draft.values(draft)
+        names = [name for name in SHARED if name in found and name in self.form.controls]
+        taken = {name: found[name] for name in names if found[name] != self.form.options[name].default}
+        if not taken:
+            return {self.run.message: message("warning", f"No model, images or folders are set in {title} yet")}
+        family = draft["family"] if draft.get("family") in self._families else data[self.family]
+        values = {**self.form.read(data), **taken}
+        updates = self._filled(values, family, data[self.file] or "", (), f"Taken over from {title}", data[self.preset])
+        named = ", ".join(self.form.links.named(name) for name in taken)
+        return {**updates, self.run.message: message("ok", Html(f"Taken over from {escape(title)}: {named}"))}
 
     def _load_past(self, run: str) -> Updates:
         """A past run's settings into the form. Its own file is no file to save to."""
@@ -576,6 +608,12 @@ def fact(found: Recognised, more: str = "") -> str:
 def offer(choice: str, family: str) -> str:
     """A button that chooses another family; `choice` is the element of the choice."""
     return f' <button type="button" data-choose="{choice}:{family}">Switch to {FAMILY_TITLES[family]}</button>'
+
+
+def take_over(tabs: Sequence[Tab]) -> str:
+    """Buttons that bring the model, the images and the output folder of another tab into this one (fields.js)."""
+    buttons = "".join(f'<button type="button" data-load="tab:{tab.name}">{tab.title}</button>' for tab in tabs)
+    return f"<span>Model, images and output folder as in</span>{buttons}"
 
 
 def use_flat(repeats: FormComponent) -> str:

@@ -966,6 +966,24 @@ def test_what_a_preset_replaced_is_put_back(tab, form):
     assert (back[tab.unknown], back[tab.opened], back[form.prompts]) == ({"mine": 1}, "a.toml", "a cat")
 
 
+def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tmp_path):
+    queue = RunQueue(RunStore(tmp_path / "runs.sqlite"))
+    with gr.Blocks():
+        lora, full = tabs = [TrainingTab(each, queue, "launch") for each in (LORA, DREAMBOOTH)]
+        for each in tabs:
+            each.connect_others(tabs)
+    theirs, _ = lora.form.complete({"train_data_dir": "/data/cats", "num_repeats": 3, "ae": "/ae", "seed": 5})
+    data = {**page_after(full.form, {"seed": 7, "vae": "/vae"}), full.family: "sdxl", full.file: "", full.preset: None}
+    data |= {full.unknown: {}, full.opened: "", full.form.prompts: "", full.run.past: "tab:lora", lora.draft.state: {}}
+    assert "set in LoRA yet" in full._open_past(data)[full.run.message]
+    updates = full._open_past({**data, lora.draft.state: lora.draft.of(theirs, "flux", "", None)})
+    assert updates[full.family] == "flux"
+    assert 'data-load="undo"' in updates[full.run.message]
+    after = full.form.read({**data, **updates})
+    named = ("train_data_dir", "num_repeats", "ae", "vae", "seed")
+    assert [after[name] for name in named] == ["/data/cats", 3, "/ae", "/vae", 7]
+
+
 def test_a_dataset_file_is_not_opened_as_settings(tmp_path):
     (tmp_path / "d.toml").write_text("[general]\nseed = 1\n[[datasets]]\nresolution = 64\n")
     with pytest.raises(ValueError, match=r"d.toml describes a dataset .* name it in dataset_config"):
