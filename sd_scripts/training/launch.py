@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sd_scripts")
 
+SECONDS_TO_SPEAK = 3.0
+"""The launcher ends all processes when the first one leaves, and the one that says why may be slower."""
 MISTAKE, FAULT, INTERRUPTED = 2, 1, 130
 """Exit status: something in the settings, before the first step; something that happened in training; Ctrl-C before
 there was anything to save."""
@@ -163,8 +166,11 @@ def _names_an_option(sentence: str, settings: Settings) -> bool:
 
 
 def _refuse(settings: Settings, problems: list[str]) -> int:
-    """Say what is wrong in the console, and in the folder that the GUI made for the run."""
-    print(*problems, sep="\n", file=sys.stderr)
+    """Say what is wrong in the console, once on each machine, and in the folder that the GUI made for the run."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(*problems, sep="\n", file=sys.stderr, flush=True)
+    else:
+        time.sleep(SECONDS_TO_SPEAK)
     folder = settings[RunOptions].run_dir
     if isinstance(folder, str) and Path(folder).is_dir() and os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):
