@@ -174,6 +174,12 @@ def test_after_a_run_ctrl_c_is_again_what_it_was(miniature: Any, tmp_path: Path)
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def _hear_signals() -> None:
+    """A job in the background of a shell, or under nohup, hands down that it ignores them."""
+    for ending in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
 @pytest.mark.parametrize("ending", ["SIGINT", "SIGHUP"])
 def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
@@ -193,6 +199,7 @@ def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
+        preexec_fn=_hear_signals,
     )
     tail = RunFolder(output / "run").events()
     end = time.monotonic() + 60

@@ -680,7 +680,8 @@ def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(pag
     page.locator(f"#{tab}-use-metadata").click()
     expect(field(page, "in_json", tab)).to_have_value(str(pictures / "meta_cap.json"))
     expect(page.locator(f"#{tab}-in_json-fact")).to_contain_text("12 images")
-    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 images; the metadata file says which are trained")
+    said = "12 images; the metadata file says which are trained"
+    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text(said)
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length")
     output = flux_demo.parent / "whole output"
     fill_in(page, tab, {name: made[name] for name in files})
