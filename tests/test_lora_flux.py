@@ -242,7 +242,7 @@ def test_a_wrong_value_is_told_in_one_sentence(flux: list[Adapted], args: list[s
 
 def test_keys_of_other_families_are_unknown_and_keys_without_effect_are_told() -> None:
     warnings: list[str] = []
-    read("down_lr_weight=1", "img_att_dim=2", "conv_dim=4", "verbose=True", "train_t5xxl=True", warnings=warnings)
+    read("down_lr_weight=1", "unet_dim=2", "conv_dim=4", "verbose=True", "train_t5xxl=True", warnings=warnings)
     read("train_single_block_indices=all", train_blocks="double", warnings=warnings)
     read(train_blocks="double", train_single_block_indices="0-2", warnings=warnings)
     assert warnings.pop() == "train_single_block_indices: has no effect with train_blocks = double"
@@ -250,8 +250,10 @@ def test_keys_of_other_families_are_unknown_and_keys_without_effect_are_told() -
         "network_args: conv_dim and conv_alpha have no effect, FLUX.1 has no convolutions",
         "network_args: verbose has no effect; the saved file names every layer with its rank",
         "network_args: down_lr_weight is unknown and has no effect",
-        "network_args: img_att_dim is unknown and has no effect; did you mean img_attn_dim?",
+        "network_args: unet_dim is unknown and has no effect",
     ]
+    with pytest.raises(ValueError, match=r"img_att_dim is unknown\. Did you mean img_attn_dim"):
+        read("img_att_dim=2")
 
 
 def test_rates_by_pattern_are_groups_of_their_own() -> None:
