@@ -34,6 +34,13 @@ def state_of(run: Run, step: int) -> Path:
     return run.output / f"short-step{step:08d}-state"
 
 
+def rewrite_progress(state: Path, *without: str, **changes: Any) -> None:
+    """As a program wrote it that knew no checksum of progress.json."""
+    file = state / "progress.json"
+    facts = {name: value for name, value in json.loads(file.read_text()).items() if name not in ("sha256", *without)}
+    file.write_text(json.dumps(facts | changes))
+
+
 def go_on(miniature: Any, output: Path, state: Path, **values: Any) -> Run:
     """With the settings and pictures of `undisturbed`."""
     root = state.parent.parent / "pictures"
@@ -295,8 +302,7 @@ def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, t
     for step in (2, 3, 4):
         state = shutil.copytree(state_of(undisturbed, step), tmp_path / state_of(undisturbed, step).name)
         if old:
-            facts = json.loads((state / "progress.json").read_text())
-            (state / "progress.json").write_text(json.dumps({**facts, "files": {}}))
+            rewrite_progress(state, files={})
     flip_a_byte(state / "state.pt")
     told: list[str] = []
     found = newest_state(tmp_path, "short", told.append)
@@ -311,7 +317,23 @@ def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, t
         newest_state(tmp_path, "short")
 
 
-DEEP = "[" * 100_000
+def test_a_changed_progress_file_is_told_and_the_state_before_is_taken(undisturbed: Run, tmp_path: Path) -> None:
+    """A digit of another step, a learning rate, a checksum: it still reads as one."""
+    for step in (2, 3):
+        state = shutil.copytree(state_of(undisturbed, step), tmp_path / state_of(undisturbed, step).name)
+    content = (state / "progress.json").read_text()
+    for before, after in (('"step": 3', '"step": 7'), ('"seed": ', '"seed": 1'), ('"sha256": "', '"sha256": "0')):
+        assert before in content
+        (state / "progress.json").write_text(content.replace(before, after))
+        told: list[str] = []
+        found = newest_state(tmp_path, "short", told.append)
+        assert found
+        assert found.progress.step == 2
+        assert told == [f"resume: '{state}' is damaged (progress.json is not as it was written) and is left out"]
+        with pytest.raises(ValueError, match=r"is damaged: progress\.json is not as it was written; name an older one"):
+            read_whole(str(state))
+    (state / "progress.json").write_text(content)
+    assert read_whole(str(state)).progress.step == 3
 
 
 @pytest.mark.parametrize(
@@ -330,8 +352,10 @@ DEEP = "[" * 100_000
 )
 def test_a_broken_progress_file_is_one_sentence(undisturbed: Run, tmp_path: Path, broken: Any) -> None:
     state = shutil.copytree(state_of(undisturbed, 2), tmp_path / "short-state")
-    facts = json.loads((state / "progress.json").read_text())
-    (state / "progress.json").write_text(broken if isinstance(broken, str) else json.dumps({**facts, **broken}))
+    if isinstance(broken, str):
+        (state / "progress.json").write_text(broken)
+    else:
+        rewrite_progress(state, **broken)
     with pytest.raises(ValueError, match=r"resume: '.*' is not a state of this program"):
         read_saved(str(state))
 
@@ -341,10 +365,7 @@ def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
 ) -> None:
     shutil.copytree(undisturbed.output.parent / "pictures", tmp_path / "pictures")
     state = shutil.copytree(state_of(undisturbed, 7), tmp_path / "out" / "old-state")
-    facts = json.loads((state / "progress.json").read_text())
-    for name in ("origin", "hyperparameters", "files"):
-        del facts[name]
-    (state / "progress.json").write_text(json.dumps(facts))
+    rewrite_progress(state, "origin", "hyperparameters", "files")
     rest = train(miniature, tmp_path / "out", **STATES, resume=state)
     assert equal(rest.tensors(), undisturbed.tensors())
     assert warnings_of(rest) == ["resume: the state does not say what it was made with, so no changes can be told"]
@@ -396,8 +417,7 @@ def test_only_whole_states_of_this_name_are_found(undisturbed: Run, tmp_path: Pa
 
 def test_of_two_states_of_a_step_the_later_is_found(undisturbed: Run, tmp_path: Path) -> None:
     for name, time in (("short-step00000003-state", 5.0), ("short-000001-state", 7.0), ("short-state", 6.0)):
-        facts = shutil.copytree(state_of(undisturbed, 3), tmp_path / name) / "progress.json"
-        facts.write_text(json.dumps({**json.loads(facts.read_text()), "time": time}))
+        rewrite_progress(shutil.copytree(state_of(undisturbed, 3), tmp_path / name), time=time)
     found = newest_state(tmp_path, "short")
     assert found
     assert found.folder.name == "short-000001-state"

@@ -25,6 +25,8 @@ from sd_scripts.training.origin import SCHEDULE, Origin, plain
 from sd_scripts.training.progress import Course, Progress
 
 STATE, PROGRESS = "state.pt", "progress.json"
+CHECKSUM = "sha256"
+"""Of what else stands in PROGRESS; states without it are taken as they are."""
 
 
 @dataclass(kw_only=True)
@@ -150,6 +152,8 @@ class Saved:
     """Of each group of the optimizer, before its first step; empty where the state does not say."""
     files: dict[str, str]
     """Name -> SHA-256; empty where the state does not say."""
+    as_written: bool = True
+    """What it says fits the checksum that it says, if any."""
 
 
 def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: Course, seed: int) -> None:
@@ -197,7 +201,7 @@ def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> 
         except RuntimeError as error:
             raise hashing.error or error from error
     facts = {**facts, "files": {STATE: hashing.hash.hexdigest()}}
-    (folder / PROGRESS).write_text(json.dumps(facts), encoding="utf-8")
+    (folder / PROGRESS).write_text(json.dumps({**facts, CHECKSUM: _digest(facts)}), encoding="utf-8")
     for name in (STATE, PROGRESS):
         with (folder / name).open("r+b") as written:
             os.fsync(written.fileno())
@@ -219,6 +223,7 @@ def read_saved(resume: str) -> Saved:
 
 def _saved(folder: Path, facts: dict[str, Any]) -> Saved:
     hyperparameters, files = facts.get("hyperparameters", []), facts.get("files", {})
+    checksum = facts.pop(CHECKSUM, None)
     return Saved(
         folder=folder,
         progress=Progress(step=int(facts["step"]), epoch=int(facts["epoch"]), batch=int(facts["batch"])),
@@ -229,7 +234,12 @@ def _saved(folder: Path, facts: dict[str, Any]) -> Saved:
         origin=Origin.read(facts.get("origin")),
         hyperparameters=[dict(group) for group in hyperparameters],
         files={str(name): str(digest) for name, digest in files.items()},
+        as_written=checksum is None or checksum == _digest(facts),
     )
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def read_whole(resume: str) -> Saved:
@@ -245,6 +255,8 @@ def read_whole(resume: str) -> Saved:
 
 def damage(saved: Saved) -> str:
     """Return what is wrong with the files of a state, or an empty text; reads them whole."""
+    if not saved.as_written:
+        return f"{PROGRESS} is not as it was written"
     try:
         for name, digest in (saved.files or {STATE: ""}).items():
             if not _is_as_written(saved.folder / name, digest):
