@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kohya_gui.asked import refusal
 from kohya_gui.content_policy import NOTHING, page_policy
 from kohya_gui.guesses import Guesses, LoginLog
 from kohya_gui.login_pages import LOGIN_PAGE, token_page
@@ -87,8 +88,10 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
         else:
             answer = self._refusal(scope) or await self._login(scope, receive) or _too_long(scope)
-            sending = _WithHeaders(send, self._door.scripts)
-            await (answer or self._app)(scope, _at_most(_most(scope), receive), sending)
+            receive = _at_most(_most(scope), receive)
+            if answer is None and scope["method"] == "POST" and _path(scope).startswith(f"{API}/"):
+                answer, receive = await _read(scope, receive)
+            await (answer or self._app)(scope, receive, _WithHeaders(send, self._door.scripts))
 
     def _refusal(self, scope: Scope) -> Response | None:
         """What a request gets that no login would help."""
@@ -297,6 +300,21 @@ def _at_most(most: int, receive: Receive) -> Receive:
         return message
 
     return receiving
+
+
+async def _read(scope: Scope, receive: Receive) -> tuple[Response | None, Receive]:
+    """What is wrong with a request to a route of Gradio's, and the request once more for that route."""
+    try:
+        body = await _body(receive)
+    except HTTPException as error:
+        return PlainTextResponse(error.detail, error.status_code), receive
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    answer = await run_in_threadpool(refusal, scope["app"].get_blocks(), _path(scope), body)
+    return answer, again
 
 
 async def _body(receive: Receive) -> bytes:

@@ -1,6 +1,8 @@
 """The door before every route: who did not log in, or comes from elsewhere, gets nothing from any of them."""
 
 import http.client
+import json
+import math
 import os
 import re
 import stat
@@ -52,15 +54,17 @@ class Server:
     def close(self) -> None:
         self.app.get_blocks().close()
 
-    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, bytes]:
+    def ask(self, method: str, path: str, body: str | bytes | None = None, **headers: str) -> tuple[int, bytes]:
         """Status and the first bytes, which are all that a stream may ever send."""
         status, _, content = self.ask_fully(method, path, body, **headers)
         return status, content
 
-    def ask_fully(self, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, Any, bytes]:
+    def ask_fully(
+        self, method: str, path: str, body: str | bytes | None = None, **headers: str
+    ) -> tuple[int, Any, bytes]:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None:
-            sent["Content-Type"] = "application/x-www-form-urlencoded"
+            sent.setdefault("Content-Type", "application/x-www-form-urlencoded")
         if self.cookie:
             sent["Cookie"] = self.cookie
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
@@ -591,6 +595,69 @@ def test_a_body_that_does_not_tell_its_length_is_cut_off(open_):
         connection.send(b"0\r\n\r\n")
     assert connection.getresponse().status == 413
     connection.close()
+
+
+def call(**values: Any) -> bytes:
+    """Of a function of the page, by one of its tabs."""
+    return json.dumps({"data": [], "fn_index": 0, "session_hash": "x"} | values).encode()
+
+
+BROKEN = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "no UTF-8": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "deep and closed": b'{"data":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+    "deep enough to be read": call(data=[]).replace(b"[]", b"[" * 900 + b"]" * 900),
+    "list": b"[]",
+    "null": b"null",
+    "number": b"1",
+    "text": b'"x"',
+    "NaN": call(data=[math.nan], event_id=math.nan),
+    "half a character": call(data=["\ud800"], session_hash="\ud800", event_id="\ud800"),
+    "long number": call().replace(b"0", b"9" * 5000),
+    "wrong types": json.dumps({"data": {}, "fn_index": "x", "session_hash": 1, "event_id": []}).encode(),
+}
+BROKEN_CALLS = {
+    "no function": call(fn_index=None),
+    "no such function": call(fn_index=99_999),
+    "function below none": call(fn_index=-1),
+    "function beyond 64 bits": call(fn_index=10**25),
+    "function that is no number": call(fn_index=True),
+    "too few values": call(),
+    "no session": call(session_hash=None),
+    "empty session": call(session_hash=""),
+    "batch": call(data=[[1]] * 400, batched=True),
+    "nothing chosen": call(data=[None] * 400),
+    "numbers": call(data=[-1] * 400),
+    "tables": call(data=[{"a": 1}] * 400),
+    "lists": call(data=[[1]] * 400),
+}
+
+
+def test_a_broken_body_is_the_fault_of_who_sent_it(open_):
+    """On every route of Gradio's that takes one, and of every function that the page may call."""
+    routes = {filled(route.path) for route in open_.routes() if "POST" in (getattr(route, "methods", None) or ())}
+    taken = sorted(path for path in routes if path.startswith("/gradio_api/") and not path.startswith(NOT_OURS))
+    calls = [path for path in taken if path.startswith(("/gradio_api/queue/join", "/gradio_api/run/"))]
+    assert {"/gradio_api/queue/join", "/gradio_api/run/x", "/gradio_api/cancel", "/gradio_api/reset"} <= set(taken)
+    wrong = []
+    for paths, bodies in ((taken, BROKEN), (calls, BROKEN_CALLS)):
+        for path in paths:
+            for name, body in bodies.items():
+                status, content = open_.ask("POST", path, body, Content_Type="application/json")
+                if not 400 <= status < 500 or not content:
+                    wrong.append((path, name, status, content[:80]))
+    assert wrong == []
+
+
+def test_what_the_page_itself_asks_of_its_functions_is_answered(open_):
+    config = open_.app.get_blocks().get_config_file()
+    values = {each["id"]: each["props"].get("value") for each in config["components"]}
+    asked = [each for each in config["dependencies"] if each["queue"] is False and each["backend_fn"]][:20]
+    for each in asked:
+        body = call(fn_index=each["id"], data=[values[number] for number in each["inputs"]])
+        assert open_.ask("POST", "/gradio_api/run/predict", body, Content_Type="application/json")[0] == 200, each
 
 
 # Where the password comes from
