@@ -44,6 +44,12 @@ def console_to(file: Path) -> None:
     faulthandler.enable(file=sys.__stderr__)
 
 
+def found_by_processes() -> dict[str, str]:
+    """The environment that lets processes of a launcher import the tests' modules, beside what they find anyway."""
+    folders = [*map(str, Path(__file__).parents[:2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(folders)}
+
+
 def group(count: int, folder: Path, work: Callable[..., int], *arguments: Any) -> list[ForkServerProcess]:
     """Start `count` processes of one group, each of which runs work(*arguments) in today's environment. Each has its
     rank and the place to meet in the environment, as from a launcher, and tells into console<rank>.txt."""

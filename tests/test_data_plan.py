@@ -11,7 +11,7 @@ from PIL import Image
 
 from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.data.facts import data_facts, describe_data
+from sd_scripts.data.facts import data_facts
 from sd_scripts.data.images import SUFFIXES
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.options.caption_files import find_captions
@@ -400,4 +400,3 @@ def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
     }
     assert facts.num_batches_per_epoch == 5 == len(BatchLoader(plan, warn=pytest.fail))
     assert facts.datasets is None
-    assert "9 pictures in an epoch, repeats counted, 9 for regularisation" in describe_data(facts)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fresh import together
+from fresh import found_by_processes, together
 from test_full_run import base_of
 from torch import Tensor
 from training_help import FULL, Run, equal, pictures, run, settings_for, train_whole
@@ -86,7 +86,7 @@ def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
     command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
     done = subprocess.run(
         [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
-        env={**os.environ, **ON_CPU, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, **ON_CPU, **found_by_processes()},
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

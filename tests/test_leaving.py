@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from data_help import make_folder
-from fresh import PATIENCE, group, outcome, told_in
+from fresh import PATIENCE, found_by_processes, group, outcome, told_in
 from test_ddp import configure
 from torch._dynamo.backends import registry
 from training_help import run
@@ -106,8 +106,7 @@ def test_both_end_while_one_compiles_and_the_launcher_is_told_to_end(miniature: 
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
     command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    folders = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": folders}
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", **found_by_processes()}
     with (tmp_path / "console.txt").open("wb") as console:
         launcher = subprocess.Popen(
             [*command, str(tmp_path / "driver.py"), str(config), str(marker)],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
-from fresh import together
+from fresh import found_by_processes, together
 from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, train_as_two, train_group
 from test_full_run import base_of, learned
 from torch import nn
@@ -201,7 +201,7 @@ def test_accelerate_launches_it(miniature: Any, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "driver.py").write_text(DRIVER.replace("sdxl_train_network", "sdxl_train"))
     done = subprocess.run(
         [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
-        env={**os.environ, **ON_CPU, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, **ON_CPU, **found_by_processes()},
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

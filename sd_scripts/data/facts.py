@@ -61,21 +61,6 @@ def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DataF
     )
 
 
-def describe_data(facts: DataFacts) -> str:
-    """The data set in a few lines, for the console and the run's page."""
-    counts = [f"{facts.num_train_images} pictures in an epoch, repeats counted"]
-    if facts.num_reg_images:
-        counts.append(f"{facts.num_reg_images} for regularisation")
-    if facts.num_validation_images:
-        counts.append(f"{facts.num_validation_images} kept out for validation")
-    lines = [", ".join(counts), f"{facts.num_batches_per_epoch} batches in {len(facts.batch_shapes)} shapes:"]
-    lines += [
-        f"  {shape.width}x{shape.height}, {shape.pictures} at a time: {count} batches"
-        for shape, count in facts.batch_shapes.items()
-    ]
-    return "\n".join(lines)
-
-
 def _seen(items: Iterable[Item], *, is_reg: bool) -> int:
     return sum(item.repeats for item in items if item.subset.is_reg == is_reg)
 

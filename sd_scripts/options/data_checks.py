@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,39 +20,12 @@ if TYPE_CHECKING:
 IMAGES = "images (png, jpg, webp, bmp)"
 
 
-def training_images(sane: Sane) -> Iterator[str]:
-    """train_data_dir, where nothing else describes the data."""
+def _images(option: str, find: Callable[..., FoundFolders], sane: Sane) -> Iterator[str]:
+    """The folders that an option names, where nothing else describes the data."""
     options = sane[DatasetOptions]
-    if options.dataset_config or options.in_json or not options.train_data_dir:
+    if options.dataset_config or options.in_json or not (root := getattr(options, option)):
         return
-    with _readable("train_data_dir"):
-        found = image_folders(
-            Path(options.train_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
-        )
-        yield from _why_not(found, "train_data_dir")
-
-
-def regularisation_images(sane: Sane) -> Iterator[str]:
-    options = sane[DatasetOptions]
-    if options.dataset_config or options.in_json or not options.reg_data_dir:
-        return
-    with _readable("reg_data_dir"):
-        found = regularisation_folders(
-            Path(options.reg_data_dir), options.num_repeats, allow_many_repeats=options.allow_many_repeats
-        )
-        yield from _why_not(found, "reg_data_dir")
-
-
-@contextlib.contextmanager
-def _readable(option: str) -> Iterator[None]:
-    """A folder that cannot be listed is told by the option that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{option}: '{error.filename}' cannot be read: {error.strerror or error}") from None
-
-
-def _why_not(found: FoundFolders, option: str) -> Iterator[str]:
+    found = find(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
     if found.problem:
         yield f"{option}: {found.problem}"
         return
@@ -125,4 +98,10 @@ def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
             yield "metadata_file", str(error).removeprefix("metadata_file: ")
 
 
-CHECKS = (training_images, regularisation_images, metadata, masks, dataset_config)
+CHECKS = (
+    partial(_images, "train_data_dir", image_folders),
+    partial(_images, "reg_data_dir", regularisation_folders),
+    metadata,
+    masks,
+    dataset_config,
+)

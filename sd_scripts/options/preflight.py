@@ -122,12 +122,6 @@ def _why_no_folder(folder: Path, make: bool = True) -> str:
     return "" if os.access(there, os.W_OK | os.X_OK) else "Permission denied"
 
 
-def thumbnail(sane: Sane) -> Iterator[str]:
-    if name := sane[MetadataOptions].metadata_thumbnail:
-        thumbnail_url(name)
-    yield from ()
-
-
 def outputs(sane: Sane) -> Iterator[str]:
     """A folder that lies where the last file goes, or a file where its state goes."""
     saving = sane[SavingOptions]
@@ -147,7 +141,6 @@ CHECKS: tuple[Check, ...] = (
     metadata_thumbnail,
     output_dir,
     outputs,
-    thumbnail,
     console_log_file,
     trackers,
 )
