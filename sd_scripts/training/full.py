@@ -125,6 +125,9 @@ class Portion:
     """That these are all the weights of, if it may be off the device."""
     come: int = 0
     """How many of their gradients are there."""
+    averaged: list[Tensor] | None = None
+    """Their gradients, as the processes averaged them within a backward pass that failed in this process: the others do
+    not do so again."""
 
     @property
     def complete(self) -> bool:
@@ -175,6 +178,8 @@ class FullLearning:
         self._optimizer: Optimizer | None = None
         if shards:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
+        self._averages_within = False
+        """Whether the processes average the gradients of a block as soon as backward has them."""
         self._refreshes = False
         """Whether the optimizer reads the copies' gradients and writes the copies itself."""
 
@@ -228,6 +233,7 @@ class FullLearning:
                 self._step_within_backward(self._optimizer)
         where_they_are_read = self._refreshes or not copies
         if self._context.world > 1 and where_they_are_read and not (self._fused or self._accumulates or self.shards):
+            self._averages_within = True
             self._average_within_backward()
         return self._optimizer
 
@@ -238,8 +244,13 @@ class FullLearning:
             _collect(self.weights)
 
     def forget_gradients(self) -> None:
-        """What a fused backward pass has updated before it failed stays so: it is updated once, and the rest then."""
+        """What a fused backward pass has updated before it failed stays so: it is updated once, and the rest then. So
+        does what the processes have averaged."""
         self._finish_averaging()
+        if self._averages_within:
+            for portion in self.portions:
+                if portion.block is not None and portion.complete:
+                    portion.averaged = _gradients(portion.weights)
         _take_rows(self.weights)
         _forget(self.weights)
         for portion in self.portions:
@@ -372,6 +383,10 @@ class FullLearning:
 
     @torch.no_grad()
     def _begin_averaging(self, portion: Portion) -> None:
+        if portion.averaged is not None:
+            torch._foreach_copy_(_gradients(portion.weights), portion.averaged)
+            portion.averaged = None
+            return
         if len(self.underway) == UNDERWAY:
             self.underway.popleft().finish()
         self.underway.append(Averaging(_gradients(portion.weights), self._context.world))
