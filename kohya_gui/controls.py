@@ -285,19 +285,10 @@ class Form:
         names = watched(self.options)
         decisive = [family, *(self.controls[name] for name in names)]
         switches = [family, *(self.controls[name] for name in names if not self.options[name].active_with)]
-        self._shown: dict[str, Any] = {
-            "fn": None,
-            "inputs": decisive,
-            "js": f"(...now) => Forms.now('{self.tab}', ...now)",
-            **QUIET,
-        }
-        gr.on([c.change for c in switches], **self._shown)  # type: ignore[attr-defined]
+        show = f"(...now) => Forms.now('{self.tab}', ...now)"
+        gr.on([c.change for c in switches], None, decisive, js=show, **QUIET)  # type: ignore[attr-defined]
         for advice, row, button in self.advice:
             self._connect_advice(advice, row, button)
-
-    def show_after(self, event: Any) -> None:
-        """Show and hide once more when all that an event writes is there."""
-        event.then(**self._shown)
 
     def _given(self, controls: Mapping[str, FormComponent], data: Mapping[Any, Any]) -> dict[str, Any]:
         return {name: given(self.options[name], data[c]) for name, c in controls.items()}

@@ -1,6 +1,7 @@
 """What stands in a form, kept in the browser: a reload of the page or of the GUI brings it back. Never the secrets."""
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,25 +24,32 @@ class Draft:
         kept = {"family": family, "file": file, "preset": preset}
         kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
         names = json.dumps(list(kept))
+        self._names = names
+        self._held: dict[str, Any] = {"fn": None, "inputs": [*kept.values(), self.state], "api_visibility": "private"}
         self._write: dict[str, Any] = {
-            "fn": None,
-            "inputs": list(kept.values()),
+            **self._held,
             "outputs": self.state,
-            "js": f"(...now) => Object.fromEntries([...{names}.map((n, i) => [n, now[i]]), ['launch', '{launch}']])",
-            "api_visibility": "private",
+            "js": f"(...now) => Drafts.written('{form.tab}', {names}, now, '{launch}')",
         }
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
 
     def keep_after(self, event: Any) -> None:
-        """Keep what the page holds once an event has changed it."""
+        """Keep what the page holds once an event has changed it, and show and hide by it."""
         event.then(**self._write)
 
-    def of(self, values: Mapping[str, Any], family: str, file: str, preset: str | None) -> dict[str, Any]:
-        """The draft of a form that Python fills in."""
+    def release_after(self, event: Any) -> None:
+        """Let the form be used once what the browser kept of it is back."""
+        event.success(**self._held, js=f"(...now) => Drafts.release('{self._form.tab}', {self._names}, now)")
+
+    def of(
+        self, values: Mapping[str, Any], family: str, file: str, preset: str | None, *, unsaved: bool = False
+    ) -> dict[str, Any]:
+        """The draft of a form that Python fills in; but for an `unsaved` one, changes are counted from it."""
         options = self._form.options
         kept = {name: shown(options[name], values[name]) for name in self._form.controls if name in values}
         texts = {f"option:{name}": value for name, value in kept.items() if not options[name].secret}
-        return {"family": family, "file": file, "preset": preset, "launch": self._launch, **texts}
+        saved = {} if unsaved else {"saved": str(time.time_ns())}
+        return {"family": family, "file": file, "preset": preset, "launch": self._launch, **saved, **texts}
 
     def values(self, draft: Mapping[str, Any]) -> dict[str, Any]:
         """The options in a draft, in their own types."""

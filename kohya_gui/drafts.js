@@ -28,8 +28,49 @@ window.Drafts = (() => {
   watch.observe(document, { childList: true, subtree: true });
   addEventListener("click", () => setTimeout(lock), true); // another tab may be looked at
 
+  // Unsaved changes: what differs from the form as it was opened, saved or set by a preset, which Python stamps
+
+  const sheet = new CSSStyleSheet(); // a rule, since a tab that was never looked at has no elements yet
+  document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  const unsaved = new Set();
+  const settings = (draft) =>
+    JSON.stringify(Object.entries(draft).flatMap(([name, now]) => (name === "family" || name.startsWith("option:") ? [[name, String(now ?? "")]] : [])));
+  /** The form of a new page, as the server sent it. */
+  const ofNewPage = (tab, names) => {
+    const sent = new Map(window.gradio_config.components.map(({ props }) => [props.elem_id, props.value]));
+    return Object.fromEntries(names.map((name) => [name, sent.get(`${tab}-${name.replace("option:", "")}`)]));
+  };
+  /** Draw the mark of a tab; returns the stamp of what its form is compared with. */
+  const compare = (tab, draft, stamp, restoring = false) => {
+    const key = `${tab}-saved`;
+    const now = settings(draft);
+    let saved = JSON.parse(localStorage.getItem(key));
+    // what nobody had changed comes back with 0.0001 for 1e-4, and is no change
+    if (!saved || (stamp && stamp !== saved.stamp) || (restoring && !saved.unsaved)) {
+      const isNew = !saved && !stamp; // somebody may have typed by now
+      saved = { stamp, settings: isNew ? settings(ofNewPage(tab, Object.keys(draft))) : now };
+    }
+    saved.unsaved = saved.settings !== now;
+    localStorage.setItem(key, JSON.stringify(saved));
+    unsaved[saved.unsaved ? "add" : "delete"](tab);
+    const mark = 'content: " ● Unsaved changes"; white-space: pre; font-weight: 400; color: var(--warn);';
+    sheet.replaceSync([...unsaved].map((each) => `#${each}-file [data-testid="block-info"]::after { ${mark} }`).join("\n"));
+    return saved.stamp;
+  };
+  const named = (names, now) => Object.fromEntries(names.map((name, i) => [name, now[i]]));
+
+  /** The draft of a form that holds `now`; the former draft stands last in it. */
+  const written = (tab, names, now, launch) => {
+    const draft = named(names, now);
+    Forms.held(tab, draft);
+    return { ...draft, launch, saved: compare(tab, draft, now.at(-1)?.saved) };
+  };
+
   /** What stood in the form of a tab is back, or nothing had to come back. */
-  const release = (tab) => {
+  const release = (tab, names, now) => {
+    const draft = named(names, now);
+    Forms.held(tab, draft);
+    compare(tab, draft, now.at(-1)?.saved, true);
     restored.add(tab);
     paneOf(tab)?.removeAttribute("inert");
     if (Forms.tabs().every((each) => restored.has(each))) watch.disconnect();
@@ -59,5 +100,5 @@ window.Drafts = (() => {
   for (const kind of ["input", "change", "click", "keyup"]) document.addEventListener(kind, changed, true);
   addEventListener("pagehide", keep);
 
-  return { release, restored: (tab) => restored.has(tab) };
+  return { release, written, restored: (tab) => restored.has(tab) };
 })();

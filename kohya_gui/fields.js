@@ -1,12 +1,23 @@
 // Fields of the training tabs: the links that lead to them, the marks of those that are wrong, the key of each, and a
 // busy sign while an answer is on its way.
 (() => {
-  const wrong = new Map(); // tab -> ids of its fields that are marked
+  const wrong = new Map(); // tab -> its fields that are marked, by id, each with what is told of it
   const sheet = new CSSStyleSheet(); // a rule, since a folded panel has no elements yet
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
+  const OUTLINE = "outline: 2px solid var(--bad); outline-offset: 3px; border-radius: 4px;";
   const mark = () => {
-    const ids = [...wrong.values()].flatMap((each) => [...each]).map((id) => `#${CSS.escape(id)}`);
-    sheet.replaceSync(ids.length ? `:is(${ids.join(", ")}) { outline: 2px solid var(--bad); outline-offset: 3px; border-radius: 4px; }` : "");
+    const marked = [...wrong.values()].flatMap((fields) => [...fields]);
+    const rules = marked.map(([id, why]) => `#${CSS.escape(id)} { ${OUTLINE} }\n#${CSS.escape(id)}::after { content: ${JSON.stringify(why)}; }`);
+    sheet.replaceSync(rules.join("\n"));
+    const named = marked.map(([id]) => `#${CSS.escape(id)}::after`).join(", ");
+    if (named) sheet.insertRule(`${named} { display: block; color: var(--bad); font-size: 12px; line-height: 1.4; margin-top: 4px; }`);
+  };
+  /** The sentence of a message that leads to a field, without the field's name. */
+  const sentences = (told) => [...told.querySelectorAll("li")].concat(told.querySelector("li") ? [] : [...told.querySelectorAll("p")]);
+  const leadsTo = (sentence, id) => [...sentence.querySelectorAll("[data-field]")].some((link) => link.dataset.field === id);
+  const whyOf = (told, id) => {
+    const said = sentences(told).find((each) => leadsTo(each, id))?.textContent ?? "";
+    return said.slice(said.indexOf("): ") + 1).replace(/^: /, "");
   };
   const found = (look, left = 60) =>
     new Promise((done) => {
@@ -37,7 +48,8 @@
   const boxOf = (tab) => document.getElementById(`${tab}-message`);
   const look = (tab) => {
     const told = boxOf(tab)?.querySelector(".message");
-    wrong.set(tab, new Set((told?.dataset.wrong || "").split(" ").filter(Boolean)));
+    const ids = (told?.dataset.wrong || "").split(" ").filter(Boolean);
+    wrong.set(tab, new Map(ids.map((id) => [id, whyOf(told, id)])));
     mark();
     if (!asked.get(tab)) return;
     if (told && "question" in told.dataset) told.querySelector("[data-answer]").focus();
@@ -52,15 +64,26 @@
     if (!box || watched.has(box)) return;
     watched.add(box);
     const answered = () => {
-      clearTimeout(waits[tab]);
-      busy(tab, false);
+      busy(tab, null);
       look(tab);
     };
     new MutationObserver(answered).observe(box, { childList: true, subtree: true, characterData: true });
   };
-  const ASKING = ["start", "print", "open", "save", "save-new", "go-on"];
-  const busy = (tab, on) => boxOf(tab)?.toggleAttribute("data-busy", on);
-  const waits = {};
+  const ASKING = ["start", "print", "open", "save", "save-new"];
+  const PATIENCE = 60_000; // ms after which an answer will not come any more
+  const waits = new Map(); // tab -> what it has asked with, and its timers
+  /** Show that an answer is on its way to `asker`, at it and at the messages; `null`: that it is here. */
+  const busy = (tab, asker) => {
+    const { timers = [], asker: former } = waits.get(tab) ?? {};
+    timers.forEach(clearTimeout);
+    const show = (on, at) => [boxOf(tab), at].forEach((each) => each?.toggleAttribute("data-busy", on));
+    show(false, former);
+    if (!asker) return waits.delete(tab);
+    watch(tab);
+    const soon = setTimeout(show, 150, true, asker); // an answer at once needs no sign
+    waits.set(tab, { asker, timers: [soon, setTimeout(busy, PATIENCE, tab, null)] });
+  };
+  const tabOf = (element) => element.closest("[role=tabpanel]")?.id;
 
   document.addEventListener(
     "click",
@@ -68,19 +91,27 @@
       const button = event.target.closest?.("button[id]");
       const [tab, ...rest] = button?.id.split("-") ?? [];
       if (!tab || !ASKING.includes(rest.join("-"))) return;
-      watch(tab);
-      asked.set(tab, ["start", "go-on"].includes(rest.join("-")));
-      clearTimeout(waits[tab]);
-      waits[tab] = setTimeout(busy, 150, tab, true); // an answer at once needs no sign
+      asked.set(tab, rest.join("-") === "start");
+      busy(tab, button);
     },
     true,
   );
+  // a preset is chosen by the mouse or by Enter: its list is there until then
+  const chosen = (event) => {
+    const preset = event.target.closest?.('[id$="-preset"]');
+    const byKey = event.type === "keydown" && event.key === "Enter" && preset?.querySelector("[role=listbox]");
+    if (preset && (byKey || event.target.closest("[role=option]"))) busy(tabOf(preset), preset);
+  };
+  for (const kind of ["mousedown", "keydown"]) document.addEventListener(kind, chosen, true);
   /** Write into a field as if somebody typed it, for Gradio to see. */
   const fill = (id, value) => {
     const field = document.getElementById(id)?.querySelector("input, textarea");
     if (!field) return false;
+    if (field.role === "combobox") field.focus();
     field.value = value;
     for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind, { bubbles: true }));
+    // a list takes what is typed, beside its own values, with Enter
+    if (field.role === "combobox") field.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
     return true;
   };
   document.addEventListener("click", async (event) => {
@@ -95,12 +126,13 @@
     const { answer } = event.target.closest?.("[data-answer]")?.dataset ?? {};
     const tab = answer && event.target.closest("[id$=-message]").id.split("-")[0];
     if (!tab || !fill(`${tab}-answer`, answer)) return;
-    setTimeout(() => document.getElementById(`${tab}-go-on`).click(), 150); // once Gradio took it
+    setTimeout(() => document.getElementById(`${tab}-start`).click(), 150); // once Gradio took it
   });
   document.addEventListener("click", (event) => {
-    const { load } = event.target.closest?.("[data-load]")?.dataset ?? {};
-    const tab = load && event.target.closest("[role=tabpanel]").id;
-    if (!tab || !fill(`${tab}-load-run`, load)) return;
+    const button = event.target.closest?.("[data-load]");
+    const tab = button && tabOf(button);
+    if (!tab || !fill(`${tab}-load-run`, button.dataset.load)) return;
+    busy(tab, button);
     setTimeout(() => document.getElementById(`${tab}-load`).click(), 150); // once Gradio took it
   });
   document.addEventListener("keydown", (event) => {
@@ -117,7 +149,12 @@
   });
   document.addEventListener("input", (event) => {
     const field = event.target.closest?.(".option[id]");
-    for (const ids of field ? wrong.values() : []) if (ids.delete(field.id)) mark();
+    if (!field) return;
+    for (const fields of wrong.values()) if (fields.delete(field.id)) mark();
+    // what is told of a field that has another value now is of yesterday
+    const told = boxOf(field.id.split("-")[0])?.querySelector(".message-error, .message-warning");
+    for (const sentence of told ? sentences(told) : []) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
+    if (told && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
   });
   // the key of a field, where the mouse rests on its name
   document.addEventListener("mouseover", (event) => {

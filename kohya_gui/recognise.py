@@ -29,6 +29,8 @@ class Recognised:
     """It works, and is hardly what was meant."""
     flat: bool = False
     """A folder of images that could be used as it is."""
+    ending: str = ""
+    """That of caption files which lie there, where they have another one than is asked for."""
 
 
 NOTHING = Recognised("")

@@ -39,11 +39,11 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool)
     if not total:
         return Recognised(f"No images in {_named([folder.path.name for folder in found.folders])}", good=False)
     seen = sum(folder.repeats * len(images[folder.path]) for folder in found.folders)
-    captions, complete = _captions(images.values(), extension)
+    captions, complete, other = _captions(images.values(), extension)
     shown = _shown(found.folders, images, root)
     left_out = "".join(f"; {_without_path(remark, root, upper=False)}" for remark in found.remarks[:2])
     text = f"{_counted(total)}, {captions}, {seen:,} an epoch{shown}{left_out}"
-    return Recognised(text, good=True, warning=not complete or bool(found.remarks))
+    return Recognised(text, good=True, warning=not complete or bool(found.remarks), ending=other)
 
 
 def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root: Path) -> str:
@@ -52,8 +52,9 @@ def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root:
     return f": {_named(names)}" if names else ""
 
 
-def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool]:
-    """How many images have a caption, in words, and whether all have; where not, what lies there instead."""
+def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool, str]:
+    """How many images have a caption, in words, and whether all have; where not, what lies there instead, and the
+    ending that more captions have."""
     total, captioned, others = 0, 0, Counter[str]()
     for images in folders:
         there = {entry.name for entry in os.scandir(images[0].parent)} if images else set()
@@ -64,11 +65,12 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool]
             else:
                 others.update(ending for ending in CAPTIONS if f"{image.stem}{ending}" in there)
     if captioned == total:
-        return "all captioned", True
+        return "all captioned", True, ""
     lie = "".join(
         f", {count} {'have' if count > 1 else 'has'} a {ending} file" for ending, count in others.most_common(1)
     )
-    return f"{captioned or 'none'} with a {extension} file{lie}", False
+    better = next((ending for ending, count in others.most_common(1) if count > captioned), "")
+    return f"{captioned or 'none'} with a {extension} file{lie}", False, better
 
 
 def _beside_metadata(root: Path) -> Recognised:

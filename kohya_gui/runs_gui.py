@@ -26,6 +26,5 @@ class RunPanel:
         # the page fills in the number of a past run and presses the button: runs.js, Studio.load
         self.past = gr.Textbox(elem_id=f"{tab}-load-run", elem_classes="offstage", container=False)
         self.load = gr.Button("Load settings", elem_id=f"{tab}-load", elem_classes="offstage")
-        # the page fills in what somebody chose where Start asks, and presses the button: fields.js
+        # the page fills in what somebody chose where Start asks, and presses Start again: fields.js
         self.answer = gr.Textbox(elem_id=f"{tab}-answer", elem_classes="offstage", container=False)
-        self.go_on = gr.Button("Go on", elem_id=f"{tab}-go-on", elem_classes="offstage")

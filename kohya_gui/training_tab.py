@@ -1,6 +1,7 @@
 """One tab for any method: the settings on the left, the run on the right, and the row that opens and saves files."""
 
 import json
+import logging
 import os
 import tempfile
 import time
@@ -35,6 +36,8 @@ from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import share_a_card, state_folder
+
+logger = logging.getLogger("sd_scripts")
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
@@ -218,7 +221,9 @@ class TrainingTab:
             return recognise_images.train_data(place, extension or ".caption", often, many)
 
         found = self._seen("train_data_dir", path, look)
-        return fact(found, use_flat(controls["num_repeats"]) if found.flat else "")
+        if found.ending:
+            return fact(found, setting(controls["caption_extension"], found.ending, f"Use the {found.ending} files"))
+        return fact(found, setting(controls["num_repeats"], "1", "Use this folder as it is") if found.flat else "")
 
     def _tell_part(self, name: str) -> Callable[[str], str]:
         return lambda path: fact(self._seen(name, path, lambda place: recognise.part(place, name)))
@@ -253,16 +258,13 @@ class TrainingTab:
         slow = {**QUIET, "queue": True}
         opened = self.open.click(self._answering(self._open), page, self._everything, **QUIET)
         family = self.family.input(self._chosen, [self.family, self.preset], [self.preset, self.run.message], **QUIET)
-        preset = self.preset.select(self._open_preset, page, self._everything, **QUIET)
+        preset = self.preset.select(self._answering(self._open_preset), page, self._everything, **QUIET)
         self._page = page
-        for event in (opened, preset):
-            self.form.show_after(event)
-        starts = [self.run.start.click, self.run.go_on.click]
-        started = gr.on(starts, self._answering(self._start), page, self._everything, **slow)
-        for event in (family, opened, preset, started, *self.form.taken):
+        started = self.run.start.click(self._answering(self._start), page, self._everything, **slow)
+        saved = self.save.click(self._answering(self._save), page, self._everything, **QUIET)
+        saved_as = self.save_new.click(self._answering(self._save_as), page, self._everything, **QUIET)
+        for event in (family, opened, preset, started, saved, saved_as, *self.form.taken):
             self.draft.keep_after(event)
-        self.save.click(self._answering(self._save), page, self._everything, **QUIET)
-        self.save_new.click(self._answering(self._save_as), page, self._everything, **QUIET)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
         self.new_name.input(self._not_replacing, None, self._saving(), **QUIET)
@@ -272,15 +274,19 @@ class TrainingTab:
         """Let settings be loaded from past runs, from presets, and from what stands in the other tabs."""
         self._others = {tab.name: tab for tab in tabs if tab is not self}
         page = {*self._page, self.run.past, *(tab.draft.state for tab in self._others.values())}
-        past = self.run.load.click(self._open_past, page, self._everything, **QUIET)
-        self.form.show_after(past)
+        past = self.run.load.click(self._answering(self._open_past), page, self._everything, **QUIET)
         self.draft.keep_after(past)
 
     def _answering(self, handler: Callable[[Updates], Updates]) -> Callable[[Updates], Updates]:
-        """A handler whose message is a new one for the page, though it says the same as before (fields.js)."""
+        """A handler that always answers, by a message that is a new one for the page (fields.js)."""
 
         def answer(data: Updates) -> Updates:
-            updates = handler(data)
+            try:
+                updates = handler(data)
+            except Exception as error:  # the page waits for an answer
+                logger.exception("The page could not be answered")
+                why = f"This failed with an error of the program ({type(error).__name__}: {error})"
+                updates = {self.run.message: message("error", f"{why}; the console of the GUI shows where")}
             said = updates.get(self.run.message, "")
             return {**updates, self.run.message: f'{said}<i hidden data-at="{time.monotonic_ns()}"></i>'}
 
@@ -311,8 +317,7 @@ class TrainingTab:
             return updates | ({self.run.message: self._told(remarks, "Restored what stood here")} if remarks else {})
 
         restored = page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
-        self.form.show_after(restored)
-        restored.success(None, js=f"() => Drafts.release('{self.name}')", **QUIET)
+        self.draft.release_after(restored)
 
     def _open(self, data: Updates) -> Updates:
         if data[self.dropped]:
@@ -377,6 +382,8 @@ class TrainingTab:
         said: tuple[Remark, ...],
         title: str,
         preset: str | None = None,
+        *,
+        unsaved: bool = False,
     ) -> Updates:
         updates, refusals = self.form.write(values)
         full, _ = self.form.complete(values)
@@ -385,7 +392,7 @@ class TrainingTab:
             self.family: family,
             self.file: gr.update(value=file),
             self.preset: preset,
-            self.draft.state: self.draft.of(full, family, file, preset),
+            self.draft.state: self.draft.of(full, family, file, preset, unsaved=unsaved),
             self.run.message: self._told([*said, *refusals], title),
             **self._not_saving(),
         }
@@ -500,7 +507,10 @@ class TrainingTab:
         before."""
         asked: str = data[self.run.past] or ""
         if asked.startswith("tab:"):
-            updates = self._take_over(self._others[asked.removeprefix("tab:")], data)
+            other = self._others.get(asked.removeprefix("tab:"))
+            if other is None:
+                return {self.run.message: message("error", "There is no such tab to take settings over from")}
+            updates = self._take_over(other, data)
             return self._undoable(self.form.changed(updates, data), data)
         if asked == "undo":
             return self.form.changed(self._undo(data), data)
@@ -523,7 +533,7 @@ class TrainingTab:
         secrets = {name: value for name, value in self.form.read(data).items() if self.form.options[name].secret}
         values = {**self.draft.values(before), **secrets}
         told = "What stood here before is back"
-        updates = self._filled(values, before["family"], before["file"], (), told, before["preset"])
+        updates = self._filled(values, before["family"], before["file"], (), told, before["preset"], unsaved=True)
         updates |= {self.unknown: before["unknown"], self.form.prompts: before["prompts"]}
         return updates | {self.opened: before["opened"], self.before: {}}
 
@@ -537,7 +547,8 @@ class TrainingTab:
             return {self.run.message: message("warning", f"No model, images or folders are set in {title} yet")}
         family = draft["family"] if draft.get("family") in self._families else data[self.family]
         values = {**self.form.read(data), **taken}
-        updates = self._filled(values, family, data[self.file] or "", (), f"Taken over from {title}", data[self.preset])
+        said = f"Taken over from {title}"
+        updates = self._filled(values, family, data[self.file] or "", (), said, data[self.preset], unsaved=True)
         named = ", ".join(self.form.links.named(name) for name in taken)
         return {**updates, self.run.message: message("ok", Html(f"Taken over from {escape(title)}: {named}"))}
 
@@ -616,7 +627,8 @@ def take_over(tabs: Sequence[Tab]) -> str:
     return f"<span>Model, images and output folder as in</span>{buttons}"
 
 
-def use_flat(repeats: FormComponent) -> str:
-    """A button that trains the images of the folder itself, each once in an epoch."""
-    field = f'data-set="{repeats.elem_id}" data-value="1" data-panels="{" ".join(panels_around(repeats))}"'
-    return f' <button type="button" {field}>Use this folder as it is</button>'
+def setting(control: FormComponent, value: str, words: str) -> str:
+    """A button that writes a value into another control (fields.js)."""
+    panels = " ".join(panels_around(control))
+    field = f'data-set="{control.elem_id}" data-value="{escape(value)}" data-panels="{panels}"'
+    return f' <button type="button" {field}>{escape(words)}</button>'

@@ -4,6 +4,7 @@ window.Forms = (() => {
   const sheet = new CSSStyleSheet();
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
   let forms = {};
+  let drawn = "";
 
   const shows = (form, name) => {
     const { families, masters, offeredWith } = form.options[name];
@@ -28,7 +29,8 @@ window.Forms = (() => {
       for (const name of names) if (isIdle(form, name)) idle.push(`${tab}-${name}`);
     }
     const rule = (ids, style) => (ids.length ? `${ids.map((id) => `#${CSS.escape(id)}`).join(", ")} { ${style} }\n` : "");
-    sheet.replaceSync(rule(hidden, "display: none !important") + rule(idle, "opacity: .5; pointer-events: none"));
+    const rules = rule(hidden, "display: none !important") + rule(idle, "opacity: .5; pointer-events: none");
+    if (rules !== drawn) sheet.replaceSync((drawn = rules)); // each costs a new layout
   };
 
   const read = new MutationObserver(() => {
@@ -48,6 +50,12 @@ window.Forms = (() => {
     draw();
   };
 
+  /** What a form holds, by name, once something else than a click has written it. */
+  const held = (tab, values) => {
+    const form = forms[tab];
+    now(tab, values.family, ...form.watched.map((name) => values[`option:${name}`]));
+  };
+
   // A click is answered before Gradio has heard of it
   document.addEventListener(
     "change",
@@ -63,5 +71,5 @@ window.Forms = (() => {
     true,
   );
 
-  return { now, tabs: () => Object.keys(forms) };
+  return { now, held, tabs: () => Object.keys(forms) };
 })();

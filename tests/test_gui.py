@@ -669,6 +669,13 @@ def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     assert "fact-bad" in tab._tell_images(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
 
 
+def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, tmp_path):
+    images(tmp_path / "10_cat", "a.png", "a.caption", "b.png", "b.caption", "c.png", "c.txt")
+    told = tab._tell_images(str(tmp_path), ".txt", "", "", False)
+    assert 'data-set="lora-caption_extension" data-value=".caption"' in told
+    assert "button" not in tab._tell_images(str(tmp_path), ".caption", "", "", False)  # fewer have a .txt file
+
+
 def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):
     images(tmp_path, "a.png", "10_cat/b.jpg", "10_cat/deep/c.webp")
     found = recognise_images.beside_metadata(str(tmp_path))
@@ -964,6 +971,30 @@ def test_what_a_preset_replaced_is_put_back(tab, form):
     assert back[form.controls["network_dim"]] == "77"
     assert form.read({**after, **back})["seed"] == 3
     assert (back[tab.unknown], back[tab.opened], back[form.prompts]) == ({"mine": 1}, "a.toml", "a cat")
+
+
+def test_a_tab_that_is_not_there_is_told(tab, form):
+    updates = tab._open_past({tab.run.past: "tab:made up"})
+    assert "no such tab" in updates[tab.run.message]
+
+
+def test_an_error_of_the_program_is_an_answer_too(tab, caplog):
+    def fails(data: dict) -> dict:
+        raise KeyError("made up")
+
+    assert "an error of the program (KeyError: &#x27;made up&#x27;)" in tab._answering(fails)({})[tab.run.message]
+    assert "made up" in caplog.text
+
+
+def test_changes_are_counted_from_what_was_opened_saved_or_set_by_a_preset(tab, form):
+    data = page_after(form, {})
+    data |= {tab.family: "sdxl", tab.file: "", tab.preset: "sdxl_safe_start", tab.unknown: {}, tab.recent: []}
+    data |= {tab.opened: "", form.prompts: "", tab.before: {}, tab.run.past: "undo"}
+    preset = tab._open_preset(data)
+    assert preset[tab.draft.state]["saved"]
+    assert (
+        "saved" not in tab._open_past({**data, tab.before: preset[tab.before]})[tab.draft.state]
+    )  # another form again
 
 
 def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tmp_path):

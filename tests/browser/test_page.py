@@ -72,8 +72,16 @@ def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, t
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start is set")
     expect(field(page, "network_dim")).to_have_value("16")
+    held: list[Any] = []
+    held_back = True
+    page.route("**/gradio_api/**", lambda route: held.append(route) if held_back else route.continue_())
     choose(page, "preset", "SDXL low memory 12gb")
+    expect(page.locator("#lora-preset[data-busy]")).to_be_visible()
+    held_back = False
+    for route in held:
+        route.continue_()
     expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12gb is set")
+    expect(page.locator("[data-busy]")).to_have_count(0)
     page.reload()
     expect(field(page, "preset")).to_have_value("SDXL low memory 12gb")
     (tmp_path / "a.toml").write_text("seed = 1\n")
@@ -186,6 +194,14 @@ def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
     expect(page.get_by_role("option", name=str(tmp_path / "secret.toml"))).to_be_visible()
 
 
+MARKED = """(is) => is === getComputedStyle(document.querySelector('#lora-file [data-testid="block-info"]'), '::after')
+    .content.includes("Unsaved changes")"""
+
+
+def expect_unsaved(page: Page, is_unsaved: bool) -> None:
+    page.wait_for_function(MARKED, arg=is_unsaved)
+
+
 def test_a_page_that_is_left_in_the_middle_of_a_word_keeps_what_is_typed(page):
     field(page, "output_name").press_sequentially("kitten")
     page.reload()
@@ -224,9 +240,15 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     mine.write_text("seed = 1\n")
     other.write_text("seed = 2\n")
     open_file(page, mine)
+    expect_unsaved(page, False)
     field(page, "output_name").fill("cat")
+    expect_unsaved(page, True)
+    page.reload()
+    expect(field(page, "output_name")).to_have_value("cat")
+    expect_unsaved(page, True)
     page.locator("#lora-save").click()  # the open file: no question
     expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    expect_unsaved(page, False)
     assert read_toml(mine) == {"seed": 1, "output_name": "cat"}
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(other))
@@ -268,8 +290,11 @@ def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_i
     page.locator("#lora-start").click()
     expect(field(page, "min_snr_gamma")).to_be_focused()
     assert outline(page, "min_snr_gamma") == "solid"
+    beside = page.locator("#lora-min_snr_gamma")
+    assert "-1.0 is outside" in beside.evaluate("field => getComputedStyle(field, '::after').content")
     field(page, "min_snr_gamma").fill("5")
     assert outline(page, "min_snr_gamma") == "none"
+    expect(page.locator("#lora-message .message.stale")).to_be_visible()
     field(page, "max_train_steps").fill("-3")
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(tmp_path / "bad"))
@@ -492,6 +517,10 @@ def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
     found.get_by_role("button", name="Use this folder as it is").click()
     expect(field(page, "num_repeats")).to_have_value("1")
     expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 an epoch")
+    choose_or_type(page, "caption_extension", ".caption", "lora")
+    found.get_by_role("button", name="Use the .txt files").click()
+    expect(field(page, "caption_extension")).to_have_value(".txt")
+    expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned")
 
 
 def test_the_preset_of_a_family_is_one_click_away_and_can_be_undone(page):
@@ -501,8 +530,10 @@ def test_the_preset_of_a_family_is_one_click_away_and_can_be_undone(page):
     told.get_by_role("button", name="Use FLUX.1 safe start").click()
     expect(field(page, "preset")).to_have_value("FLUX.1 safe start")
     expect(field(page, "network_dim")).not_to_have_value("77")
+    expect_unsaved(page, False)
     told.get_by_role("button", name="Undo").click()
     expect(field(page, "network_dim")).to_have_value("77")
+    expect_unsaved(page, True)
     field(page, "max_train_steps").fill("-3")
     field(page, "max_train_steps").press("Control+Enter")  # starts
     expect(told).to_contain_text("(max_train_steps): -3 is outside")
@@ -601,6 +632,23 @@ def test_each_tab_brings_back_what_stood_in_it_and_the_page_the_tab_looked_at(pa
     expect(page.locator("#dreambooth-train_text_encoder")).to_be_visible()
     go_to(page, "lora")
     expect(field(page, "output_name")).to_have_value("")
+
+
+def test_a_tab_takes_model_and_images_over_from_another_with_one_click(page):
+    field(page, "train_data_dir").fill("/images/cats")
+    family(page, "FLUX.1")
+    go_to(page, "dreambooth")
+    field(page, "output_name", "dreambooth").fill("mine")
+    page.locator("#dreambooth-others").get_by_role("button", name="Fine-tune").click()
+    told = page.locator("#dreambooth-message")
+    expect(told).to_contain_text("No model, images or folders are set in Fine-tune yet")
+    page.locator("#dreambooth-others").get_by_role("button", name="LoRA").click()
+    expect(field(page, "train_data_dir", "dreambooth")).to_have_value("/images/cats")
+    expect(field(page, "output_name", "dreambooth")).to_have_value("mine")
+    expect(page.locator("#dreambooth-clip_l")).to_be_visible()  # the family too
+    told.get_by_role("button", name="Undo").click()
+    expect(field(page, "train_data_dir", "dreambooth")).to_have_value("")
+    expect(page.locator("#dreambooth-clip_l")).to_be_hidden()
 
 
 @pytest.mark.parametrize("tab", FULL)
