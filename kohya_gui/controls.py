@@ -25,9 +25,12 @@ UNSET = ("not set", "")
 """Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
 
 
-def control(option: Option, tab: str, *classes: str, others: Mapping[str, Option] | None = None) -> FormComponent:
-    """The control of one option; its element id is `tab-name`. Its hint names the `others` by their labels."""
-    hint = labelled(option.help.replace("<", "&lt;"), others or {})  # Gradio reads it as Markdown
+def control(
+    option: Option, tab: str, *classes: str, others: Mapping[str, Option] | None = None, method: str = ""
+) -> FormComponent:
+    """The control of one option; its element id is `tab-name`. Its hint is for those who train by this method, and
+    names the `others` by their labels."""
+    hint = labelled(option.help_for(method).replace("<", "&lt;"), others or {})  # Gradio reads it as Markdown
     face: dict[str, Any] = {
         "label": option.label,
         "info": f"{hint} {BROWSE}" if option.path else hint,
@@ -139,7 +142,7 @@ class Form:
         told: Collection[str] = (),
         places: Places = EVERYWHERE,
     ) -> None:
-        self.tab, self._told, self._places = tab, told, places
+        self.tab, self._method, self._told, self._places = tab, method, told, places
         self.options: dict[str, Option] = {
             o.name: o
             for group in groups
@@ -163,7 +166,9 @@ class Form:
         with gr.Row(elem_classes="fields"):
             for name in names:
                 if name in self.options:
-                    self.controls[name] = control(self.options[name], self.tab, self._width(name), others=self.options)
+                    self.controls[name] = control(
+                        self.options[name], self.tab, self._width(name), others=self.options, method=self._method
+                    )
                 if name in self._told:
                     self.facts[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
 

@@ -36,7 +36,7 @@ GOOD_TIMESTEPS = Advice(
     text="**Other values are recommended for FLUX.1:** "
     + ", ".join(f"`{name} = {value}`" for name, value in RECOMMENDED.items())
     + f"; schnell takes no guidance and keeps {FluxObjectiveOptions.guidance_scale}. "
-    "The defaults of the field train it on something else than it predicts.",
+    "The defaults of sd-scripts do not match what it predicts.",
     button="Use them",
 )
 

@@ -214,7 +214,7 @@ def facts(prompt: SamplePrompt, family: str, sampler: str) -> str:
         f"guidance {prompt.guidance:g}" if flux else f"scale {prompt.scale:g}",
         f"scale {prompt.scale:g}" if flux and prompt.scale != 1 else "",
         "" if flux else f"sampler {prompt.sampler or sampler}",
-        f"without: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
+        f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
     return ", ".join(part for part in said if part)
 

@@ -940,6 +940,17 @@ def test_a_refusal_counts_the_problems_and_names_the_fields_to_mark(form):
     assert "data-go" not in form.links.refused(ValueError("seed: a"))
 
 
+def test_a_hint_is_true_for_the_families_and_the_method_of_its_tab(each_tab):
+    method, half = each_tab.training.tab.method, []
+    for option in each_tab.form.options.values():
+        hint = f"{option.label}: {option.help_for(method)}"
+        of_one = "FLUX.1" not in hint and any(word in hint for word in ("SDXL was", "U-Net", "conv_dim"))
+        if (len(option.families) > 1 and of_one) or (method == "full" and "LoRA" in hint):
+            half.append(hint)
+    assert half == []
+    assert ("1e-4" in str(each_tab.form.controls["learning_rate"].info)) is (method == "lora")
+
+
 def test_a_hint_names_other_fields_by_their_labels(form):
     assert "*Masked loss*" in form.controls["conditioning_data_dir"].info
     for name, control in form.controls.items():

@@ -52,7 +52,7 @@ def test_every_option_of_the_field_is_here_with_its_type_and_default(script, the
 @pytest.mark.parametrize("o", EVERY_OPTION.values(), ids=lambda o: o.name)
 def test_every_option_can_speak_for_itself(o):
     assert o.type in KINDS
-    assert o.help.endswith("."), "the help is a sentence"
+    assert all(text.endswith(".") for text in (o.help, *o.notes.values())), "the help is a sentence"
     assert o.label
     assert o.problem(o.default) is None, "the default is allowed"
     assert o.read(o.default) == o.default, "reading leaves a value of the right type as it is"

@@ -172,7 +172,7 @@ def test_each_prompt_is_said_in_words():
     text = "a <b> cat --w 768 --h 1024 --d 7 --s 20 --l 5 --n bad --ss euler_a\n# no\n\na dog"
     said = meaning(text, Path("x.txt"), "sdxl", "ddim")
     assert "a &lt;b&gt; cat" in said
-    assert "768 × 1024, 20 steps, seed 7, scale 5, sampler euler_a, without: bad" in said
+    assert "768 × 1024, 20 steps, seed 7, scale 5, sampler euler_a, negative prompt: bad" in said
     assert "512 × 512, 30 steps, another seed each time, scale 7.5, sampler ddim" in said
     assert said.count("<li>") == 2
     assert "warn" not in said
@@ -197,7 +197,7 @@ def test_what_is_not_as_it_may_be_meant_is_told(line, family, why):
 
 
 def test_the_steps_and_scale_of_flux_are_its_own():
-    assert "20 steps, another seed each time, guidance 2.5, scale 3, without: bad" in meaning(
+    assert "20 steps, another seed each time, guidance 2.5, scale 3, negative prompt: bad" in meaning(
         "a --g 2.5 --l 3 --n bad", Path("x.txt"), "flux", ""
     )
 

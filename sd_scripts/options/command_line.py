@@ -36,18 +36,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, message.removeprefix("argument --") + "\n")
 
 
-def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup]) -> None:
-    """Give `parser` a flag for each option, in one section for each group; `--no-x` turns a bool off again."""
+def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], method: str = "") -> None:
+    """Give `parser` a flag for each option, in one section for each group; `--no-x` turns a bool off again. The help is
+    for those who train by `method`."""
     for group in groups:
         section = parser.add_argument_group(group.title, group.__doc__)
         for o in each_option(group):
-            section.add_argument(f"--{o.name}", **_flag(o))
+            section.add_argument(f"--{o.name}", **_flag(o, method))
 
 
 def parser(script: Script) -> argparse.ArgumentParser:
     """All flags of a script, in sections, with their help."""
     made = Parser(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]", allow_abbrev=False)
-    add_arguments(made, *_flag_groups(script))
+    add_arguments(made, *_flag_groups(script), method=script.method)
     return made
 
 
@@ -181,9 +182,9 @@ def _leave(*sentences: object) -> NoReturn:
     sys.exit(2)
 
 
-def _flag(o: Option) -> dict[str, Any]:
+def _flag(o: Option, method: str) -> dict[str, Any]:
     shown = f" Default: {o.default}." if o.default not in (None, False, "", []) else ""
-    text = (o.help + shown).replace("%", "%%")
+    text = (o.help_for(method) + shown).replace("%", "%%")
     if o.type is bool:
         return {"action": argparse.BooleanOptionalAction, "default": o.default, "help": text}
     names = "{" + ",".join(map(str, o.choices)) + "}" if o.choices else o.type.__name__.upper()

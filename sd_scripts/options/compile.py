@@ -19,7 +19,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
     )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] = option(
         "inductor",
-        "Who turns the captured graphs into kernels. inductor makes training faster. cudagraphs replays PyTorch's own "
+        "What compiles the captured graphs. inductor makes training faster. cudagraphs replays PyTorch's own "
         "kernels; eager and aot_eager are for finding faults.",
         shown_when="compile",
         also_with=MORE,
@@ -75,13 +75,13 @@ class CompileMoreOptions(OptionGroup, title="Compile more"):
 
     compile_text_encoder: bool = option(
         False,
-        "Compile the text encoders too. Pays where they train or captions are not cached.",
+        "Compile the text encoders too. Worth it where they are trained or captions are not cached.",
         label="Compile text encoders",
         offered_with="compile",
     )
     compile_vae: bool = option(
         False,
-        "Compile the VAE's encoder too. Pays where latents are not cached, or many pictures of few sizes are.",
+        "Compile the VAE's encoder too. Worth it where latents are not cached, or many pictures of few sizes are.",
         label="Compile the VAE",
         offered_with="compile",
     )

@@ -37,7 +37,8 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     )
     reg_data_dir: str | None = option(
         None,
-        "Folder with regularisation pictures, in subfolders named like 1_cat: what the model shall not forget.",
+        "Folder with regularisation pictures, in subfolders named like 1_cat: examples that keep the model "
+        "from forgetting the class.",
         label="Regularisation pictures",
         path=True,
     )
@@ -88,13 +89,13 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     )
     train_batch_size: int = option(
         1,
-        "Pictures in one step on each GPU. More gives calmer steps and needs more memory.",
+        "Pictures in one step on each GPU. More makes gradients less noisy and needs more memory.",
         label="Batch size",
         within=(1, 1024),
     )
     resolution: str | None = option(
         None,
-        "Size to train at: one number for a square, or width,height. SDXL was made for 1024. "
+        "Size to train at: one number for a square, or width,height. SDXL and FLUX.1 were trained at 1024. "
         "With buckets it sets the area, not the shape. Unset, the data set file must say it.",
         suggestions=("1024", "768", "512", "1024,768"),
         placeholder="1024",

@@ -53,7 +53,7 @@ def page() -> str:
 def _section(group: type[OptionGroup]) -> str:
     works = [o for o in each_option(group) if not o.not_yet]
     where = "These are keys of a file and controls of the page, not flags.\n" if group in FILE_ONLY else ""
-    rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(o.help)}{_effect(o)} |" for o in works]
+    rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(_help(o))}{_effect(o)} |" for o in works]
     table = ["| option | type | default | meaning |", "|---|---|---|---|", *rows]
     return "\n".join([f"## {group.title}\n", f"{group.__doc__}\n", *([where] if where else []), *table, ""])
 
@@ -80,6 +80,10 @@ def _default(o: Option) -> str:
     if o.type is bool:
         return "off"  # no option is on by itself: a flag would have to be a negation
     return f"`{o.default}`" if o.default != "" else "empty"
+
+
+def _help(o: Option) -> str:
+    return " ".join([o.help, *(f"*{METHOD_TITLES[method]}*: {note}" for method, note in o.notes.items())])
 
 
 def _effect(o: Option) -> str:

@@ -82,8 +82,8 @@ class FluxObjectiveOptions(OptionGroup, title="FLUX.1 timesteps"):
     )
     model_prediction_type: Literal["raw", "additive", "sigma_scaled"] = option(
         "sigma_scaled",
-        "What the prediction is taken for. raw fits what FLUX.1 predicts and is recommended; sigma_scaled is the "
-        "default of the field and compares it with something else.",
+        "How the model's output is interpreted. raw is what FLUX.1 predicts and is recommended; sigma_scaled is the "
+        "default of sd-scripts and does not match it.",
         label="Prediction type",
         families=FLUX,
     )
@@ -95,7 +95,7 @@ class FluxObjectiveOptions(OptionGroup, title="FLUX.1 timesteps"):
     )
     guidance_scale: float = option(
         3.5,
-        "Guidance that FLUX.1 dev is told in training; 1.0 is recommended. schnell takes none: leave it at 3.5 there.",
+        "Guidance embedded in FLUX.1 dev during training; 1.0 is recommended. schnell takes none: leave it at 3.5.",
         label="Guidance",
         within=(0.0, 100.0),
         families=FLUX,

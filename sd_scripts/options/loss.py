@@ -38,7 +38,7 @@ class NoiseOptions(OptionGroup, title="Noise"):
     )
     ip_noise_gamma: float | None = option(
         None,
-        "Disturb the model's input a little more than it is told, which makes it sturdier. Around 0.1.",
+        "Add a little extra noise to the model's input, which makes training more robust. Around 0.1.",
         label="Input perturbation",
         within=(0.0, 10.0),
     )

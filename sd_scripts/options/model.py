@@ -68,9 +68,7 @@ class ModelOptions(OptionGroup, title="Model"):
         "Read model files in one go instead of mapping them into memory. Quicker on WSL and network drives.",
         label="Read model files without mmap",
     )
-    lowram: bool = option(
-        False, "Load models straight to the GPU, for machines with little main memory.", label="Low main memory"
-    )
+    lowram: bool = option(False, "Load models straight to the GPU, for machines with little RAM.", label="Low RAM")
     highvram: bool = option(
         False,
         "Do not empty the GPU's memory cache while latents are cached.",

@@ -30,30 +30,30 @@ class NetworkOptions(OptionGroup, title="Network"):
     network_alpha: float = option(
         1.0,
         "Strength: what is learned is scaled by network_alpha / network_dim. Half of the rank, or the rank itself, "
-        "is usual; when it changes, the learning rate has to follow.",
+        "is usual; adjust the learning rate when you change it.",
         label="Alpha",
         within=(0.0, 1_000_000.0),
         methods=("lora",),
     )
     network_dropout: float | None = option(
         None,
-        "How often a value in the middle of the LoRA is dropped in training, 0 to 1; against learning by heart.",
+        "Share of the LoRA's inner values that is dropped at random in each step, 0 to 1; reduces overfitting.",
         label="Dropout",
         within=(0.0, 1.0),
         methods=("lora",),
     )
     network_args: list[str] = option(
         [],
-        "More of the network as key=value: conv_dim=8 conv_alpha=4 also adapts the 3x3 convolutions; "
-        "rank_dropout, module_dropout, block_dims, block_alphas, down_lr_weight, mid_lr_weight, up_lr_weight, "
-        "loraplus_lr_ratio; ggpo_beta with ggpo_sigma; for FLUX.1 network_reg_dims, network_reg_lrs.",
+        "More settings of the network as key=value: rank_dropout, module_dropout, loraplus_lr_ratio; ggpo_beta with "
+        "ggpo_sigma. SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
+        "down_lr_weight, mid_lr_weight, up_lr_weight. FLUX.1: network_reg_dims, network_reg_lrs.",
         label="Network arguments",
         methods=("lora",),
-        placeholder="conv_dim=8 conv_alpha=4",
+        placeholder="rank_dropout=0.1",
     )
     network_weights: str | None = option(
         None,
-        "A LoRA file to go on from; optimizer and counters begin anew.",
+        "Start from the weights of this LoRA file; optimizer and step count start at zero.",
         label="Continue from LoRA file",
         methods=("lora",),
         path=True,
@@ -74,7 +74,7 @@ class NetworkOptions(OptionGroup, title="Network"):
     base_weights_multiplier: list[float] = option(
         [],
         "Strength of each file of base_weights; 1 where none is given.",
-        label="Their strengths",
+        label="Strengths of merged LoRA files",
         within=(-100.0, 100.0),
         methods=("lora",),
     )
@@ -88,8 +88,8 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     network_train_unet_only: bool = option(
         False,
-        "Adapt the U-Net (FLUX.1: the transformer) alone and leave the text encoders. Usual for SDXL.",
-        label="Train the U-Net only",
+        "Adapt only the U-Net of SDXL or the transformer of FLUX.1 and leave the text encoders as they are. Usual.",
+        label="Train U-Net or transformer only",
         methods=("lora",),
     )
     network_train_text_encoder_only: bool = option(
@@ -97,8 +97,8 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     unet_lr: float | None = option(
         None,
-        "Learning rate of the U-Net; unset is learning_rate.",
-        label="U-Net learning rate",
+        "Learning rate of SDXL's U-Net or FLUX.1's transformer; unset is learning_rate.",
+        label="U-Net or transformer LR",
         within=(0.0, 1000.0),
         methods=("lora",),
     )
@@ -106,7 +106,7 @@ class NetworkOptions(OptionGroup, title="Network"):
         [],
         "Learning rate of the text encoders: one for both, or one for each; unset is learning_rate. An encoder with 0 "
         "stays as it is.",
-        label="Text encoder learning rate",
+        label="Text encoder LR",
         within=(0.0, 1000.0),
         methods=("lora",),
     )

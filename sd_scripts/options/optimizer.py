@@ -46,7 +46,7 @@ SCHEDULERS = (
 
 
 class OptimizerOptions(OptionGroup, title="Optimizer"):
-    """Who turns gradients into changes of the weights. Old switches such as use_8bit_adam become optimizer_type."""
+    """How gradients change the weights. Old switches such as use_8bit_adam become optimizer_type."""
 
     optimizer_type: str = option(
         "",
@@ -57,7 +57,8 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
     )
     learning_rate: float = option(
         2e-06,
-        "Step size. LoRAs usually learn at 1e-4; Prodigy and D-Adaptation take 1; the default is for whole models.",
+        "Step size of the optimizer; Prodigy and D-Adaptation take 1.",
+        notes={"lora": "1e-4 is usual.", "full": "1e-6 to 1e-5 is usual."},
         within=(0.0, 1000.0),
     )
     optimizer_args: list[str] = option(
@@ -79,8 +80,8 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
 
     lr_scheduler: str = option(
         "constant",
-        "Course of the learning rate: constant stays, cosine and linear fall to 0, cosine_with_restarts falls "
-        "several times, adafactor leaves it to Adafactor.",
+        "How the learning rate changes during the run: constant stays, cosine and linear fall to 0, "
+        "cosine_with_restarts falls several times, adafactor leaves it to Adafactor.",
         label="Schedule",
         suggestions=SCHEDULERS,
     )
@@ -94,18 +95,18 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
     lr_decay_steps: float = option(
         0.0,
         "Steps in which warmup_stable_decay falls at the end; below 1 (or 10%) a share of all steps.",
-        label="Decay",
+        label="Decay steps",
         within=(0, 10_000_000),
         steps_or_fraction=True,
     )
     lr_scheduler_num_cycles: int = option(
-        1, "How often cosine_with_restarts starts again.", label="Cycles", within=(1, 100_000)
+        1, "How often cosine_with_restarts starts again.", label="Restart cycles", within=(1, 100_000)
     )
-    lr_scheduler_power: float = option(1.0, "Exponent of polynomial.", label="Power", within=(0.0, 1000.0))
+    lr_scheduler_power: float = option(1.0, "Exponent of polynomial.", label="Polynomial power", within=(0.0, 1000.0))
     lr_scheduler_timescale: int | None = option(
         None,
         "Time scale of inverse_sqrt; unset takes the warm-up.",
-        label="Time scale",
+        label="inverse_sqrt time scale",
         within=(0, 10_000_000),
         zero_is_off=True,
     )

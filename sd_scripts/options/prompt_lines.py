@@ -84,10 +84,10 @@ LINE_OPTIONS = (
     LineOption("d", WHOLE, "seed", "seed", "1", "The same noise each time, to compare"),
     LineOption("s", WHOLE, "sample_steps", "steps", "30", "Steps of the sampler"),
     LineOption(
-        "l", NUMBER, "scale", "scale", "5", "How strongly the prompt is followed against the negative one; 1 is off"
+        "l", NUMBER, "scale", "CFG scale", "5", "How strongly the prompt is followed against the negative one; 1 is off"
     ),
-    LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "The guidance that FLUX.1 dev is told", ("flux",)),
-    LineOption("n", WORD, "negative_prompt", "without", "blurry, low quality", "What should not be seen"),
+    LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of FLUX.1 dev", ("flux",)),
+    LineOption("n", WORD, "negative_prompt", "negative prompt", "blurry, low quality", "What should not be seen"),
     LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this picture", ("sdxl",)),
 )
 SAMPLER = LINE_OPTIONS[-1]

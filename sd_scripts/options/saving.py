@@ -24,7 +24,10 @@ class SavingOptions(OptionGroup, title="Saving"):
         path=True,
     )
     output_name: str | None = option(
-        None, "Name of the saved files without ending; unset is last.", label="Output name", placeholder="mycat"
+        None,
+        "Name of the saved files without ending; if unset, they are called last.",
+        label="Output name",
+        placeholder="mycat",
     )
     overwrite: bool = option(
         False,

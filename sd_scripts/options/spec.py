@@ -6,7 +6,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -88,6 +88,8 @@ class Option:
     default: Any
     help: str
     label: str
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What is to be added to the help where a method is used, by method."""
     choices: tuple[Any, ...] = ()
     nullable: bool = False
     """None is allowed and means unset: neither 0 nor an empty text."""
@@ -118,6 +120,10 @@ class Option:
     secret: bool = False
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
+
+    def help_for(self, method: str) -> str:
+        """The help, as it is read by those who train by this method."""
+        return f"{self.help} {self.notes[method]}" if method in self.notes else self.help
 
     @property
     def masters(self) -> tuple[str, ...]:

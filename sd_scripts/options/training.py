@@ -29,7 +29,7 @@ class TrainingOptions(OptionGroup, title="Training"):
     )
     gradient_accumulation_steps: int = option(
         1,
-        "Add up the gradients of so many batches before each update: the calm of a larger batch without its memory.",
+        "Accumulate the gradients of this many batches before each update: like a larger batch, without its memory.",
         label="Gradient accumulation",
         within=(1, 1024),
     )
@@ -57,7 +57,8 @@ class TrainingOptions(OptionGroup, title="Training"):
     full_bf16: bool = option(
         False,
         "Hold weights and gradients of what is trained in bf16 too: half the memory, for full training. Updates are "
-        "rounded by chance, so that small ones count. A LoRA saves little by it and learns worse.",
+        "rounded by chance, so that small ones count.",
+        notes={"lora": "It saves little for a LoRA, which learns worse by it."},
         label="Full bf16",
     )
     fp8_base: bool = option(
@@ -79,7 +80,7 @@ class TrainingOptions(OptionGroup, title="Training"):
         3,
         "End the run when so many steps in a row have a loss or gradient that is no number (NaN or infinite). Until "
         "then nothing is learned from them. Where such a step would spoil the weights, the first one ends the run.",
-        label="Broken steps in a row",
+        label="Non-finite steps in a row",
         within=(1, 10_000),
     )
     sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
