@@ -46,7 +46,7 @@ def control(
             choices = [(str(c), c) for c in option.choices]
             return gr.Dropdown([UNSET, *choices] if option.nullable else choices, filterable=False, **face)
         case "suggestion":
-            return gr.Dropdown(list(option.suggestions), allow_custom_value=True, **face)
+            return gr.Dropdown(list(option.suggestions or option.choices), allow_custom_value=True, **face)
         case "slider":
             assert option.within
             low, high = option.within
@@ -71,9 +71,9 @@ def kind(option: Option) -> str:
         return "switch"
     if option.many or option.steps_or_fraction:
         return "text"
-    if option.choices:
+    if option.choices and not option.more_choices:
         return "choice"
-    if option.suggestions:
+    if option.suggestions or option.choices:
         return "suggestion"
     if option.type is str:
         return "text"

@@ -254,13 +254,13 @@ class MetadataSteps:
             self._places.check("metadata folder", file)
         return asked
 
-    def _show(self, seen: tuple[str, int]) -> list[Any]:
+    def _show(self, seen: tuple[str, bool, int]) -> list[Any]:
         """What changed since `seen`; nothing at all when nothing did."""
         job, asked = self._job.watched, self._job.asked
         if job is None or asked is None:
             return [gr.skip()] * 7
         story = job.refresh()
-        now = (job.folder.path.name, story.told)
+        now = (job.folder.path.name, job.waiting, story.told)
         if now == seen:
             return [gr.skip()] * 7
         ready = story.state == "finished"
@@ -268,7 +268,7 @@ class MetadataSteps:
         cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True) if ready else {}
         return [
             now,
-            latents_view(story, file),
+            latents_view(story, file, self._job.waits_for if job.waiting else ""),
             gr.update(interactive=story.over),
             gr.update(visible=not story.over, interactive=story.state != "stopping"),
             gr.update(visible=story.over),
@@ -277,8 +277,11 @@ class MetadataSteps:
         ]
 
 
-def latents_view(story: RunStory, file: Path) -> str:
-    """How far a preparation is, or how it ended."""
+def latents_view(story: RunStory, file: Path, waits_for: str = "") -> str:
+    """How far a preparation is, which run it waits for, or how it ended."""
+    if waits_for:
+        said = f"Waits until the run {waits_for} is over, and starts then by itself, before the runs of the queue"
+        return message("note", f"{said}. Keep the GUI running")
     if story.state == "finished":
         said = f"The latents of {story.total} pictures are beside them, and {file} says the size of each"
         return message("warning" if story.warnings else "ok", said, story.warnings)

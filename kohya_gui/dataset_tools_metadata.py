@@ -15,7 +15,7 @@ from sd_scripts.runs import process
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue, gpu_set
 from sd_scripts.runs.store import state_folder
-from sd_scripts.runs.watched import WatchedRun
+from sd_scripts.runs.watched import End, WatchedRun
 
 LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
 FLAGS_OF_LATENTS = (
@@ -110,24 +110,45 @@ class LatentsJob:
         self.asked: Gathering | None = None
         """What it prepares, or prepared last."""
         self.watched: WatchedRun | None = None
+        self.waits_for = ""
+        """The run that was on when it was asked for."""
 
     def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
-        """Raises ValueError, one sentence, where something is missing or the machine is busy."""
+        """At once, or when the run that uses the GPU is over. Raises ValueError, one sentence, where something is
+        missing."""
         if self.watched and not self.watched.refresh().over:  # one that said its last word may still be leaving
             raise ValueError("latents are being prepared already: stop that or wait for its end")
         cards = gpu_set("", sees_no_gpu())
-        self._queue.check_free(cards)
         argv = latents_command(asked, values, family)
         try:
             folder = new_run_folder(state_folder() / "tools", "latents")
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be made ({error.strerror})") from error
-        self.watched = WatchedRun(folder, process.start([*argv, "--run_dir", str(folder.path)], {}, folder))
-        self._queue.reserve(cards, self.watched)
-        self.asked = asked
+        argv += ["--run_dir", str(folder.path)]
+        self.asked, run = asked, self._queue.run_on(cards)
+        self.waits_for = run.name if run else ""
+        if run:
+            self.watched = waiting = WatchedRun(folder, None, waiting=True)
+            self._queue.when_free(cards, lambda: self._begin(waiting, argv))
+        else:
+            self.watched = WatchedRun(folder, process.start(argv, {}, folder))
+            self._queue.reserve(cards, self.watched)
+
+    def _begin(self, waiting: WatchedRun, argv: list[str]) -> WatchedRun | None:
+        """What waited has its turn; nothing where it was stopped meanwhile."""
+        if not waiting.waiting:
+            return None
+        try:
+            self.watched = WatchedRun(waiting.folder, process.start(argv, {}, waiting.folder))
+        except ValueError as error:
+            waiting.waiting, waiting.end = False, End("failed", str(error))
+            return None
+        return self.watched
 
     def stop(self) -> None:
-        if self.watched:
+        if self.watched and self.watched.waiting:
+            self.watched.waiting, self.watched.end = False, End("stopped")
+        elif self.watched:
             self.watched.stop()
 
 

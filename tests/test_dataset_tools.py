@@ -14,10 +14,12 @@ from kohya_gui.controls import Form
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps, fill, latents_view
 from kohya_gui.dataset_tools_metadata import Gathering, LatentsJob, gather, latents_command
+from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.data.dataset import plan_data
 from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.options.catalog import SDXL_FULL
-from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.queue import RunQueue, gpu_set
 from sd_scripts.runs.store import RunStore
 from sd_scripts.runs.story import RunStory
 from sd_scripts.runs.watched import FRESH
@@ -229,6 +231,21 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunQueue:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "state"))
     return RunQueue(RunStore(tmp_path / "runs.sqlite"))
+
+
+def test_latents_wait_for_the_run_that_is_on(source: Path, queue: RunQueue, tmp_path: Path) -> None:
+    row = queue.store.add(RunFolder(tmp_path / "run"), name="cat", gpus=gpu_set("", sees_no_gpu()))
+    queue.store.update(row.id, state="running")
+    job, asked = LatentsJob(queue), Gathering(image_folder=str(source))
+    gather(asked)
+    values = settings_of(pretrained_model_name_or_path="m.safetensors").values()
+    job.start(asked, values, "sdxl")
+    assert job.watched
+    assert "Waits until the run cat is over" in latents_view(job.watched.refresh(), asked.latents_file, job.waits_for)
+    with pytest.raises(ValueError, match="already"):
+        job.start(asked, values, "sdxl")
+    job.stop()
+    assert job.watched.refresh().state == "stopped"
 
 
 def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, queue: RunQueue) -> None:

@@ -146,3 +146,16 @@ def test_zero_is_off_only_where_the_option_says_so():
     assert OPTIONS["min_snr_gamma"].read(0) is None
     assert OPTIONS["max_grad_norm"].read(0) == 0.0
     assert OPTIONS["seed"].read(0) == 0
+
+
+def test_a_backend_that_a_package_registers_can_be_named(tmp_path, monkeypatch):
+    (backend,) = (o for o in each_option(CompileOptions) if o.name == "compile_backend")
+    assert "is not one of inductor, cudagraphs" in (backend.problem("openxla") or "")  # its package is not installed
+    assert "is not one of" in (backend.problem("mine") or "")
+    (tmp_path / "mine-1.dist-info").mkdir()
+    (tmp_path / "mine-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    points = "[torch_dynamo_backends]\nmine = mine:backend\n"
+    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert backend.problem("mine") is None
+    assert backend.problem("aot_ts") is None

@@ -106,9 +106,8 @@ def test_runs_of_different_cards_run_side_by_side(place: Place):
     wait_for(lambda: [row.id for row in queue.running()] == [ids[0], ids[1], ids[3], ids[4]])
     time.sleep(0.2)
     assert [row.id for row in queue.store.queued()] == [ids[2]]
-    with pytest.raises(ValueError, match=r"a run is on already \(run 1\)"):
-        queue.check_free("all")
-    queue.check_free("3")
+    assert queue.run_on("all").name == "run 1"
+    assert queue.run_on("3") is None
     queue.end_now(ids[0])
     queue.end_now(ids[1])
     wait_for(lambda: queue.row(ids[2]).state in ("starting", "running"))
@@ -418,6 +417,27 @@ def test_a_tool_at_work_keeps_its_cards(place: Place):
     wait_for(lambda: over(queue))
 
 
+def test_a_tool_waits_for_its_cards_and_goes_before_the_runs_that_wait(place: Place):
+    queue = place.queue()
+    first = queue.add(place.plan(LASTING, gpus="0"))
+    wait_for(lambda: queue.running())
+    plan, started = place.plan(LASTING), []
+
+    def start() -> WatchedRun:
+        started.append(WatchedRun(plan.folder, process.start(plan.argv, {}, plan.folder)))
+        return started[0]
+
+    queue.when_free("0", start)
+    queue.when_free("0", lambda: None)  # not wanted any more
+    later = queue.add(place.plan(gpus="0"))
+    queue.end_now(first)
+    wait_for(lambda: started)
+    wait_for(lambda: queue.row(first).state in ENDED)
+    assert queue.row(later).state == "queued"
+    started[0].end_now()
+    wait_for(lambda: over(queue))
+
+
 def test_of_many_threads_one_gets_the_run(place: Place):
     store = RunStore(place.folder / "runs.sqlite")
     id = store.add(place.plan().folder).id
@@ -534,8 +554,7 @@ def test_a_run_whose_folder_is_deleted_under_it_can_still_be_ended_by_the_next_g
     wait_for(lambda: "was deleted" in "".join(queue.watch(id).refresh().warnings))
     assert queue.watch(id).alive
     later = place.queue()
-    with pytest.raises(ValueError, match="a run is on already"):
-        later.check_free("all")
+    assert later.run_on("all")
     later.end_now(id)
     wait_for(lambda: over(later))
     assert later.row(id).state == "stopped"

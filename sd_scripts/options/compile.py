@@ -1,11 +1,26 @@
 """Options of torch.compile."""
 
+import importlib.util
 from collections.abc import Iterable
+from importlib.metadata import entry_points
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
 
 MORE = ("compile_text_encoder", "compile_vae")
+OF_PYTORCH = (
+    *("eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager_default_partitioner"),
+    *("aot_eager_decomp_partition", "ts", "aot_ts"),
+)
+"""Backends that PyTorch registers too; they are for finding faults."""
+OF_PACKAGES = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
+"""Backends that PyTorch registers for a package, which may be missing."""
+
+
+def registered_backends() -> set[str]:
+    """The other backends that torch.compile knows on this machine; found without loading PyTorch."""
+    of_packages = {name for name, package in OF_PACKAGES.items() if importlib.util.find_spec(package)}
+    return {*OF_PYTORCH, *of_packages, *entry_points(group="torch_dynamo_backends").names}
 
 
 class CompileOptions(OptionGroup, title="Torch Compile Settings"):
@@ -20,7 +35,9 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] = option(
         "inductor",
         "What compiles the captured graphs. inductor makes training faster. cudagraphs replays PyTorch's own "
-        "kernels; eager and aot_eager are for finding faults.",
+        "kernels; eager and aot_eager are for finding faults. Another backend that an installed package registers can "
+        "be named, too.",
+        more_choices=registered_backends,
         shown_when="compile",
         also_with=MORE,
     )

@@ -91,6 +91,8 @@ class Option:
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What is to be added to the help where a method is used, by method."""
     choices: tuple[Any, ...] = ()
+    more_choices: Callable[[], Collection[str]] | None = None
+    """What else can be chosen here and now, beside `choices`: names that packages register."""
     nullable: bool = False
     """None is allowed and means unset: neither 0 nor an empty text."""
     many: bool = False
@@ -157,7 +159,7 @@ class Option:
         for item in value if self.many else [value]:
             if not self._is_mine(item):
                 return f"{item!r} is not {KINDS[self.type]}"
-            if self.choices and item not in self.choices:
+            if self.choices and item not in self.choices and item not in self._more_choices():
                 return f"{item!r} is not one of {', '.join(map(str, self.choices))}"
             if isinstance(item, str) and (why := self._text_problem(item)):
                 return why
@@ -166,6 +168,9 @@ class Option:
             if self.steps_or_fraction and item >= 1 and item != int(item):
                 return f"{item} is neither a whole number of steps nor a fraction below 1"
         return None
+
+    def _more_choices(self) -> Collection[str]:
+        return self.more_choices() if self.more_choices else ()
 
     def _text_problem(self, text: str) -> str:
         if self.path and not text.startswith("data:"):  # a thumbnail may stand in the option itself

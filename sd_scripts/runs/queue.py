@@ -95,6 +95,7 @@ class RunQueue:
         self._damage = store.notice
         self._warned = ""
         self._tools: list[tuple[str, WatchedRun]] = []
+        self._waiting_tools: list[tuple[str, Callable[[], WatchedRun | None]]] = []
         self._wake, self._closing = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -226,11 +227,30 @@ class RunQueue:
         """Do not wait for the end of the step. Returns at once. Raises ValueError for a run that is not on."""
         threading.Thread(target=self._living(id).end_now, daemon=True).start()
 
-    def check_free(self, gpus: str) -> None:
-        """Raises ValueError when a run is on that uses one of these cards."""
-        for row in self.store.living():
-            if share_a_card(gpus, row.gpus):
-                raise ValueError(f"a run is on already ({row.name}): stop it or wait for its end")
+    def run_on(self, gpus: str) -> RunRow | None:
+        """A run that is on and uses one of these cards."""
+        return next((row for row in self.store.living() if share_a_card(gpus, row.gpus)), None)
+
+    def when_free(self, gpus: str, start: Callable[[], WatchedRun | None]) -> None:
+        """Start a tool, no run of the list, when no run is on that uses these cards: before the runs that wait.
+
+        `start` returns what it started; None when nobody wants it any more.
+        """
+        with self._lock:
+            self._waiting_tools.append((gpus, start))
+        self._wake.set()
+
+    def _start_tools(self) -> None:
+        with self._lock:
+            waiting = list(self._waiting_tools)
+        for gpus, start in waiting:
+            if self.run_on(gpus):
+                continue
+            tool = start()
+            with self._lock:
+                self._waiting_tools.remove((gpus, start))
+            if tool:
+                self.reserve(gpus, tool)
 
     def reserve(self, gpus: str, tool: WatchedRun) -> None:
         """Let no queued run start on these cards while the tool, which is no run of the list, is at work."""
@@ -238,9 +258,10 @@ class RunQueue:
             self._tools = [(cards, each) for cards, each in self._tools if each.alive] + [(gpus, tool)]
 
     def _is_free(self, gpus: str) -> bool:
-        """Whether no tool is at work on these cards."""
+        """Whether no tool is at work on these cards, or waits for them."""
         with self._lock:
-            return not any(share_a_card(gpus, cards) and tool.alive for cards, tool in self._tools)
+            taken = [cards for cards, tool in self._tools if tool.alive] + [cards for cards, _ in self._waiting_tools]
+        return not any(share_a_card(gpus, cards) for cards in taken)
 
     @property
     def paused(self) -> bool:
@@ -386,6 +407,7 @@ class RunQueue:
             self.store.pause(True, f"{row.name} failed, and the queue is not to go on after a failed run")
 
     def _start_next(self) -> None:
+        self._start_tools()
         passing: set[int] = set()
         for row in self.store.queued():
             if self.store.notice != self._damage:  # the living runs are not in the list: none starts beside them

@@ -294,7 +294,7 @@ def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_i
     assert "-1.0 is outside" in beside.evaluate("field => getComputedStyle(field, '::after').content")
     field(page, "min_snr_gamma").fill("5")
     assert outline(page, "min_snr_gamma") == "none"
-    expect(page.locator("#lora-message .message.stale")).to_be_visible()
+    expect(page.locator("#lora-message li.stale")).to_have_count(1)  # the other problems stand
     field(page, "max_train_steps").fill("-3")
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(tmp_path / "bad"))
