@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
-from fresh import found_by_processes, together
-from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, train_as_two, train_group
+from fresh import PATIENCE, found_by_processes, together
+from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
 from test_full_run import base_of, learned
 from torch import nn
+from torch._dynamo.backends import registry
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from training_help import FULL, Run, equal, train_whole
 
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training import context
 from sd_scripts.training.sharded import Shards
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
@@ -130,6 +133,41 @@ def test_one_process_goes_on_from_a_state_of_two_and_two_from_that_of_one(flux_m
     )
     assert last.steps == [5]
     assert last.losses[0] == pytest.approx(one.losses[-1], rel=0.5)
+
+
+def fail_to_compile(config: Path, ranks: str) -> int:
+    """In a process of its own. In these of them a compiled block fails at its second call."""
+    calls = count(1)
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        def call(*inputs: Any) -> Any:
+            if os.environ["RANK"] in ranks and next(calls) == 2:
+                raise RuntimeError("no such kernel")
+            return graph(*inputs)
+
+        return call
+
+    registry._COMPILER_FNS["eager"] = backend
+    context.MEETING = PATIENCE if len(ranks) == 2 else 2.0
+    return train_in_group(config, "flux", "full")
+
+
+@pytest.mark.parametrize("ranks", ["1", "01"], ids=["one", "both"])
+def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_none(
+    ranks: str, flux_miniature: Any, tmp_path: Path
+) -> None:
+    config = configure(tmp_path, flux_miniature, **{**FULL, "compile": True, "compile_backend": "eager"})
+    statuses, told = together(2, tmp_path, fail_to_compile, config, ranks)
+    if ranks == "01":
+        assert statuses == [0, 0], told
+        assert told.count("The run goes on without compiling") == 1
+        return
+    assert statuses == [1, 1], told
+    why = "torch.compile failed: RuntimeError: no such kernel, in some of the processes only, and with FSDP they"
+    (failed,) = Run(1, tmp_path / "out", RunFolder(tmp_path / "out" / "run")).told("failed")
+    assert failed["error"].startswith(f"another process of the run failed: {why}")
+    assert told.count(why) == 2
+    assert "Traceback" not in told
 
 
 def test_text_encoders_learn_whole_beside_shards(

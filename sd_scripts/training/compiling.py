@@ -295,6 +295,9 @@ class Compilation:
         what, remedy = f"torch.compile failed: {_told(error)}", self._remedy(error)
         if self._options.compile_fullgraph and compiling:
             raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error
+        if self._context.sharded and self._compile_denoiser and not self._context.meet("without compiling"):
+            alone = "in some of the processes only, and with FSDP they compute in step"
+            raise Failed(f"{what}, {alone}", f"{remedy}, or turn compile off") from error
         torch.compiler.set_stance("force_eager")
         torch._dynamo.reset()  # gives back what graphs hold
         self._failed = True

@@ -38,6 +38,12 @@ class Failed(Exception):
         self.remedy = remedy
 
 
+MEETING = 30.0
+"""Seconds in which processes that fail in the same place have all noticed it, also where each compiles until then."""
+FAILED = "sd_scripts/failed"
+"""In the processes' store: who failed first, and why."""
+
+
 @dataclass(kw_only=True)
 class Context:
     settings: Settings
@@ -173,6 +179,28 @@ class Context:
     def agreed(self, value: Any) -> Any:
         """The main process's value, in every process."""
         return _agreed(self.accelerator, value)
+
+    def meet(self, what: str) -> bool:
+        """Whether all processes come here soon. No collective: others may already be in one."""
+        names = [f"sd_scripts/{what}/{rank}" for rank in range(self.world)]
+        store = torch.distributed.distributed_c10d._get_default_store()
+        store.set(names[self.rank], "1")
+        try:
+            store.wait(names, timedelta(seconds=MEETING))
+        except RuntimeError:
+            return False
+        return True
+
+    def first_failure(self, why: str) -> str:
+        """Note why this process ends; returns why another did so before it, which may be the cause, or ""."""
+        if self.world == 1:
+            return ""
+        mine = f"{self.rank} {why}"
+        with contextlib.suppress(Exception):  # the process that keeps the store may be gone
+            store = torch.distributed.distributed_c10d._get_default_store()
+            first = store.compare_set(FAILED, "", mine).decode()
+            return "" if first == mine else str(first.partition(" ")[2])
+        return ""
 
     def number(self, *key: object) -> int:
         """63 bits that depend on the seed and the key alone."""

@@ -134,6 +134,8 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
     details = "".join(traceback.format_exception(error))
     known = _in_a_sentence(error, context.settings, training)
     sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
+    if (other := context.first_failure(sentence)) and not known:  # which ended what this process waited for
+        known = sentence, remedy = f"another process of the run failed: {other}", ""
     remedy = "; ".join(filter(None, (remedy, context.emergency_advice())))
     with contextlib.suppress(OSError):  # a full disk takes no event either
         context.tell("failed", error=sentence, remedy=remedy, details=details)
