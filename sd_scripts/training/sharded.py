@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from sd_scripts.library.optimizers import optimizer_name, rounds_itself
 from sd_scripts.options.compile import CompileOptions
@@ -90,15 +91,13 @@ class Shards:
         return chunks[rank] if rank < len(chunks) else whole[:0]
 
     def whole(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """The tensor that the rows of all processes make, in main memory; only the first process keeps it."""
-        stride = torch.empty(shape, device="meta").stride()
-        rows = rows.detach().to(self.mesh.device_type).contiguous()
-        return self._kept(DTensor.from_local(rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride))
-
-    def _kept(self, tensor: Tensor) -> Tensor:
-        assert isinstance(tensor, DTensor)
-        whole = tensor.full_tensor()
-        return whole.cpu() if self._keeps else whole.new_empty(0)
+        """The tensor that the rows of all processes make, in main memory; only the first process gets it."""
+        most = -(-shape[0] // self.mesh.size())  # the last processes may hold fewer rows
+        padded = torch.zeros((most, *shape[1:]), dtype=rows.dtype, device=self.mesh.device_type)
+        padded[: len(rows)] = rows.detach()
+        of_all = [torch.empty_like(padded) for _ in range(self.mesh.size())] if self._keeps else None
+        dist.gather(padded, of_all, group=self.mesh.get_group(), group_dst=0)
+        return torch.cat(of_all)[: shape[0]].cpu() if of_all else rows.new_empty(0)
 
     def values(self, learned: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
         """The module's state_dict in whole tensors, with the rows of `learned` in place of its own. All processes must
@@ -109,7 +108,7 @@ class Shards:
             if name in rows:
                 state[name] = self.whole(rows[name], tensor.shape)
             elif isinstance(tensor, DTensor):
-                state[name] = self._kept(tensor.detach())
+                state[name] = self.whole(tensor.to_local(), tensor.shape)
         return state
 
     def forget_iteration(self) -> None:
