@@ -31,12 +31,14 @@ AVERAGE = "-ema"
 """How the name of a file of moving averages ends."""
 REPLACED = '<span class="warn">replaced by a later run</span>'
 PLACES = {
-    "lora": "Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI, "
-    "and choose it there.",
-    "full": "This is your model. An SDXL file goes into <b>models/checkpoints</b> of ComfyUI or "
-    "<b>models/Stable-diffusion</b> of WebUI, one of FLUX.1 into <b>models/diffusion_models</b>; choose it there.",
+    "lora": "Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI to "
+    "use it.",
+    "full": "This is your model. Put it into <b>models/checkpoints</b> of ComfyUI or <b>models/Stable-diffusion</b> of "
+    "WebUI to use it.",
+    "full flux": "This is your model. Put it into <b>models/diffusion_models</b> of ComfyUI or "
+    "<b>models/Stable-diffusion</b> of WebUI Forge to use it.",
 }
-"""What to do with the result, by method."""
+"""What to do with the result, by method, or by method and family."""
 COMMANDS = (
     ("save", "Save now", "Save the model as it is after this step; the training goes on"),
     ("sample", "Sample now", "Draw the sample prompts after this step; the training goes on"),
@@ -59,7 +61,7 @@ def sections(story: RunStory, row: RunRow, now: float | None = None) -> dict[str
         "progress": "" if waiting else progress(story, row),
         "controls": controls(story, row),
         "failure": failure(story) if not waiting else hold(row.error),
-        "result": result(story),
+        "result": result(story, row.family),
         "tiles": "" if waiting or (story.over and not len(story.losses)) else tiles(story, row, now),
         "files": files(story, row.id),
         "warnings": warnings(story),
@@ -213,7 +215,7 @@ def failure(story: RunStory) -> str:
     )
 
 
-def result(story: RunStory) -> str:
+def result(story: RunStory, family: str) -> str:
     """The file that a finished run was for, to copy, and where it goes."""
     made = [made for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
     if story.state != "finished" or not made:
@@ -224,9 +226,11 @@ def result(story: RunStory) -> str:
         return message("warning", f"{plain[-1].path}: a later run wrote its own file under this name")
     path = escape(str(found))
     average = f"<p>Its moving average is in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
+    method = story.facts.get("method", "")
+    where = PLACES.get(f"{method} {family}") or PLACES.get(method, PLACES["lora"])
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
-        f"<p>{PLACES.get(story.facts.get('method', ''), PLACES['lora'])}</p>{average}</div>"
+        f"<p>{where}</p>{average}</div>"
     )
 
 

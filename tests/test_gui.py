@@ -881,7 +881,9 @@ def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
     assert 'data-copy="/models/cat.safetensors"' in html
     assert "cat-ema.safetensors</b>" in html
     assert "models/checkpoints" in html
+    assert "diffusion_models" not in html
     assert "models/loras" not in html
+    assert "models/diffusion_models" in sections(story, row("finished", family="flux"))["result"]
 
 
 def test_numbers_are_written_for_people():
