@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -598,9 +599,10 @@ def preset_family(name: str) -> str:
 
 
 def preset_title(path: Path) -> str:
-    """ "SDXL safe start" of sdxl_safe_start.toml."""
+    """ "SDXL low memory 12 GB" of sdxl_low_memory_12gb.toml."""
     family, _, rest = path.stem.partition("_")
-    return f"{FAMILY_TITLES.get(family, family)} {rest.replace('_', ' ')}"
+    words = re.sub(r"(\d+)gb\b", r"\1 GB", rest.replace("_", " "))
+    return f"{FAMILY_TITLES.get(family, family)} {words}"
 
 
 def preset_words(path: Path) -> str:

@@ -75,15 +75,15 @@ def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, t
     held: list[Any] = []
     held_back = True
     page.route("**/gradio_api/**", lambda route: held.append(route) if held_back else route.continue_())
-    choose(page, "preset", "SDXL low memory 12gb")
+    choose(page, "preset", "SDXL low memory 12 GB")
     expect(page.locator("#lora-preset[data-busy]")).to_be_visible()
     held_back = False
     for route in held:
         route.continue_()
-    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12gb is set")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12 GB is set")
     expect(page.locator("[data-busy]")).to_have_count(0)
     page.reload()
-    expect(field(page, "preset")).to_have_value("SDXL low memory 12gb")
+    expect(field(page, "preset")).to_have_value("SDXL low memory 12 GB")
     (tmp_path / "a.toml").write_text("seed = 1\n")
     open_file(page, tmp_path / "a.toml")
     expect(field(page, "preset")).to_have_value("")
@@ -103,8 +103,8 @@ def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     preset = read_toml(ROOT / "presets" / "lora" / "sdxl_safe_start.toml")
     six = {name: value for name, value in SIX.items() if name != "compile_backend"}  # inductor is the default
     assert saved == {**preset, **six, "output_dir": "outputs"}
-    choose(page, "preset", "SDXL low memory 12gb")
-    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12gb")
+    choose(page, "preset", "SDXL low memory 12 GB")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12 GB")
     open_file(page, tmp_path / "my cat.toml")
     expect_the_six(page)
 
@@ -355,8 +355,8 @@ def test_recommended_values_are_taken_with_one_click_and_survive_a_reload(page, 
 
 
 def test_a_preset_chooses_its_family(page):
-    choose(page, "preset", "FLUX.1 low memory 16gb")
-    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16gb is set")
+    choose(page, "preset", "FLUX.1 low memory 16 GB")
+    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16 GB is set")
     expect(field(page, "blocks_to_swap")).to_have_value("10")
     expect(field(page, "fp8_base")).to_be_checked()
     choose(page, "preset", "SDXL safe start")
@@ -656,8 +656,8 @@ def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
     go_to(page, tab)
     expect(field(page, "preset", tab)).to_have_value("SDXL safe start")
     expect(field(page, "learning_rate", tab)).to_have_value("1e-05")
-    choose(page, "preset", "FLUX.1 low memory 12gb", tab)
-    expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12gb is set")
+    choose(page, "preset", "FLUX.1 low memory 12 GB", tab)
+    expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12 GB is set")
     expect(field(page, "blocks_to_swap", tab)).to_have_value("35")
     for name in ("full_bf16", "fused_backward_pass", "gradient_checkpointing"):
         expect(field(page, name, tab)).to_be_checked()
@@ -718,7 +718,7 @@ def choose_or_type(page: Page, name: str, value: str, tab: str) -> None:
 def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(page, flux_demo):
     tab, made = "finetune", read_toml(flux_demo)
     go_to(page, tab)
-    choose(page, "preset", "FLUX.1 low memory 24gb", tab)
+    choose(page, "preset", "FLUX.1 low memory 24 GB", tab)
     expect(page.locator(f"#{tab}-message")).to_contain_text("is set")
     (pictures,) = Path(made["train_data_dir"]).iterdir()
     unfold(page, "dataset-preparation", tab=tab)
