@@ -135,13 +135,17 @@ def test_one_process_goes_on_from_a_state_of_two_and_two_from_that_of_one(flux_m
     assert last.losses[0] == pytest.approx(one.losses[-1], rel=0.5)
 
 
+CALLS = 22
+"""Of compiled blocks, which are called in the fourth step then."""
+
+
 def fail_to_compile(config: Path, ranks: str) -> int:
-    """In a process of its own. In these of them a compiled block fails at its second call."""
+    """In a process of its own. In these of them a compiled block fails in the fourth step."""
     calls = count(1)
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
         def call(*inputs: Any) -> Any:
-            if os.environ["RANK"] in ranks and next(calls) == 2:
+            if os.environ["RANK"] in ranks and next(calls) == CALLS:
                 raise RuntimeError("no such kernel")
             return graph(*inputs)
 
@@ -156,7 +160,8 @@ def fail_to_compile(config: Path, ranks: str) -> int:
 def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_none(
     ranks: str, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    config = configure(tmp_path, flux_miniature, **{**FULL, "compile": True, "compile_backend": "eager"})
+    values = {**FULL, "compile": True, "compile_backend": "eager", "save_state": True, "save_every_n_steps": 2}
+    config = configure(tmp_path, flux_miniature, **{**values, "max_train_steps": 4})
     statuses, told = together(2, tmp_path, fail_to_compile, config, ranks)
     if ranks == "01":
         assert statuses == [0, 0], told
@@ -166,7 +171,9 @@ def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_n
     why = "torch.compile failed: RuntimeError: no such kernel, in some of the processes only, and with FSDP they"
     (failed,) = Run(1, tmp_path / "out", RunFolder(tmp_path / "out" / "run")).told("failed")
     assert failed["error"].startswith(f"another process of the run failed: {why}")
+    assert failed["remedy"].startswith(f"the state of step 2 is in '{tmp_path / 'out' / 'short-step00000002-state'}';")
     assert told.count(why) == 2
+    assert told.count("what was learned since the last state (steps: 1) is lost: with FSDP") == 1
     assert "Traceback" not in told
 
 

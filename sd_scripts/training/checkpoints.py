@@ -74,7 +74,7 @@ class Saver:
 
         By this process alone, since the others may not be there any more.
         """
-        if not self._context.is_main or self._trained.learning.shards:
+        if not self._context.is_main:
             return None
         progress = self._trained.progress
         wanted = self._step_file(progress.step)

@@ -62,6 +62,8 @@ class Context:
     """Whether all checks have passed, so that the model is loaded."""
     emergency_state: Path | None = field(default=None, init=False)
     """Where the state lies that was saved because an error ends the run."""
+    last_state: tuple[int, Path] | None = field(default=None, init=False)
+    """The state that was saved last as planned, and its step."""
     _started: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _warned: set[str] = field(default_factory=set, init=False, repr=False)
 
@@ -128,11 +130,15 @@ class Context:
                 self.log.close()
 
     def emergency_advice(self) -> str:
-        """How to go on from the state that was saved before an error ended the run; "" where there is none."""
-        if not (state := self.emergency_state):
+        """How to go on from the newest state that a run has left which an error ended; "" where there is none."""
+        if state := self.emergency_state:
+            step = "the last complete step"
+        elif self.last_state:
+            step, state = f"step {self.last_state[0]}", self.last_state[1]
+        else:
             return ""
         how = "set resume = latest" if state.parent == self.output_dir else "set resume to that folder"
-        return f"the state of the last complete step is in '{state}'; {how} to go on from it"
+        return f"the state of {step} is in '{state}'; {how} to go on from it"
 
     def warn_once(self, what: str, text: str) -> None:
         """The first time that `what` happens."""

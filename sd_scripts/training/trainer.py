@@ -427,6 +427,14 @@ class Trainer:
         progress, complete = self.trained.progress, self.complete
         if complete.step == self.first or self.reporter.broken:  # nothing new, or what led to a non-finite loss
             return
+        if self.learning.shards:  # the others may be gone, and this process has only its own
+            steps = complete.step - (self.context.last_state[0] if self.context.last_state else self.first)
+            if steps and self.context.is_main:
+                self.context.warn(
+                    f"save_state: what was learned since the last state (steps: {steps}) is lost: with FSDP no process "
+                    "alone can save one; a lower save_every_n_steps loses less"
+                )
+            return
         progress.step, progress.epoch, progress.batch = complete.step, complete.epoch, complete.batch
         try:
             if self.trained.is_finite():

@@ -167,6 +167,7 @@ class Writer:
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
         self._tell_saved(folder)
+        self._context.last_state = self._trained.progress.step, folder
         for replaced in self._outputs.replaced_states(folder):
             self.remove(replaced)
         return []
