@@ -145,7 +145,7 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
         (["--network_dim=many"], "network_dim: 'many' is not a whole number"),
         (["--train_batch_size=-1"], "train_batch_size: -1 is outside"),
         (["--optimizer_type=AdamX"], "optimizer_type: "),
-        (["--optimizer_args", "momentum=3"], "optimizer_args, learning_rate: AdamW does not take them"),
+        (["--optimizer_args", "momentum=3"], "optimizer_args: AdamW takes no momentum"),
         (["--lr_scheduler=sine"], "lr_scheduler: "),
         (["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"], "lr_scheduler_args: constant does not take them"),
         (["--config_file=nowhere"], "config_file: there is no file 'nowhere.toml'"),

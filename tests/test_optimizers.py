@@ -1,5 +1,6 @@
 """Every optimizer of the list is made through its own library and learns."""
 
+import inspect
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ from sd_scripts.library.optimizers import (
     train_mode,
 )
 from sd_scripts.options.optimizer import OPTIMIZERS, OptimizerOptions
+from sd_scripts.options.optimizer_args import TAKEN
 
 warnings.filterwarnings("ignore", module="bitsandbytes")
 
@@ -130,3 +132,8 @@ def test_schedule_free_weights_differ_between_training_and_saving() -> None:
     assert not torch.equal(parameter, trained)
     train_mode(optimizer)
     torch.testing.assert_close(parameter.detach(), trained)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgdnesterov", torch.optim.SGD)])
+def test_the_arguments_known_before_torch_is_imported_are_those_that_it_takes(name: str, kind: type) -> None:
+    assert TAKEN[name].keys() == inspect.signature(kind).parameters.keys() - {"params", "lr"}

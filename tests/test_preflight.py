@@ -125,6 +125,39 @@ def test_what_a_file_or_folder_tells(
     assert not sentence or found[0].startswith(sentence), found
 
 
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"optimizer_args": ["weight_decya=0.1"]}, "optimizer_args: AdamW takes no weight_decya. Did you mean weight_"),
+        ({"optimizer_args": ["d_coef=2"]}, "optimizer_args: AdamW takes no d_coef. It takes amsgrad, betas, "),
+        ({"optimizer_args": ["betas=0.9"]}, "optimizer_args: betas=0.9 must be two numbers of at least 0 and below 1"),
+        ({"optimizer_args": ["betas=0.9,0.99"]}, ""),
+        ({"optimizer_args": ["betas=(0.9, 1.0)"]}, "optimizer_args: betas=(0.9, 1.0) must be two numbers"),
+        ({"optimizer_args": ["weight_decay='a'"]}, "optimizer_args: weight_decay='a' must be a number of at least 0"),
+        ({"optimizer_args": ["eps=1e-8", "lr=1"]}, "optimizer_args: lr is given by learning_rate"),
+        ({"optimizer_args": ["fused=None", "amsgrad=True"]}, ""),
+        ({"optimizer_args": ["momentum=abc"], "optimizer_type": "SGDNesterov"}, "optimizer_args: 'abc', the value of"),
+        ({"optimizer_args": ["nesterov=1.5"], "optimizer_type": "sgdnesterov"}, "optimizer_args: nesterov=1.5 must be"),
+        ({"optimizer_args": ["x=y"], "optimizer_type": "Lion"}, "optimizer_args: 'y', the value of x, is not a Python"),
+        ({"optimizer_args": ["d_coef=2"], "optimizer_type": "Prodigy"}, ""),
+        ({"lr_scheduler_args": ["gamma=a b"]}, "lr_scheduler_args: 'a b', the value of gamma, is not a Python value"),
+        ({"lr_scheduler_args": ["gamma=0.9"]}, ""),
+        ({"network_args": ["conv_dim=four"]}, "network_args: conv_dim=four is not a number or a list of numbers"),
+        ({"network_args": ["conv_dim=2.5"]}, "network_args: conv_dim=2.5 must be whole"),
+        ({"network_args": ["rank_dropout=1"]}, "network_args: rank_dropout=1 leaves nothing to learn with"),
+        ({"network_args": ["loraplus_lr_ratio=-4"]}, "network_args: loraplus_lr_ratio=-4 must be at least 0"),
+        ({"network_args": ["conv_dim=four"], "network_module": "lycoris.kohya"}, ""),
+    ],
+    ids=lambda value: "-".join(map(str, next(iter(value.values())))) if isinstance(value, dict) else "",
+)
+def test_arguments_whose_takers_are_known_are_told_with_all_else(
+    wrong: dict[str, Any], sentence: str, good: dict[str, Any]
+) -> None:
+    found = told({**good, **wrong})
+    assert len(found) == bool(sentence), found
+    assert not sentence or found[0].startswith(sentence), found
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everywhere")
 def test_a_folder_of_images_that_may_not_be_read_is_told(good: dict[str, Any], tmp_path: Path) -> None:
     closed = tmp_path / "closed" / "3_dog"

@@ -1,9 +1,10 @@
 """`key=value` items of options such as optimizer_args, and classes named by a dotted path."""
 
-import ast
 import importlib
 from collections.abc import Iterable
 from typing import Any
+
+from sd_scripts.options.optimizer_args import literal
 
 
 def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
@@ -17,12 +18,9 @@ def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ValueError(f"{option}: {item!r} is not of the form key=value")
         try:
-            found[key.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-            raise ValueError(
-                f"{option}: {text.strip()!r}, the value of {key.strip()}, is not a Python value; "
-                f"write a number, True, None, a tuple such as (0.9, 0.99), or text in quotes: {key.strip()}='text'"
-            ) from error
+            found[key.strip()] = literal(key.strip(), text.strip())
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
     return found
 
 

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.networks.args import NetworkArguments, Warn
+from sd_scripts.networks.args import Warn
 from sd_scripts.networks.layers import Dropouts, LoraConv2d, LoraLayer, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 from sd_scripts.networks.rules import Rules
+from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.settings import Groups
 
 

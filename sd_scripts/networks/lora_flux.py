@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from sd_scripts.networks.args import NetworkArguments, Warn, numbers, whole_numbers
+from sd_scripts.networks.args import Warn
 from sd_scripts.networks.rules import Rank, Rate, Rules
+from sd_scripts.options.network_args import NetworkArguments, numbers, whole_numbers
 
 Value = TypeVar("Value")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option
 
@@ -123,6 +124,9 @@ class NetworkOptions(OptionGroup, title="Network"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("network_args", self.network_args)
+        if self.is_ours:
+            for problem in network_args.problems(self.network_args):
+                yield "network_args", problem.removeprefix("network_args: ")
         if self.is_ours and (self.network_dim or 0) > LARGEST_RANK:
             yield (
                 "network_dim",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from sd_scripts.options.optimizer_args import literals, problems
 from sd_scripts.options.spec import OptionGroup, option
 
 OPTIMIZERS = (
@@ -73,6 +74,8 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("optimizer_args", self.optimizer_args)
+        for problem in problems(self.optimizer_type, self.optimizer_args):
+            yield "optimizer_args", problem
 
 
 class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
@@ -127,6 +130,7 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("lr_scheduler_args", self.lr_scheduler_args)
+        yield from (("lr_scheduler_args", why) for _, _, why in literals(self.lr_scheduler_args) if why)
         name, _, start = self.lr_scheduler.partition(":")
         if not self.lr_scheduler_type and (name not in SCHEDULERS or (start and name != "adafactor")):
             yield (

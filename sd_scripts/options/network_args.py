@@ -1,0 +1,118 @@
+"""network_args as they come: `key=value`, read one by one; what nobody asks for is unknown."""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+TRUE, FALSE = ("true", "1"), ("false", "0")
+SLIP = 0.8
+"""How alike a key and a known one are where the known one is meant: conv_dmi and conv_dim."""
+MOST = 4096
+"""Of a rank: where network_dim ends too."""
+
+
+class NetworkArguments:
+    """Every method raises ValueError naming the key."""
+
+    def __init__(self, values: dict[str, str]):
+        self._values = values
+        self._asked: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        self._asked.add(key)
+        return key in self._values
+
+    def text(self, key: str) -> str | None:
+        return self._values[key].strip().strip("'\"") if key in self else None
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        found = self.numbers(key, 1)
+        return found[0] if found else default
+
+    def numbers(self, key: str, count: int | None = None) -> list[float] | None:
+        """`count` numbers of at least 0, or as many as there are."""
+        text = self.text(key)
+        return None if text is None else numbers(key, text, count)
+
+    def whole_number(self, key: str) -> int | None:
+        found = self.whole_numbers(key, 1)
+        return found[0] if found else None
+
+    def whole_numbers(self, key: str, count: int) -> list[int] | None:
+        text = self.text(key)
+        return None if text is None else whole_numbers(key, text, count)
+
+    def chance(self, key: str) -> float:
+        value = self.number(key) or 0.0
+        if value >= 1:
+            raise ValueError(f"network_args: {key}={self.text(key)} leaves nothing to learn with; it must be below 1")
+        return value
+
+    def flag(self, key: str) -> bool:
+        text = (self.text(key) or "false").lower()
+        if text not in (*TRUE, *FALSE):
+            raise ValueError(f"network_args: {key}={text} must be True or False")
+        return text in TRUE
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        text = (self.text(key) or default).lower()
+        if text not in choices:
+            raise ValueError(f"network_args: {key}={text} is none of {', '.join(choices)}")
+        return text
+
+    def unknown(self) -> list[str]:
+        """A sentence for each key that nobody has asked for, and that may be meant for another program.
+
+        Raises ValueError, a sentence a line, for those that are a slip of the pen: what they say would be lost.
+        """
+        known, others = sorted(self._asked), sorted(self._values.keys() - self._asked)
+        near = {key: difflib.get_close_matches(key, known, 1, SLIP) for key in others}
+        if slips := [
+            f"network_args: {key} is unknown. Did you mean {found[0]}?" for key, found in near.items() if found
+        ]:
+            raise ValueError("\n".join(slips))
+        return [f"network_args: {key} is unknown and has no effect" for key in others]
+
+
+def whole_numbers(key: str, text: str, count: int) -> list[int]:
+    found = numbers(key, text, count)
+    if any(number != int(number) for number in found):
+        raise ValueError(f"network_args: {key}={text} must be whole: it is how many rows a matrix has")
+    if any(number > MOST for number in found):
+        raise ValueError(f"network_args: {key}={text} must be at most {MOST}")
+    return [int(number) for number in found]
+
+
+def numbers(key: str, text: str, count: int | None = None) -> list[float]:
+    words = [word for word in text.strip().strip("'\"[]()").split(",") if word.strip()]
+    try:
+        found = [float(word) for word in words]
+    except ValueError:
+        raise ValueError(f"network_args: {key}={text} is not a number or a list of numbers") from None
+    if count is not None and len(found) != count:
+        raise ValueError(f"network_args: {key} has {len(found)} values and needs {count}")
+    if not all(0 <= number < math.inf for number in found):  # so NaN is refused, too
+        raise ValueError(f"network_args: {key}={text} must be at least 0")
+    return found
+
+
+OF_EVERY_FAMILY: dict[str, Callable[[NetworkArguments, str], Any]] = {
+    "conv_dim": NetworkArguments.whole_number,
+    **dict.fromkeys(("dropout", "rank_dropout", "module_dropout"), NetworkArguments.chance),
+    **dict.fromkeys(("conv_alpha", "ggpo_beta", "ggpo_sigma"), NetworkArguments.number),
+    **dict.fromkeys(
+        ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"), NetworkArguments.number
+    ),
+}
+"""Keys of our LoRA for any model, and how each is read."""
+
+
+def problems(items: Iterable[str]) -> Iterator[str]:
+    """What is wrong with the values of these keys, one sentence each."""
+    given = NetworkArguments(dict(item.split("=", 1) for item in items if "=" in item))
+    for key, read in OF_EVERY_FAMILY.items():
+        try:
+            read(given, key)
+        except ValueError as error:
+            yield str(error)

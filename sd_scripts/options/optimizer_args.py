@@ -1,0 +1,83 @@
+"""optimizer_args and lr_scheduler_args, as far as they are known without the classes that take them."""
+
+import ast
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+
+def literal(key: str, text: str) -> Any:
+    """The Python value that a text stands for: 0.01, True, (0.9, 0.99), None, 'text'. Raises ValueError."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ValueError(
+            f"{text!r}, the value of {key}, is not a Python value; write a number, True, None, a tuple such as "
+            f"(0.9, 0.99), or text in quotes: {key}='text'"
+        ) from None
+
+
+def literals(items: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    """Key, value and, where it has none, the reason. Items that are not key=value are left out."""
+    for item in items:
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if key and equals:
+            try:
+                yield key, literal(key, text), ""
+            except ValueError as error:
+                yield key, None, str(error)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _is_decay(value: Any) -> bool:
+    return _is_amount(value) and value < 1
+
+
+def _are_betas(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_is_decay, value))
+
+
+def _is_switch(value: Any) -> bool:
+    return value is None or isinstance(value, int)
+
+
+AMOUNT = _is_amount, "a number of at least 0"
+SWITCH = _is_switch, "True or False"
+OF_BOTH = {
+    "weight_decay": AMOUNT,
+    **dict.fromkeys(("maximize", "foreach", "differentiable", "fused"), SWITCH),
+}
+TAKEN: dict[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "adamw": {
+        "betas": (_are_betas, "two numbers of at least 0 and below 1, such as (0.9, 0.99)"),
+        "eps": AMOUNT,
+        "amsgrad": SWITCH,
+        "capturable": SWITCH,
+        **OF_BOTH,
+    },
+    "sgdnesterov": {"momentum": AMOUNT, "dampening": (_is_number, "a number"), "nesterov": SWITCH, **OF_BOTH},
+}
+"""What PyTorch's own optimizers take, by optimizer_type in small letters: test, and in words. Of those in packages only
+the packages know."""
+
+
+def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:
+    taken = TAKEN.get(optimizer_type.lower() or "adamw")
+    for key, value, why in literals(items):
+        if why or taken is None:
+            yield from [why] * bool(why)
+        elif key == "lr":
+            yield "lr is given by learning_rate; set that"
+        elif key not in taken:
+            near = difflib.get_close_matches(key, taken, 1)
+            known = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(taken))}"
+            yield f"{optimizer_type or 'AdamW'} takes no {key}. {known}"
+        elif not taken[key][0](value):
+            yield f"{key}={value!r} must be {taken[key][1]}"
