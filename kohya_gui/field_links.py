@@ -10,7 +10,7 @@ from gradio.components import FormComponent
 from kohya_gui.messages import Html, Kind, message
 from sd_scripts.options.spec import Option
 
-NAME = re.compile(r"`?\b([a-z0-9]+(?:_[a-z0-9]+)+)\b`?")
+NAME = re.compile(r"`?\b([a-z0-9]+(?:_[a-z0-9]+)+)\b(?!\.\w)`?")
 """An option's name in a text; those of one word could be any word."""
 
 

@@ -955,6 +955,7 @@ def test_a_hint_is_true_for_the_families_and_the_method_of_its_tab(each_tab):
 
 def test_a_hint_names_other_fields_by_their_labels(form):
     assert "*Masked loss*" in form.controls["conditioning_data_dir"].info
+    assert "such as clip_l.safetensors" in form.controls["clip_l"].info  # a file, no field
     for name, control in form.controls.items():
         named = [word for word in NAME.findall(control.info) if word in form.options]
         assert named == [], name
