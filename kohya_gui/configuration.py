@@ -97,6 +97,9 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = E
         settings = from_values(script_for(family, tab.method), legacy.values)
         remarks = tuple(remark for remark in legacy.remarks if remark.name != PROMPTS)
         opened = _opened(settings, family, remarks, legacy.prompts)
+        if legacy.prompts:  # they will be in a file, so that what draws them has an effect
+            with_prompts = from_values(script_for(family, tab.method), {**legacy.values, PROMPTS: "prompts.txt"})
+            opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
     if isinstance(raw.get("datasets"), list):

@@ -250,7 +250,8 @@ def test_a_broken_file_is_one_sentence(tmp_path, text):
 
 def kohya_file(folder: Path) -> Path:
     path = folder / "old.json"
-    path.write_text(json.dumps({"sdxl": True, "network_dim": 16, "sample_prompts": "a cat --w 512", "odd_key": 1}))
+    told = {"sdxl": True, "network_dim": 16, "sample_prompts": "a cat --w 512", "sample_every_n_steps": 9, "odd_key": 1}
+    path.write_text(json.dumps(told))
     return path
 
 
@@ -259,6 +260,7 @@ def test_opening_a_kohya_file_writes_nothing_and_keeps_its_prompts(tmp_path):
     assert opened.values["network_dim"] == 16
     assert opened.unknown == {"odd_key": 1}
     assert opened.prompts == "a cat --w 512"
+    assert "sample_every_n_steps" not in [remark.name for remark in opened.remarks]  # it has prompts to draw
     assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
 
 
