@@ -54,5 +54,5 @@ def address(url: str, folder: Path) -> str:
     return (
         '<div class="message message-ok" role="status"><span class="sign">✓</span><div>'
         f"<p>TensorBoard shows {escape(str(folder))} until the GUI ends. On the machine of the GUI itself, open {link}"
-        "</p></div></div>"
+        ". It has no login: other accounts of that machine can see it too</p></div></div>"
     )
