@@ -72,6 +72,15 @@ def parser() -> argparse.ArgumentParser:
         help="folder that the page may read and write when it is served to others, besides the home folder and the "
         "current one; may be given several times",
     )
+    made.add_argument(
+        "--find_runs",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="output folder, or the folder of several, whose runs come into the list where it has lost them; may be "
+        "given several times",
+    )
     made.add_argument("--config", type=Path, metavar="FILE", help="TOML, or JSON of kohya_ss, to open in the page")
     made.add_argument(
         "--insecure",
@@ -107,6 +116,8 @@ def refusal(flags: argparse.Namespace) -> str | None:
         return f"--config: there is no file {flags.config}"
     if missing := [folder for folder in flags.allowed_path if not folder.expanduser().is_dir()]:
         return f"--allowed_path: there is no folder {missing[0]}"
+    if missing := [folder for folder in flags.find_runs if not folder.expanduser().is_dir()]:
+        return f"--find_runs: there is no folder {missing[0]}"
     if flags.print_command and not flags.config:
         return "--print-command needs --config FILE"
     return None
@@ -195,7 +206,10 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     from sd_scripts.runs.queue import RunQueue
     from sd_scripts.runs.store import RunStore
 
-    queue, allowed = RunQueue(RunStore(), why_not=why_not), places(flags)
+    store = RunStore()
+    for folder in flags.find_runs:
+        print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs came into the list")
+    queue, allowed = RunQueue(store, why_not=why_not), places(flags)
     routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
     guard = replace(door(flags, opens), scripts=tuple(scripts()))

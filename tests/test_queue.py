@@ -701,6 +701,33 @@ def test_a_damaged_list_does_not_make_a_running_run_be_started_twice(place: Plac
     assert "lies now in" in queue.pause_reason
 
 
+def test_runs_of_a_lost_list_are_found_below_a_folder_those_that_are_over_and_each_once(tmp_path: Path):
+    def make(folder: str, *kinds: str) -> Path:
+        path = tmp_path / folder
+        path.mkdir(parents=True)
+        (path / "launch.json").write_text(json.dumps({"name": path.name, "tab": "lora", "created": 1.0}))
+        log = RunFolder(path).log()
+        for kind in kinds:
+            log(kind, error="full", max_steps=5, step=5)
+        log.close()
+        return path
+
+    old = make("out/cats/runs/old", "started", "finished")
+    failed = make("out/runs/failed", "started", "failed")
+    make("out/runs/waiting")
+    make("out/cats/deeper/runs/too-deep", "started", "finished")
+    (tmp_path / "out" / "runs" / "none").mkdir()
+    store = RunStore(tmp_path / "state" / "runs.sqlite")
+    store.add(failed, state="failed")
+    assert store.find(tmp_path / "out") == 1
+    assert store.find(tmp_path / "out") == 0
+    assert [(row.folder, row.state, row.name, row.max_steps) for row in store.rows()][:1] == [
+        (old, "finished", "old", 5)
+    ]
+    assert {row.folder for row in store.rows()} == {old, failed}
+    assert str(old) in store.path.with_suffix(".folders.jsonl").read_text()
+
+
 ENDINGS = ("", "-wal", "-shm")
 
 

@@ -11,7 +11,7 @@ from sd_scripts.runs import process
 from sd_scripts.runs.events import read_event
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.private import private_file
-from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.story import ENDED, RunStory
 
 logger = logging.getLogger("sd_scripts")
 
@@ -90,6 +90,24 @@ class FolderIndex:
                 file.write("".join(f"{json.dumps(line)}\n" for line in lines))
         except OSError as error:
             logger.warning(f"{self.path}: which runs there are cannot be noted ({error.strerror})")
+
+
+def ended_below(folder: Path) -> list[dict[str, Any]]:
+    """Rows of the runs that are over and lie in `runs` of a folder or of one in it, oldest first. Those that wait or
+    run are none of them: nothing starts because somebody looked for it."""
+    found: list[Path] = []
+    for parent in (folder, *_folders_in(folder)):
+        found += [path for path in _folders_in(parent / "runs") if RunFolder(path).events_file.is_file()]
+    newest = sorted(found, key=lambda path: path.stat().st_mtime)[-KEPT:]
+    rows = [row_of(RunFolder(path.absolute())) for path in newest]
+    return sorted((row for row in rows if row["state"] in ENDED), key=lambda row: row["created"])
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
 
 
 def row_of(folder: RunFolder) -> dict[str, Any]:

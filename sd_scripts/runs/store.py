@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.rebuild import DESCRIBED
+from sd_scripts.runs.rebuild import DESCRIBED, ended_below
 from sd_scripts.runs.store_file import COLUMNS, StoreFile, insert, set_values
 from sd_scripts.runs.story import LIVING, State
 
@@ -215,6 +215,18 @@ class RunStore:
         self._file.write(put_back)
         for row in rows:
             self._file.index.add(row.id, row.folder, name=row.name, note=row.note)
+
+    def find(self, folder: Path) -> int:
+        """Add the runs below a folder that are over and not in the list; returns how many."""
+
+        def take_in(db: sqlite3.Connection) -> list[tuple[int, Path]]:
+            new = [facts for facts in ended_below(folder) if not _rows(db, "WHERE folder = ?", facts["folder"])]
+            return [(insert(db, facts), Path(facts["folder"])) for facts in new]
+
+        added = self._file.write(take_in)
+        for id, path in added:
+            self._file.index.add(id, path)
+        return len(added)
 
     def forget(self, id: int, *, state: State | None = None) -> bool:
         """Take a row away; its folder stays. With `state`, only if it is in that state. Whether it was there."""
