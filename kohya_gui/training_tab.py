@@ -478,7 +478,7 @@ class TrainingTab:
             waits = self._why_waiting(run)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}
-        remarks = self._told(prepared.remarks, f"{waits}; to know:" if waits else "Started; to know:")
+        remarks = self._told(prepared.remarks, f"{waits}. Note:" if waits else "Started. Note:")
         waiting = message("ok", waits, face=f' data-waits="{run}"') if waits else ""
         return {
             self.run.message: remarks if prepared.remarks else waiting,
