@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kohya_gui import credentials
-from kohya_gui.gate import OWN_NAMES, Door
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.auth import OWN_NAMES, AccessPolicy
 from kohya_gui.guesses import LoginLog
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.sessions import Credential, Sessions
 from kohya_gui.tabs import TABS
 from sd_scripts.runs.private import private_file, private_folder
@@ -108,8 +108,8 @@ def refusal(flags: argparse.Namespace) -> str | None:
     """Why the page must not be served like that."""
     if why := credentials.refusal(flags):
         return why
-    guarded = credentials.has_password(flags) or credentials.has_token(flags)
-    if open_to_others(flags) and not guarded and not flags.insecure:
+    skips_nonfinite = credentials.has_password(flags) or credentials.has_token(flags)
+    if open_to_others(flags) and not skips_nonfinite and not flags.insecure:
         how = "--share" if flags.share else f"--listen {flags.listen}"
         return f"{how} opens the page to others: give --username and --password, or say --insecure"
     if flags.config and not flags.config.is_file():
@@ -144,7 +144,7 @@ def credential(flags: argparse.Namespace) -> Credential | None:
     return Credential("token", credentials.token(flags, state_folder()))
 
 
-def door(flags: argparse.Namespace, opens: Credential | None) -> Door:
+def access(flags: argparse.Namespace, opens: Credential | None) -> AccessPolicy:
     """Who is let in, and by which names the page is called.
 
     A name that a stranger has pointed at this machine is refused where the page may be known by none but ours. Where a
@@ -154,7 +154,7 @@ def door(flags: argparse.Namespace, opens: Credential | None) -> Door:
     listen = f"[{flags.listen}]" if ":" in flags.listen else flags.listen
     names = {*OWN_NAMES, listen, shown.hostname or "localhost", *(machine_names() if others else ())}
     unknown = opens is not None and (opens.kind == "password" or others or (flags.root_path and not shown.netloc))
-    return Door(
+    return AccessPolicy(
         sessions=Sessions(state_folder() / "sessions", opens) if opens else None,
         names=() if unknown else tuple(names),
         any_address=others,
@@ -171,12 +171,12 @@ def machine_names() -> set[str]:
     return {name, f"{name.partition('.')[0]}.local"}
 
 
-def places(flags: argparse.Namespace) -> Places:
+def places(flags: argparse.Namespace) -> AllowedPaths:
     """Where the page may read and write: wherever the user may, or, served to others, in folders known at the start."""
     if not open_to_others(flags):
         return EVERYWHERE
     named = [*flags.allowed_path, *([flags.config] if flags.config else [])]
-    return Places.within([Path.home(), Path.cwd(), state_folder(), *named])
+    return AllowedPaths.within([Path.home(), Path.cwd(), state_folder(), *named])
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     queue, allowed = RunQueue(store, why_not=why_not), places(flags)
     routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
-    guard = replace(door(flags, opens), scripts=tuple(scripts()))
+    guard = replace(access(flags, opens), scripts=tuple(scripts()))
     with past_proxies(flags.listen):
         app, _, _ = page.launch(
             server_name=flags.listen,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import Opened, Prepared, open_file, prepare, tab_for
 from kohya_gui.controls import shown
 from kohya_gui.launch_command import SECRETS, sees_no_gpu
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import script_for
@@ -62,7 +62,7 @@ def why_not(row: RunRow) -> str:
     return "; ".join(map(str, preflight.problems(from_values(script, opened.unknown, opened.values))))
 
 
-def continued(row: RunRow, state: Path | None, places: Places = EVERYWHERE) -> Planned:
+def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE) -> Planned:
     """A new run with the settings of a former one, that begins where `state` was saved.
 
     Raises ValueError, one sentence, when there is nothing to go on from.

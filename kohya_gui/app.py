@@ -6,11 +6,11 @@ from pathlib import Path
 import gradio as gr
 
 from kohya_gui import runs_tab
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import tab_for
 from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.training_tab import TrainingTab
 from kohya_gui.visibility import as_element
 from sd_scripts.runs.queue import RunQueue
@@ -26,7 +26,7 @@ TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
 
 
 def build(
-    queue: RunQueue, config: Path | None = None, name: str | None = None, places: Places = EVERYWHERE
+    queue: RunQueue, config: Path | None = None, name: str | None = None, places: AllowedPaths = EVERYWHERE
 ) -> gr.Blocks:
     """The whole page; `config` is opened in it once, in the tab of this name or in the one that the file is for."""
     launch = secrets.token_hex(4)

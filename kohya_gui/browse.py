@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kohya_gui.places import Places
+from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.options.image_folders import IMAGE_SUFFIXES
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
@@ -32,7 +32,7 @@ MOST = 2000
 """Names in one answer."""
 
 
-def routes(places: Places) -> list[Route]:
+def routes(places: AllowedPaths) -> list[Route]:
     """For `launch(app_kwargs={"routes": ...})`."""
 
     async def list_folder(request: Request) -> Response:
@@ -45,7 +45,7 @@ def routes(places: Places) -> list[Route]:
     return [Route("/studio/files", list_folder, methods=["GET"])]
 
 
-def listing(path: str, field: str, places: Places) -> dict[str, Any]:
+def listing(path: str, field: str, places: AllowedPaths) -> dict[str, Any]:
     """The folder that a path is or lies in, its folders, and its files that fit a field. ValueError, one sentence."""
     folder = _nearest(places.check("folder", path.strip().strip('"') or first_folder(places)), places)
     endings = ENDINGS.get(field, ())
@@ -71,7 +71,7 @@ def listing(path: str, field: str, places: Places) -> dict[str, Any]:
     }
 
 
-def starts(places: Places) -> list[Path]:
+def starts(places: AllowedPaths) -> list[Path]:
     """Folders to begin at."""
     if places.allowed is not None:
         return [folder for folder in places.allowed if folder.is_dir()]
@@ -79,11 +79,11 @@ def starts(places: Places) -> list[Path]:
     return list(dict.fromkeys([Path.home(), Path.cwd(), *(drive for drive in drives if drive.exists())]))
 
 
-def first_folder(places: Places) -> str:
+def first_folder(places: AllowedPaths) -> str:
     return str(starts(places)[0])
 
 
-def _nearest(place: Path, places: Places) -> Path:
+def _nearest(place: Path, places: AllowedPaths) -> Path:
     """The folder itself, or the first that is there above what somebody typed."""
     for folder in (place, *place.parents):
         if folder.is_dir() and places.holds(folder):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui import legacy_config
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.launch_command import LaunchCommand, build
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
@@ -82,7 +82,7 @@ def place_to_save(text: str) -> Path:
     return place_of(text).with_suffix(".toml").absolute()
 
 
-def open_file(path: Path, tab: Tab, shown: str | None = None, places: Places = EVERYWHERE) -> Opened:
+def open_file(path: Path, tab: Tab, shown: str | None = None, places: AllowedPaths = EVERYWHERE) -> Opened:
     """Read TOML, or the JSON of kohya_ss; `shown` is the family of a file that does not tell its own.
 
     Raises ValueError, one sentence, when the file is not there, broken, or for another tab.
@@ -134,7 +134,7 @@ def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
         raise ValueError(f"{path.name} is a configuration for {told.title}; open it in the tab {told.title}")
 
 
-def family_of(values: Mapping[str, Any], method: str, places: Places = EVERYWHERE) -> str | None:
+def family_of(values: Mapping[str, Any], method: str, places: AllowedPaths = EVERYWHERE) -> str | None:
     """The family that settings are for: told by options that it alone has, else by the base model."""
     families = families_of(method)
     groups = {family: set(script_for(family, method).groups) for family in families}
@@ -148,7 +148,7 @@ def family_of(values: Mapping[str, Any], method: str, places: Places = EVERYWHER
     return found if found in families else None
 
 
-def _family_of_model(name: str, places: Places) -> str | None:
+def _family_of_model(name: str, places: AllowedPaths) -> str | None:
     place = Path(os.path.expanduser(name))
     try:
         if name and places.holds(place) and place.exists():
@@ -160,7 +160,7 @@ def _family_of_model(name: str, places: Places) -> str | None:
     return next((family for word, family in HUB_WORDS.items() if word in name.lower()), None)
 
 
-def save_prompts(beside: Path, prompts: str, places: Places = EVERYWHERE) -> Path:
+def save_prompts(beside: Path, prompts: str, places: AllowedPaths = EVERYWHERE) -> Path:
     """Write sample prompts into a text file beside a configuration: over no other. Raises ValueError, one sentence."""
     text = prompts.rstrip() + "\n"
     for number in itertools.count(1):
@@ -191,7 +191,7 @@ def save_file(
     values: Mapping[str, Any],
     script: Script,
     unknown: Mapping[str, Any],
-    places: Places = EVERYWHERE,
+    places: AllowedPaths = EVERYWHERE,
 ) -> Path:
     """Write what differs from the defaults, and the unknown keys. Raises ValueError for a bad value or a bad place."""
     places.check("configuration file", path)
@@ -222,7 +222,7 @@ def prepare(
     script: Script,
     unknown: Mapping[str, Any],
     print_only: bool,
-    places: Places = EVERYWHERE,
+    places: AllowedPaths = EVERYWHERE,
     prompts: str = "",
 ) -> Prepared:
     """Check the settings and write what the training reads into a new run folder; `print_only` writes nothing.
@@ -257,7 +257,7 @@ def checked(
     values: Mapping[str, Any],
     script: Script,
     unknown: Mapping[str, Any],
-    places: Places,
+    places: AllowedPaths,
     *,
     files: bool = True,
 ) -> Settings:

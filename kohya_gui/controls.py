@@ -7,8 +7,8 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.field_links import FieldLinks, labelled
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.visibility import rules, watched
 from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
@@ -140,7 +140,7 @@ class Form:
         method: str,
         without: Collection[str] = (),
         told: Collection[str] = (),
-        places: Places = EVERYWHERE,
+        places: AllowedPaths = EVERYWHERE,
     ) -> None:
         self.tab, self._method, self._told, self._places = tab, method, told, places
         self.options: dict[str, Option] = {

@@ -1,4 +1,4 @@
-"""Folders as DreamBooth and LoRA training read them, copied from pictures that lie anywhere. No Gradio."""
+"""Folders as DreamBooth and LoRA training read them, copied from images that lie anywhere. No Gradio."""
 
 import errno
 import filecmp
@@ -37,15 +37,15 @@ class Concept:
 
 @dataclass(kw_only=True)
 class Copied:
-    """What became of the pictures of one folder."""
+    """What became of the images of one folder."""
 
     folder: Path
-    pictures: int = 0
+    images: int = 0
     captions: int = 0
     there: int = 0
-    """Pictures that lay there already, as they are."""
+    """Images that lay there already, as they are."""
     renamed: list[str] = field(default_factory=list)
-    """`a.png as a_2.png`, where another picture had the name."""
+    """`a.png as a_2.png`, where another image had the name."""
     failed: list[str] = field(default_factory=list)
     """`a.png (Permission denied)`"""
     remarks: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Copied:
     def __str__(self) -> str:
         where = f"{self.folder.parent.name}/{self.folder.name}"
         there = f", {self.there} were there already" if self.there else ""
-        return f"{where}: {self.pictures} pictures and {self.captions} captions copied{there}"
+        return f"{where}: {self.images} images and {self.captions} captions copied{there}"
 
     def told(self) -> list[str]:
         """All that a person may want to look after."""
@@ -66,13 +66,13 @@ class Arranged:
     """The folders of a training."""
 
     copied: tuple[Copied, ...]
-    """Of the pictures to learn, and of the regularisation pictures if there are any."""
+    """Of the images to learn, and of the regularisation images if there are any."""
     options: dict[str, str]
     """What the tab's options become."""
 
 
 def arrange(concept: Concept) -> Arranged:
-    """Copy the pictures with their captions to `img/40_sks cat` and `reg/1_cat` in the destination, beside them `log`
+    """Copy the images with their captions to `img/40_sks cat` and `reg/1_cat` in the destination, beside them `log`
     and `model`.
 
     Nothing is moved, deleted or overwritten. Raises ValueError, one sentence, before anything is made.
@@ -140,23 +140,23 @@ def _source(title: str, typed: str, destination: Path) -> Path:
     if destination.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"destination: '{destination}' lies within the {title}; choose a folder elsewhere")
     if not find_images(source):
-        raise ValueError(f"{title}: no picture (png, jpg, webp, bmp) in '{source}'")
+        raise ValueError(f"{title}: no image (png, jpg, webp, bmp) in '{source}'")
     return source
 
 
 def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
     copied = Copied(folder=folder)
-    for picture in find_images(source):
-        captions = [path for ending in sorted(endings) if os.path.isfile(path := picture.with_suffix(ending))]
+    for image in find_images(source):
+        captions = [path for ending in sorted(endings) if os.path.isfile(path := image.with_suffix(ending))]
         try:
-            _copy(picture, captions, copied)
+            _copy(image, captions, copied)
         except OSError as error:
-            copied.failed.append(f"{picture.name} ({error.strerror or error})")
+            copied.failed.append(f"{image.name} ({error.strerror or error})")
             if error.errno == errno.ENOSPC:
                 copied.remarks.append("the disk is full: make room and copy again; what is there stays")
                 break
     if below := sum(path.is_dir() and bool(find_images(path)) for path in source.iterdir()):
-        copied.remarks.append(f"{below} folders with pictures in '{source}' are left out: copy each as its own concept")
+        copied.remarks.append(f"{below} folders with images in '{source}' are left out: copy each as its own concept")
     others = [path.name for path in folder.parent.iterdir() if path != folder and path.is_dir()]
     twins = [name for name in others if _words(name) == _words(folder.name)]
     if twins:
@@ -169,23 +169,23 @@ def _words(name: str) -> str | None:
     return said[1] if said else None
 
 
-def _copy(picture: Path, captions: list[Path], copied: Copied) -> None:
-    """To the first name where nothing else lies; captions go with their picture."""
-    stems = (picture.stem, *(f"{picture.stem}_{number}" for number in range(2, 10_000)))
+def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
+    """To the first name where nothing else lies; captions go with their image."""
+    stems = (image.stem, *(f"{image.stem}_{number}" for number in range(2, 10_000)))
     for stem in stems:
-        target = copied.folder / f"{stem}{picture.suffix}"
+        target = copied.folder / f"{stem}{image.suffix}"
         beside = {caption: target.with_suffix(caption.suffix) for caption in captions}
         if target.exists():
-            if not _same(picture, target):
+            if not _same(image, target):
                 continue
             copied.there += 1
         elif any(there.exists() and not _same(caption, there) for caption, there in beside.items()):
             continue
         else:
-            _copy_file(picture, target)
-            copied.pictures += 1
-            if stem != picture.stem:
-                copied.renamed.append(f"{picture.name} as {target.name}")
+            _copy_file(image, target)
+            copied.images += 1
+            if stem != image.stem:
+                copied.renamed.append(f"{image.name} as {target.name}")
         for caption, there in beside.items():
             if not there.exists():
                 _copy_file(caption, there)

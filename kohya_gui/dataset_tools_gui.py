@@ -1,4 +1,4 @@
-"""Two panels that make data sets ready: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
+"""Two panels that make datasets ready: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
 
 Each is laid out where it is made, and connected once all controls of its tab stand: before what keeps the page is
 connected to Form.taken.
@@ -13,13 +13,13 @@ import gradio as gr
 from gradio.components import FormComponent
 from gradio.context import Context
 
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import BROWSE, QUIET, Form, given, shown, unquoted
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
 from kohya_gui.messages import Html, message
-from kohya_gui.places import EVERYWHERE, Places
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.run_state import RunState
 
 EVERY = 1.0
 """Seconds between two looks at the tool that runs."""
@@ -33,14 +33,14 @@ Updates = dict[Any, Any]
 
 
 class FolderHelper:
-    """Copies pictures into `img/40_sks cat` and `reg/1_cat`, then fills in the folders of the tab."""
+    """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the folders of the tab."""
 
-    def __init__(self, tab: str, places: Places = EVERYWHERE) -> None:
+    def __init__(self, tab: str, places: AllowedPaths = EVERYWHERE) -> None:
         self._tab, self._places = tab, places
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
-                "Pictures and their caption files are copied into folders as training reads them. "
-                "The pictures stay where they are, and nothing is overwritten.",
+                "Images and their caption files are copied into folders as training reads them. "
+                "The images stay where they are, and nothing is overwritten.",
                 elem_classes="note",
             )
             with gr.Row(elem_classes="fields"):
@@ -69,7 +69,7 @@ class FolderHelper:
                     wide=True,
                 )
             with gr.Row(elem_classes="actions"):
-                self._copy = gr.Button("Copy the pictures", elem_id=f"{tab}-copy-pictures", **BUTTON)
+                self._copy = gr.Button("Copy the images", elem_id=f"{tab}-copy-images", **BUTTON)
                 self._use = gr.Button(
                     "Use these folders", variant="primary", visible=False, elem_id=f"{tab}-use-folders", **BUTTON
                 )
@@ -135,13 +135,13 @@ def arranged_message(done: Arranged) -> str:
 class MetadataSteps:
     """Gathers captions into a metadata file, prepares latents in a process of its own, then fills both in."""
 
-    def __init__(self, tab: str, queue: RunQueue, places: Places = EVERYWHERE) -> None:
+    def __init__(self, tab: str, queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> None:
         self._tab, self._places = tab, places
         self._job = LatentsJob(queue)
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
                 "Two steps make the metadata file that this training reads. The second is worth it for large data "
-                "sets: it encodes the pictures as the settings below say, and runs begin at once from then on.",
+                "sets: it encodes the images as the settings below say, and runs begin at once from then on.",
                 elem_classes="note",
             )
             with gr.Row(elem_classes="fields"):
@@ -158,17 +158,17 @@ class MetadataSteps:
                 )
                 self._captions = self._switch("take-captions", "Take captions", True)
                 self._caption_ending = text_field(
-                    tab, "captions-from", "Captions from", "Ending of the files beside the pictures.", value=".txt"
+                    tab, "captions-from", "Captions from", "Ending of the files beside the images.", value=".txt"
                 )
                 self._tags = self._switch("take-tags", "Take tags", False)
                 self._tag_ending = text_field(
-                    tab, "tags-from", "Tags from", "Ending of the files beside the pictures.", value=".tags"
+                    tab, "tags-from", "Tags from", "Ending of the files beside the images.", value=".tags"
                 )
                 self._recursive = self._switch(
-                    "metadata-recursive", "Recursive", False, "Pictures in folders below it, too."
+                    "metadata-recursive", "Recursive", False, "Images in folders below it, too."
                 )
                 self._full_path = self._switch(
-                    "metadata-full-path", "Full path", True, "Keys are whole paths: for pictures in several folders."
+                    "metadata-full-path", "Full path", True, "Keys are whole paths: for images in several folders."
                 )
                 self._words_name = text_field(tab, "caption-metadata", "Captions file", value="meta_cap.json")
                 self._latents_name = text_field(tab, "latent-metadata", "Latents file", value="meta_lat.json")
@@ -259,41 +259,41 @@ class MetadataSteps:
         job, asked = self._job.watched, self._job.asked
         if job is None or asked is None:
             return [gr.skip()] * 7
-        story = job.refresh()
-        now = (job.folder.path.name, job.waiting, story.told)
+        run_state = job.refresh()
+        now = (job.folder.path.name, job.waiting, run_state.told)
         if now == seen:
             return [gr.skip()] * 7
-        ready = story.state == "finished"
+        ready = run_state.state == "finished"
         file = asked.latents_file if ready else asked.words_file
         cached = dict.fromkeys(("cache_latents", "cache_latents_to_disk"), True) if ready else {}
         return [
             now,
-            latents_view(story, file, self._job.waits_for if job.waiting else ""),
-            gr.update(interactive=story.over),
-            gr.update(visible=not story.over, interactive=story.state != "stopping"),
-            gr.update(visible=story.over),
+            latents_view(run_state, file, self._job.waits_for if job.waiting else ""),
+            gr.update(interactive=run_state.over),
+            gr.update(visible=not run_state.over, interactive=run_state.state != "stopping"),
+            gr.update(visible=run_state.over),
             {"in_json": str(file), "train_data_dir": str(asked.images), **cached},
-            gr.Timer(active=not story.over),
+            gr.Timer(active=not run_state.over),
         ]
 
 
-def latents_view(story: RunStory, file: Path, waits_for: str = "") -> str:
+def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
     """How far a preparation is, which run it waits for, or how it ended."""
     if waits_for:
         said = f"Waits until the run {waits_for} is over, and starts then by itself, before the runs of the queue"
         return message("note", f"{said}. Keep the GUI running")
-    if story.state == "finished":
-        said = f"The latents of {story.total} pictures are beside them, and {file} says the size of each"
-        return message("warning" if story.warnings else "ok", said, story.warnings)
-    if story.state == "stopped":
+    if run_state.state == "finished":
+        said = f"The latents of {run_state.total} images are beside them, and {file} says the size of each"
+        return message("warning" if run_state.warnings else "ok", said, run_state.warnings)
+    if run_state.state == "stopped":
         return message("warning", "Stopped: what was made stays, and the next time goes on from there")
-    if story.over:
-        return message("error", story.failure.get("error", ""), story.warnings)
-    doing = "starting Python and PyTorch" if story.state == "starting" else story.phase
-    doing = "stopping" if story.state == "stopping" else doing
-    known = bool(story.total)
-    width = 100 * story.done / story.total if known else 0
-    count = f" {story.done} of {story.total}" if known else ""
+    if run_state.over:
+        return message("error", run_state.failure.get("error", ""), run_state.warnings)
+    doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
+    doing = "stopping" if run_state.state == "stopping" else doing
+    known = bool(run_state.total)
+    width = 100 * run_state.done / run_state.total if known else 0
+    count = f" {run_state.done} of {run_state.total}" if known else ""
     return (
         f'<div class="run"><div class="bar{"" if known else " bar-unknown"}"><i style="width:{width:.1f}%"></i></div>'
         f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{count}</div></div>'

@@ -67,7 +67,7 @@ class Gathering:
 def gather(asked: Gathering) -> tuple[Path, list[str]]:
     """Write captions and tags into the metadata file. Returns it and what is to be told of it.
 
-    What the file says of other pictures stays. Raises ValueError, one sentence.
+    What the file says of other images stays. Raises ValueError, one sentence.
     """
     wanted: dict[Words, str] = {}
     if asked.captions is not None:
@@ -99,7 +99,7 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     except OSError as error:
         raise ValueError(f"metadata folder: '{error.filename}' cannot be made ({error.strerror})") from error
     write_metadata(file, entries, "metadata file")
-    return file, [f"{merged.pictures} pictures", *(text for text in told if text)]
+    return file, [f"{merged.images} images", *(text for text in told if text)]
 
 
 class LatentsJob:

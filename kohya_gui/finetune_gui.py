@@ -1,20 +1,20 @@
-"""The Fine-tune tab: the whole model learns from many pictures that a metadata file describes."""
+"""The Fine-tune tab: the whole model learns from many images that a metadata file describes."""
 
 from collections.abc import Callable
 
 from gradio.components import FormComponent
 
+from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import MetadataSteps
 from kohya_gui.panels import BASIC, EMA, FULL, MEMORY_OF_FULL, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS
-from kohya_gui.places import Places
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.runs.queue import RunQueue
 
 
-def metadata_steps(tab: str, queue: RunQueue, places: Places) -> Callable[[Form, FormComponent], None]:
+def metadata_steps(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
     """Make the metadata file, and prepare latents."""
     return MetadataSteps(tab, queue, places).connect
 

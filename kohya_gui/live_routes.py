@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from kohya_gui.again import continued, differences, tab_of
-from kohya_gui.places import EVERYWHERE, Places
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.run_view import WORDS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -30,9 +30,9 @@ from sd_scripts.runs.events import Command, read_event
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.joined import JoinedCurves, predecessors
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import ENDED, LIVING, RunState
 from sd_scripts.runs.series import Series
 from sd_scripts.runs.store import RunRow
-from sd_scripts.runs.story import ENDED, LIVING, RunStory
 
 MOST_BINS = 1000
 """Of a loss curve in one answer; the page asks for finer ones where it zooms in."""
@@ -44,7 +44,7 @@ MOST_NAME, MOST_NOTE = 200, 4000
 MOST_LINES = 2000
 TAIL_BYTES = 65_536
 """Of an ended run's events, when only its last words are wanted."""
-PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
 ID = re.compile("[0-9]{1,18}")
 """What can be the number of a row, or of a file: 64 bits hold no more."""
@@ -63,7 +63,7 @@ class NotThere(ValueError):
     """Somebody asks for what is not there, or not any more."""
 
 
-def routes(queue: RunQueue, places: Places = EVERYWHERE) -> list[Route]:
+def routes(queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> list[Route]:
     """All routes of one queue, for `launch(app_kwargs={"routes": ...})`."""
     live = LiveRoutes(queue, places)
     asked: list[tuple[str, Callable[[Request], Any]]] = [
@@ -89,7 +89,7 @@ def routes(queue: RunQueue, places: Places = EVERYWHERE) -> list[Route]:
 class LiveRoutes:
     """The answers, each from the queue as it is now."""
 
-    def __init__(self, queue: RunQueue, places: Places) -> None:
+    def __init__(self, queue: RunQueue, places: AllowedPaths) -> None:
         self._queue, self._places = queue, places
         self._launch = secrets.token_hex(4)
         """Tells the page that the GUI was started again."""
@@ -115,13 +115,13 @@ class LiveRoutes:
     def run(self, request: Request) -> Any:
         """All of one run, as HTML by section, if it told anything since; its samples unless the page has as many."""
         row = self._row(request)
-        story = self._queue.watch(row.id).refresh()
+        run_state = self._queue.watch(row.id).refresh()
         words = f"{row.name}.{row.note}.{row.error}"
-        known = f"{self._launch}.{story.told}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
+        known = f"{self._launch}.{run_state.told}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
         if request.query_params.get("known") == known:
             return None
-        state = shown_state(story, row)
-        samples = [_sample(row.id, number, made) for number, made in enumerate(story.samples)]
+        state = shown_state(run_state, row)
+        samples = [_sample(row.id, number, made) for number, made in enumerate(run_state.samples)]
         return {
             "id": row.id,
             "name": row.name,
@@ -132,9 +132,9 @@ class LiveRoutes:
             "state": state,
             "word": WORDS[state],
             "over": state in ENDED,
-            "sections": sections(story, row),
-            "curves": len(story.losses) + len(story.validation),
-            "before": len(self._predecessors(row, story)),
+            "sections": sections(run_state, row),
+            "curves": len(run_state.losses) + len(run_state.validation),
+            "before": len(self._predecessors(row, run_state)),
             **({"samples": samples} if _number(request, "samples", -1) != len(samples) else {}),
         }
 
@@ -142,8 +142,8 @@ class LiveRoutes:
         """The loss in bins, as fine as fits; from bin `after` on, or of the steps first..last. `joined`: with those of
         the runs before it that this one continues."""
         row = self._row(request)
-        story = self._queue.watch(row.id).refresh()
-        curves = self._join(row, story) if request.query_params.get("joined") else story
+        run_state = self._queue.watch(row.id).refresh()
+        curves = self._join(row, run_state) if request.query_params.get("joined") else run_state
         first, last = _real(request, "first"), _real(request, "last")
         level = _number(request, "level", curves.losses.level(MOST_BINS, first, last))
         bins = curves.losses.bins(min(level, 40), _number(request, "after", 0), first, last)
@@ -153,7 +153,7 @@ class LiveRoutes:
             "bins": [[_short(value) for value in each] for each in bins.bins],
             "validation": _thin(curves.validation, first, last),
             "rates": {name: _thin(rate, first, last) for name, rate in curves.rates.items()},
-            "max_steps": story.max_steps,
+            "max_steps": run_state.max_steps,
         }
 
     def console(self, request: Request) -> Any:
@@ -167,11 +167,11 @@ class LiveRoutes:
         return {"known": known, "lines": lines, "total": total}
 
     def sample(self, request: Request) -> Response:
-        """A picture that the run told of."""
+        """An image that the run told of."""
         path = self._made(request, "samples")
-        if path.suffix.lower() not in PICTURES:
-            raise NotThere("This sample is no picture")
-        return _file(request, path, PICTURES[path.suffix.lower()])
+        if path.suffix.lower() not in IMAGES:
+            raise NotThere("This sample is no image")
+        return _file(request, path, IMAGES[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
         """A model that the run saved, to download."""
@@ -190,14 +190,14 @@ class LiveRoutes:
         }
 
     def _compared(self, row: RunRow) -> dict[str, Any]:
-        story = self._queue.watch(row.id).refresh()
+        run_state = self._queue.watch(row.id).refresh()
         return {
             "id": row.id,
             "name": row.name,
             "state": row.state,
             "started": row.started or row.created,
-            "before": len(self._predecessors(row, story)),
-            "samples": [_sample(row.id, number, made) for number, made in enumerate(story.samples)],
+            "before": len(self._predecessors(row, run_state)),
+            "samples": [_sample(row.id, number, made) for number, made in enumerate(run_state.samples)],
         }
 
     def act(self, request: Request, body: Mapping[str, Any]) -> Any:
@@ -221,8 +221,8 @@ class LiveRoutes:
             name = _written(body, "name", MOST_NAME).replace("\n", " ") or row.name
             self._queue.describe(row.id, name, _written(body, "note", MOST_NOTE))
         elif action == "continue":
-            story = self._queue.watch(row.id).refresh()
-            return {"ok": True, "id": self._queue.add(continued(row, newest_state(story), self._places))}
+            run_state = self._queue.watch(row.id).refresh()
+            return {"ok": True, "id": self._queue.add(continued(row, newest_state(run_state), self._places))}
         else:
             raise NotThere(f"There is no {action} for a run")
         return {"ok": True}
@@ -250,25 +250,25 @@ class LiveRoutes:
         every = {row.id: row for row in (*store.queued(), *store.living(), *store.rows(limit))}
         return [every[id] for id in sorted(every, reverse=True)]
 
-    def _predecessors(self, row: RunRow, story: RunStory) -> list[int]:
+    def _predecessors(self, row: RunRow, run_state: RunState) -> list[int]:
         """The runs that this one continues, oldest first; looked for once."""
-        state = story.facts.get("resumed_from")
+        state = run_state.facts.get("resumed_from")
         if not state:
             return []
         key = row.id, str(state)
         if key not in self._before:
             rows = self._queue.store.rows(MOST_RUNS)
-            self._before[key] = predecessors(row, story, rows, lambda id: self._queue.watch(id).refresh())
+            self._before[key] = predecessors(row, run_state, rows, lambda id: self._queue.watch(id).refresh())
         return self._before[key]
 
-    def _join(self, row: RunRow, story: RunStory) -> JoinedCurves:
-        before = [id for id in self._predecessors(row, story) if self._queue.store.row(id)]
+    def _join(self, row: RunRow, run_state: RunState) -> JoinedCurves:
+        before = [id for id in self._predecessors(row, run_state) if self._queue.store.row(id)]
         kept = self._joined.get(row.id)
         if kept is None or kept[0] != before:
             stories = [self._queue.watch(id).refresh() for id in before]
             kept = before, JoinedCurves(stories)
             self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each holds all its points
-        kept[1].extend(story)
+        kept[1].extend(run_state)
         return kept[1]
 
     def _row(self, request: Request) -> RunRow:
@@ -278,8 +278,8 @@ class LiveRoutes:
         return row
 
     def _brief(self, row: RunRow) -> dict[str, Any]:
-        story = self._queue.watch(row.id).refresh() if row.state in LIVING else None
-        state = story.state if story else row.state
+        run_state = self._queue.watch(row.id).refresh() if row.state in LIVING else None
+        state = run_state.state if run_state else row.state
         loss, can_continue = _last_words(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
         return {
             "id": row.id,
@@ -295,13 +295,13 @@ class LiveRoutes:
             "place": row.place,
             "created": row.created,
             "started": row.started,
-            "ended": row.ended or (story.ended if story else row.started or row.created),
-            "step": story.step if story else row.step,
-            "max_steps": story.max_steps if story else row.max_steps,
-            "fraction": story.fraction if story else 0.0,
-            "phase": story.phase if story else "",
-            "seconds_left": story.seconds_left if story else None,
-            "loss": _short(story.average) if story else loss,
+            "ended": row.ended or (run_state.ended if run_state else row.started or row.created),
+            "step": run_state.step if run_state else row.step,
+            "max_steps": run_state.max_steps if run_state else row.max_steps,
+            "fraction": run_state.fraction if run_state else 0.0,
+            "phase": run_state.phase if run_state else "",
+            "seconds_left": run_state.seconds_left if run_state else None,
+            "loss": _short(run_state.average) if run_state else loss,
             "result": Path(row.results[-1]).name if row.results else "",
             "error": row.error,
             "folder": str(row.folder),
@@ -382,7 +382,7 @@ def _file(request: Request, path: Path, kind: str, download: bool = False) -> Re
 def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
     return {
         "number": made.number,
-        "ending": made.path.suffix if made.path.suffix.lower() in PICTURES else "",
+        "ending": made.path.suffix if made.path.suffix.lower() in IMAGES else "",
         "step": made.step,
         "prompt": made.note,
         "seed": made.seed,
@@ -395,7 +395,7 @@ def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | None, bool]:
     """The last loss of a run that is over, and whether it left a state to go on from; the end of its events tells."""
-    story = RunStory()
+    run_state = RunState()
     try:
         with (folder / "events.jsonl").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -406,9 +406,9 @@ def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | 
     for line in lines:
         event = read_event(line)
         if event is not None and event.get("kind") in ("step", "saved"):
-            story.tell(event)
-    loss = story.average if story.average is not None else story.loss
-    return _short(loss), newest_state(story) is not None
+            run_state.tell(event)
+    loss = run_state.average if run_state.average is not None else run_state.loss
+    return _short(loss), newest_state(run_state) is not None
 
 
 def _written(body: Mapping[str, Any], name: str, most: int) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 from gradio.components import FormComponent
 
 from kohya_gui import recognise
+from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Advice, Form
 from kohya_gui.dataset_tools_gui import FolderHelper
-from kohya_gui.places import Places
 from kohya_gui.prompt_editor import prompt_editor
 from kohya_gui.training import Panel
 from sd_scripts.options.dataset import CacheOptions
@@ -41,7 +41,7 @@ GOOD_TIMESTEPS = Advice(
 )
 
 
-def folder_helper(tab: str, queue: RunQueue, places: Places) -> Callable[[Form, FormComponent], None]:
+def folder_helper(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
     """Makes folders named like 10_cat."""
     helper = FolderHelper(tab, places)
     return lambda form, family: helper.connect(form)

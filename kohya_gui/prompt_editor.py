@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import QUIET, Form, given, shown, unquoted
 from kohya_gui.messages import message
-from kohya_gui.places import EVERYWHERE, Places
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.prompt_lines import (
     LINE_OPTIONS,
@@ -42,7 +42,7 @@ BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
 Updates = dict[Any, Any]
 
 
-def prompt_editor(tab: str, queue: RunQueue, places: Places) -> Callable[[Form, FormComponent], None]:
+def prompt_editor(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
     """Lays the editor out; what it returns connects it."""
     return PromptEditor(tab, places).connect
 
@@ -50,7 +50,7 @@ def prompt_editor(tab: str, queue: RunQueue, places: Places) -> Callable[[Form, 
 class PromptEditor:
     """A text with a prompt a line, or TOML or JSON as the file has it, checked while it is written."""
 
-    def __init__(self, tab: str, places: Places = EVERYWHERE) -> None:
+    def __init__(self, tab: str, places: AllowedPaths = EVERYWHERE) -> None:
         self._tab, self._places = tab, places
         with gr.Row(elem_classes="actions"):
             self._edit = gr.Button("Edit prompts", elem_id=f"{tab}-edit-prompts", **BUTTON)
@@ -144,7 +144,7 @@ class PromptEditor:
         }
 
 
-def prompt_file(values: Mapping[str, Any], places: Places = EVERYWHERE) -> Path:
+def prompt_file(values: Mapping[str, Any], places: AllowedPaths = EVERYWHERE) -> Path:
     """The file that the settings name, else one beside the results. Raises ValueError for one that cannot be."""
     if said := unquoted(values.get(FILE) or "").strip():
         place = places.check(FILE, said)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kohya_gui.places import Places
+from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
@@ -36,7 +36,7 @@ class Recognised:
 NOTHING = Recognised("")
 
 
-def allowed(places: Places, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
+def allowed(places: AllowedPaths, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
     """What is found at a path; of one outside of the allowed folders, not even whether something is there."""
     why = places.problem(option, path) if path.strip() else None
     return Recognised(why.partition(": ")[2], good=False) if why else look(path)

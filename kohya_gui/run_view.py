@@ -10,8 +10,8 @@ from kohya_gui.messages import message
 from kohya_gui.recognise import size
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import STATE_ENDING
+from sd_scripts.runs.run_state import ENDED, LIVING, Made, RunState, State
 from sd_scripts.runs.store import RunRow
-from sd_scripts.runs.story import ENDED, LIVING, Made, RunStory, State
 
 WORDS = {
     "queued": "Waiting",
@@ -48,63 +48,67 @@ COMMANDS = (
 AVERAGED = "of the last 100 steps; the chart shows each step"
 DOING = {"save": "saving", "sample": "sampling"}
 """The phase in which a run does what it was asked."""
-DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
+DONE = {"save": "SavedState", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so Stop now loses nothing"
 
 
-def sections(story: RunStory, row: RunRow, now: float | None = None) -> dict[str, str]:
+def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict[str, str]:
     """The parts of the view by name; the page replaces only those whose HTML is another than before."""
     folder = row.folder
     waiting = row.state == "queued"
     return {
-        "head": head(story, row),
-        "progress": "" if waiting else progress(story, row),
-        "controls": controls(story, row),
-        "failure": failure(story) if not waiting else hold(row.error),
-        "result": result(story, row.family),
-        "tiles": "" if waiting or (story.over and not len(story.losses)) else tiles(story, row, now),
-        "files": files(story, row.id),
-        "warnings": warnings(story),
-        "compile": compile_facts(story),
+        "head": head(run_state, row),
+        "progress": "" if waiting else progress(run_state, row),
+        "controls": controls(run_state, row),
+        "failure": failure(run_state) if not waiting else hold(row.error),
+        "result": result(run_state, row.family),
+        "tiles": "" if waiting or (run_state.over and not len(run_state.losses)) else tiles(run_state, row, now),
+        "files": files(run_state, row.id),
+        "warnings": warnings(run_state),
+        "compile": compile_facts(run_state),
         "where": f'<p class="where">All of this run is in {copied(str(folder))}</p>',
     }
 
 
-def head(story: RunStory, row: RunRow) -> str:
-    where = f"step {story.step} of {story.max_steps}" if story.max_steps else ""
-    if story.epochs and story.epoch:
-        where += f" · epoch {story.epoch} of {story.epochs}"
+def head(run_state: RunState, row: RunRow) -> str:
+    where = f"step {run_state.step} of {run_state.max_steps}" if run_state.max_steps else ""
+    if run_state.epochs and run_state.epoch:
+        where += f" · epoch {run_state.epoch} of {run_state.epochs}"
     note = f'<p class="run-note">{escape(row.note)}</p>' if row.note else ""
     if row.state == "queued" and row.place:
         where = "next in the queue" if row.place == 1 else f"number {row.place} in the queue"
     return (
-        f'<div class="run-head"><span class="badge">{WORDS[shown_state(story, row)]}</span>'
+        f'<div class="run-head"><span class="badge">{WORDS[shown_state(run_state, row)]}</span>'
         f'<span class="run-name" title="{escape(str(row.folder))}">{escape(row.name)}</span>'
         f'<button type="button" class="link" data-describe title="Rename this run or write a note">Edit</button>'
         f'<span class="run-where">{where}</span></div>{note}'
     )
 
 
-def shown_state(story: RunStory, row: RunRow) -> State:
+def shown_state(run_state: RunState, row: RunRow) -> State:
     """The story is newer than the store; of a run that never began, the store alone knows."""
-    return row.state if row.state == "queued" or (story.state == "starting" and row.state in ENDED) else story.state
+    return (
+        row.state
+        if row.state == "queued" or (run_state.state == "starting" and row.state in ENDED)
+        else run_state.state
+    )
 
 
-def progress(story: RunStory, row: RunRow) -> str:
-    doing = "" if story.over or not story.phase else story.phase
-    waiting = story.state in LIVING and story.phase != "training"
-    if waiting and story.total:
-        fraction, doing = story.done / story.total, f"{doing} {story.done} of {story.total}"
+def progress(run_state: RunState, row: RunRow) -> str:
+    doing = "" if run_state.over or not run_state.phase else run_state.phase
+    waiting = run_state.state in LIVING and run_state.phase != "training"
+    if waiting and run_state.total:
+        fraction, doing = run_state.done / run_state.total, f"{doing} {run_state.done} of {run_state.total}"
     else:
-        fraction = story.fraction
-    unknown = waiting and not story.total
-    since = story.phase_since if waiting else None
-    if doing and story.phase_note:
-        doing += f" · {story.phase_note}"
-    if story.state == "stopping":
-        doing = "finishing the step, then saving and exiting" if story.step else UNTRAINED
-        since = next((asked.time for asked in story.asked if asked.kind in ("stop", END)), None)
-    if story.state == "starting":
+        fraction = run_state.fraction
+    unknown = waiting and not run_state.total
+    since = run_state.phase_since if waiting else None
+    if doing and run_state.phase_note:
+        doing += f" · {run_state.phase_note}"
+    if run_state.state == "stopping":
+        doing = "finishing the step, then saving and exiting" if run_state.step else UNTRAINED
+        since = next((asked.time for asked in run_state.asked if asked.kind in ("stop", END)), None)
+    if run_state.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
     percent = f"{100 * fraction:.1f}"
     now = "" if unknown else f' aria-valuenow="{percent}"'
@@ -123,52 +127,54 @@ def ticking(since: float) -> str:
     return f'data-since="{since:.1f}"'
 
 
-def controls(story: RunStory, row: RunRow) -> str:
+def controls(run_state: RunState, row: RunRow) -> str:
     """What can be asked of the run as it is; what it was asked says so until the run answers."""
-    state = shown_state(story, row)
+    state = shown_state(run_state, row)
     if state == "queued":
         return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
     if state in LIVING:
-        return living_controls(story)
+        return living_controls(run_state)
     again = [("continue", "Continue", "Start a new run with these settings from the newest state")]
     buttons = [
-        *(again if newest_state(story) else []),
+        *(again if newest_state(run_state) else []),
         ("load", "Load settings", "Fill in the form of its tab with what this run was started with"),
         ("forget", "Remove from list", "Its folder and files stay"),
     ]
     return actions(buttons)
 
 
-def living_controls(story: RunStory) -> str:
+def living_controls(run_state: RunState) -> str:
     buttons = []
     for command, words, why in COMMANDS:
-        asked = command in story.waiting_for or story.state == "stopping"
-        said = "Asked…" if command in story.waiting_for else words
+        asked = command in run_state.waiting_for or run_state.state == "stopping"
+        said = "Asked…" if command in run_state.waiting_for else words
         face = f'data-action="{command}" title="{escape(why)}"{" disabled" if asked else ""}'
         buttons.append(f'<button type="button" {face}>{said}</button>')
     menu = (
         '<details class="menu"><summary aria-label="More" title="More">⋯</summary><div>'
-        f'<p>{what_is_lost(story)}</p><button type="button" class="stop" data-action="end">Stop now</button>'
+        f'<p>{what_is_lost(run_state)}</p><button type="button" class="stop" data-action="end">Stop now</button>'
         "</div></details>"
     )
-    heard = {asked.kind: asked.heard for asked in story.asked if asked.heard is not None}
-    heard = {kind: step for kind, step in heard.items() if DOING.get(kind) != story.phase}
-    done = " · ".join(f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in story.waiting_for)
+    heard = {asked.kind: asked.heard for asked in run_state.asked if asked.heard is not None}
+    heard = {kind: step for kind, step in heard.items() if DOING.get(kind) != run_state.phase}
+    done = " · ".join(
+        f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in run_state.waiting_for
+    )
     told = f'<span class="done">✓ {done}</span>' if done else ""
     return f'<div class="run-actions">{"".join(buttons)}{menu}{told}</div>'
 
 
-def what_is_lost(story: RunStory) -> str:
+def what_is_lost(run_state: RunState) -> str:
     """What ending the processes at once would cost."""
-    begun = story.facts.get("step") or 0
-    if story.step <= begun:
+    begun = run_state.facts.get("step") or 0
+    if run_state.step <= begun:
         return "Ends the run at once. Nothing is trained yet, so nothing is lost."
-    states = [made.step for made in story.saved if made.path.name.endswith(STATE_ENDING)]
+    states = [made.step for made in run_state.saved if made.path.name.endswith(STATE_ENDING)]
     if states:
         return f"Ends the run at once, without saving: what it learned after step {states[-1]} is lost."
-    if story.saved:
+    if run_state.saved:
         return (
-            f"Ends the run at once, without saving: its files up to step {story.saved[-1].step} stay, what it learned "
+            f"Ends the run at once, without saving: its files up to step {run_state.saved[-1].step} stay, what it learned "
             "after that is lost, and it cannot be continued."
         )
     if begun:
@@ -188,9 +194,9 @@ def hold(why: str) -> str:
     return message("warning", why) if why else ""
 
 
-def newest_state(story: RunStory) -> Path | None:
+def newest_state(run_state: RunState) -> Path | None:
     """The newest whole state that is still there: a run goes on from it."""
-    states = (made.find() for made in reversed(story.saved) if made.path.name.endswith(STATE_ENDING))
+    states = (made.find() for made in reversed(run_state.saved) if made.path.name.endswith(STATE_ENDING))
     return next((path for path in states if path and (path / "progress.json").is_file()), None)
 
 
@@ -200,14 +206,14 @@ def copied(path: str) -> str:
     return f'<code>{path}</code> <button type="button" class="link" data-copy="{path}">Copy</button>'
 
 
-def failure(story: RunStory) -> str:
-    if not story.failure:
+def failure(run_state: RunState) -> str:
+    if not run_state.failure:
         return ""
-    if story.state == "stopped":
-        return message("note", story.failure.get("error", ""))
-    why = escape(story.failure.get("error", ""))
-    remedy = f"<p>{escape(story.failure['remedy'])}</p>" if story.failure.get("remedy") else ""
-    details = story.failure.get("details")
+    if run_state.state == "stopped":
+        return message("note", run_state.failure.get("error", ""))
+    why = escape(run_state.failure.get("error", ""))
+    remedy = f"<p>{escape(run_state.failure['remedy'])}</p>" if run_state.failure.get("remedy") else ""
+    details = run_state.failure.get("details")
     more = f"<details><summary>Details</summary><pre>{escape(details)}</pre></details>" if details else ""
     return (
         f'<div class="message message-error" role="alert"><span class="sign">✕</span>'
@@ -215,10 +221,10 @@ def failure(story: RunStory) -> str:
     )
 
 
-def result(story: RunStory, family: str) -> str:
+def result(run_state: RunState, family: str) -> str:
     """The file that a finished run was for, to copy, and where it goes."""
-    made = [made for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
-    if story.state != "finished" or not made:
+    made = [made for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
+    if run_state.state != "finished" or not made:
         return ""
     plain = [each for each in made if not each.path.stem.endswith(AVERAGE)] or made
     found, last = plain[-1].find(), made[-1].find()
@@ -226,7 +232,7 @@ def result(story: RunStory, family: str) -> str:
         return message("warning", f"{plain[-1].path}: a later run wrote its own file under this name")
     path = escape(str(found))
     average = f"<p>Its moving average is in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
-    method = story.facts.get("method", "")
+    method = run_state.facts.get("method", "")
     where = PLACES.get(f"{method} {family}") or PLACES.get(method, PLACES["lora"])
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
@@ -234,19 +240,19 @@ def result(story: RunStory, family: str) -> str:
     )
 
 
-def tiles(story: RunStory, row: RunRow, now: float | None = None) -> str:
-    began, ended = row.started or story.started, row.ended or story.ended
+def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
+    began, ended = row.started or run_state.started, row.ended or run_state.ended
     took = (ended or now or time.time()) - began if began else None
-    left, took_words = story.seconds_left, "Took" if story.over else "So far"
-    ticks = "" if story.over or not began else f" {ticking(began)}"
+    left, took_words = run_state.seconds_left, "Took" if run_state.over else "So far"
+    ticks = "" if run_state.over or not began else f" {ticking(began)}"
     shown = [
-        ("Loss, mean", number(story.average if story.average is not None else story.loss), AVERAGED),
-        ("Speed", speed(story.seconds_per_step), "without warm-up and compiling"),
+        ("Loss, mean", number(run_state.average if run_state.average is not None else run_state.loss), AVERAGED),
+        ("Speed", speed(run_state.seconds_per_step), "without warm-up and compiling"),
         ("Time left", duration(left), "at this speed") if left is not None else (took_words, duration(took), "in all"),
-        ("Images", per_second(story.images_per_second), "images trained on per second"),
-        ("VRAM", memory(story.vram), f"at the peak; {memory(story.vram_now)} when last asked"),
-        ("RAM", memory(story.ram), "of the training process"),
-        ("Learning rate", *rates(story.learning_rates)),
+        ("Images", per_second(run_state.images_per_second), "images trained on per second"),
+        ("VRAM", memory(run_state.vram), f"at the peak; {memory(run_state.vram_now)} when last asked"),
+        ("RAM", memory(run_state.ram), "of the training process"),
+        ("Learning rate", *rates(run_state.learning_rates)),
     ]
     cells = "".join(
         f'<div class="tile" title="{escape(hint)}"><b{ticks if word == "So far" else ""}>{value}</b>'
@@ -294,9 +300,9 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
 
 
-def compile_facts(story: RunStory) -> str:
-    facts = story.compile
-    if not facts and not story.compile_lines:
+def compile_facts(run_state: RunState) -> str:
+    facts = run_state.compile
+    if not facts and not run_state.compile_lines:
         return ""
     words = [
         f"{facts[key]} {one if facts[key] == 1 else many}"
@@ -309,20 +315,20 @@ def compile_facts(story: RunStory) -> str:
     ]
     if facts.get("seconds"):
         words.append(f"{facts['seconds']:.0f} s to compile")
-    return section("torch.compile", [" · ".join(words)] if words else [], story.compile_lines[-3:])
+    return section("torch.compile", [" · ".join(words)] if words else [], run_state.compile_lines[-3:])
 
 
-def files(story: RunStory, run: int) -> str:
-    if not story.saved:
+def files(run_state: RunState, run: int) -> str:
+    if not run_state.saved:
         return ""
-    rows = [file_row(run, number, made) for number, made in reversed(list(enumerate(story.saved))[-MOST_FILES:])]
+    rows = [file_row(run, number, made) for number, made in reversed(list(enumerate(run_state.saved))[-MOST_FILES:])]
     first, more = rows[:FIRST_FILES], rows[FIRST_FILES:]
     rest = (
         f"<details><summary>{len(more)} more</summary><ul class='files'>{''.join(more)}</ul></details>" if more else ""
     )
     return (
         f'<div class="section"><h4>Saved files</h4><ul class="files">{"".join(first)}</ul>{rest}'
-        f'<p class="where">in {copied(str(story.saved[-1].path.parent))}</p></div>'
+        f'<p class="where">in {copied(str(run_state.saved[-1].path.parent))}</p></div>'
     )
 
 
@@ -343,10 +349,10 @@ def file_row(run: int, number: int, made: Made) -> str:
     )
 
 
-def warnings(story: RunStory) -> str:
-    if not story.warnings:
+def warnings(run_state: RunState) -> str:
+    if not run_state.warnings:
         return ""
-    rows = "".join(f"<li>{escape(text)}</li>" for text in list(dict.fromkeys(story.warnings))[-8:])
+    rows = "".join(f"<li>{escape(text)}</li>" for text in list(dict.fromkeys(run_state.warnings))[-8:])
     return f'<div class="section section-warning"><h4>Warnings</h4><ul>{rows}</ul></div>'
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 
+from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import QUIET, Form, unquoted
 from kohya_gui.messages import message
-from kohya_gui.places import Places
 from kohya_gui.tensorboard import TENSORBOARD, TensorBoard
 from sd_scripts.runs.queue import RunQueue
 
 
 def tensorboard_tool(
-    tab: str, queue: RunQueue, places: Places, board: TensorBoard = TENSORBOARD
+    tab: str, queue: RunQueue, places: AllowedPaths, board: TensorBoard = TENSORBOARD
 ) -> Callable[[Form, FormComponent], None]:
     """Lays out the button; what it returns connects it with the form's logging_dir."""
     small: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}

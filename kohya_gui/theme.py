@@ -1,4 +1,4 @@
-"""How the page looks: calm, compact, light and dark. No font, script or picture comes from elsewhere."""
+"""How the page looks: calm, compact, light and dark. No font, script or image comes from elsewhere."""
 
 from pathlib import Path
 from typing import Any

@@ -8,15 +8,15 @@ from typing import Any
 from gradio.components import FormComponent
 
 from kohya_gui.again import plan
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import Opened, Prepared, checked, of_family, open_file, prepare, save_file
 from kohya_gui.controls import Advice, Form
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import Tab
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.queue import RunQueue
 
-DataTool = Callable[[str, RunQueue, Places], Callable[[Form, FormComponent], None]]
+DataTool = Callable[[str, RunQueue, AllowedPaths], Callable[[Form, FormComponent], None]]
 """Lays out a panel in the tab of this name; what it returns connects it with the tab's form and choice of family."""
 
 
@@ -54,12 +54,12 @@ class Training:
         values: Mapping[str, Any],
         family: str,
         unknown: Mapping[str, Any],
-        places: Places = EVERYWHERE,
+        places: AllowedPaths = EVERYWHERE,
     ) -> Path:
         """Write what differs from the defaults as TOML; unknown keys go along. Returns the file written."""
         return save_file(path, values, script_for(family, self.tab.method), unknown, places)
 
-    def open_configuration(self, path: Path, shown: str = "sdxl", places: Places = EVERYWHERE) -> Opened:
+    def open_configuration(self, path: Path, shown: str = "sdxl", places: AllowedPaths = EVERYWHERE) -> Opened:
         """What a TOML file, or a JSON file of kohya_ss, says; a file that tells no family is of the one shown.
 
         Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
@@ -67,7 +67,7 @@ class Training:
         return open_file(path, self.tab, shown, places)
 
     def check(
-        self, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any], places: Places = EVERYWHERE
+        self, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any], places: AllowedPaths = EVERYWHERE
     ) -> None:
         """Raises ValueError with one sentence a line for all that stands in the way of training."""
         script = script_for(family, self.tab.method)
@@ -80,7 +80,7 @@ class Training:
         family: str,
         unknown: Mapping[str, Any],
         print_only: bool = False,
-        places: Places = EVERYWHERE,
+        places: AllowedPaths = EVERYWHERE,
         prompts: str = "",
     ) -> tuple[Prepared, int | None]:
         """Check, write the TOML into a new run folder and queue it; with `print_only`, neither.

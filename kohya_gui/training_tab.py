@@ -18,6 +18,7 @@ from gradio.components import FormComponent
 
 from kohya_gui import recognise, recognise_images
 from kohya_gui.again import opened_run
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
 from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save, save_prompts
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
@@ -25,7 +26,6 @@ from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
 from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
 from kohya_gui.shell_line import shell_line
@@ -36,7 +36,7 @@ from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.store import share_a_card, state_folder
+from sd_scripts.runs.store import gpus_overlap, state_folder
 
 logger = logging.getLogger("sd_scripts")
 
@@ -77,7 +77,7 @@ Updates = dict[Any, Any]
 
 
 class TrainingTab:
-    def __init__(self, training: Training, queue: RunQueue, launch: str, places: Places = EVERYWHERE) -> None:
+    def __init__(self, training: Training, queue: RunQueue, launch: str, places: AllowedPaths = EVERYWHERE) -> None:
         self.training, self._queue, self._places = training, queue, places
         self.name, method = training.tab.name, training.tab.method
         self._families = families = families_of(method)
@@ -499,7 +499,7 @@ class TrainingTab:
         if self._queue.paused:
             return f"{row.name} waits: the queue is paused"
         before = [*self._queue.running(), *(other for other in self._queue.store.queued() if other.id < run)]
-        if not any(share_a_card(row.gpus, other.gpus) for other in before):
+        if not any(gpus_overlap(row.gpus, other.gpus) for other in before):
             return ""
         return f"{row.name} waits in the queue and starts by itself"
 

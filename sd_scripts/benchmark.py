@@ -5,8 +5,8 @@ python -m sd_scripts.benchmark --family flux --rows compiled fp8_compute --curve
 python -m sd_scripts.benchmark --method full
 
 Every row runs in a process of its own, one after another, with inputs made ahead: what is measured is the step of the
-trainer, forward to optimizer, not the reading of pictures. Each row compiles from an empty cache; those marked warm
-start from the cache of the row that they vary. --curve trains on a few made-up pictures with new noise in each step,
+trainer, forward to optimizer, not the reading of images. Each row compiles from an empty cache; those marked warm
+start from the cache of the row that they vary. --curve trains on a few made-up images with new noise in each step,
 the same in every row, and compares how the loss falls.
 """
 
@@ -29,7 +29,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.families.flux import FLUX
 from sd_scripts.families.flux import full_size as flux_full_size
 from sd_scripts.families.sdxl import SDXL
@@ -45,8 +45,8 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training import compiling
 from sd_scripts.training.context import Context
 from sd_scripts.training.full import Full, held_dtype
-from sd_scripts.training.learning import Learning, LoraLearning
 from sd_scripts.training.step import TrainStep
+from sd_scripts.training.trainable import LoraTrainable, Trainable
 
 LR, FULL_LR = 1e-4, 1e-5
 WARM_UP = 8
@@ -71,8 +71,8 @@ class Subject:
 
     family: Family
     method: str
-    random_parts: Callable[[torch.device, torch.dtype], Parts]
-    random_inputs: Callable[[Parts, int, tuple[int, int], torch.device], dict[str, Tensor]]
+    random_parts: Callable[[torch.device, torch.dtype], Components]
+    random_inputs: Callable[[Components, int, tuple[int, int], torch.device], dict[str, Tensor]]
     rank: int | None
     """Of the LoRA."""
     rows: tuple[Row, ...]
@@ -240,7 +240,7 @@ class Prepared:
 
     step: TrainStep
     inputs: list[dict[str, Tensor]]
-    parts: int
+    components: int
     """How many layers the LoRA adapts, or weights learn."""
 
     def run(self, number: int) -> Tensor:
@@ -251,56 +251,56 @@ class Prepared:
         return loss
 
 
-def prepare(subject: Subject, row: Row, parts: Parts, device: torch.device) -> Prepared:
+def prepare(subject: Subject, row: Row, components: Components, device: torch.device) -> Prepared:
     """Place the model, make it learn, compile and choose the optimizer, as the trainer does it."""
     family, settings = subject.family, settings_of(subject, row)
     options, training = settings[CompileOptions], settings[TrainingOptions]
     make_learn = _lora if subject.method == "lora" else _full
-    learning, count = make_learn(family, parts, settings, device)
-    learning.train()
+    trainable, count = make_learn(family, components, settings, device)
+    trainable.train()
     if training.gradient_checkpointing:
-        family.checkpoint_gradients(parts.denoiser, settings)
+        family.checkpoint_gradients(components.denoiser, settings)
     if options.compile:
         compile_model(
             options,
-            parts.denoiser,
-            family.compile_targets(parts.denoiser),
+            components.denoiser,
+            family.compile_targets(components.denoiser),
             log_prefix=family.title,
-            graphs_expected=compiling.graphs_expected(family, parts.denoiser, len(row.sizes)),
+            graphs_expected=compiling.graphs_expected(family, components.denoiser, len(row.sizes)),
             static=len(row.sizes) <= compiling.STATIC_SHAPES,
         )
 
     def loss(inputs: dict[str, Tensor]) -> Tensor:
         text = {key[5:]: value for key, value in inputs.items() if key.startswith("text.")}
-        return family.loss(parts, inputs, text, settings)
+        return family.loss(components, inputs, text, settings)
 
     step = TrainStep(
         loss,
-        learning,
-        learning.make_optimizer(settings[OptimizerOptions]),
+        trainable,
+        trainable.make_optimizer(settings[OptimizerOptions]),
         accumulation=training.gradient_accumulation_steps,
         cuda_graphs=compiling.uses_cuda_graphs(options),
         known=KnownInputs() if options.compile else None,
     )
-    inputs = [subject.random_inputs(parts, row.batch, size, device) for size in row.sizes]
-    return Prepared(step=step, inputs=inputs, parts=count)
+    inputs = [subject.random_inputs(components, row.batch, size, device) for size in row.sizes]
+    return Prepared(step=step, inputs=inputs, components=count)
 
 
-def _lora(family: Family, parts: Parts, settings: Settings, device: torch.device) -> tuple[Learning, int]:
-    family.place(parts, settings, device)
+def _lora(family: Family, components: Components, settings: Settings, device: torch.device) -> tuple[Trainable, int]:
+    family.place(components, settings, device)
     args = read_args(settings, family.lora, print)
-    plans = plan_layers([Adapted(module=parts.denoiser, target=family.lora, lr=LR)], args)
+    plans = plan_layers([Adapted(module=components.denoiser, target=family.lora, lr=LR)], args)
     network = attach(plans, args.dropouts, torch.Generator().manual_seed(0), device=device)
-    return LoraLearning(network, parameter_groups(network), [parts.denoiser]), len(plans)
+    return LoraTrainable(network, parameter_groups(network), [components.denoiser]), len(plans)
 
 
-def _full(family: Family, parts: Parts, settings: Settings, device: torch.device) -> tuple[Learning, int]:
+def _full(family: Family, components: Components, settings: Settings, device: torch.device) -> tuple[Trainable, int]:
     cpu = device.type == "cpu"
     context = Context(settings=settings, accelerator=Accelerator(cpu=cpu), log=None, run_dir=Path(), seed=0)
     method = Full()
-    method.change_base(family, parts, context)
-    family.place(parts, settings, device)
-    return method.prepare(family, parts, context), len(list(parts.denoiser.parameters()))
+    method.change_base(family, components, context)
+    family.place(components, settings, device)
+    return method.prepare(family, components, context), len(list(components.denoiser.parameters()))
 
 
 def settings_of(subject: Subject, row: Row) -> Settings:
@@ -314,7 +314,7 @@ def settings_of(subject: Subject, row: Row) -> Settings:
     return Settings(script_for(subject.family.name, subject.method).groups, {**values, **row.options})
 
 
-def random_parts(subject: Subject, row: Row, device: torch.device) -> Parts:
+def random_parts(subject: Subject, row: Row, device: torch.device) -> Components:
     """In the dtype that training begins with."""
     dtype = torch.bfloat16 if subject.rank else held_dtype(settings_of(subject, row))
     return subject.random_parts(device, dtype)
@@ -357,7 +357,7 @@ def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
         "first": first,
         "graphs": counts.graphs - before.graphs,
         "breaks": counts.breaks - before.breaks,
-        "modules": prepared.parts,
+        "modules": prepared.components,
         "loss": float(torch.stack(losses[-8:]).mean()),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -392,25 +392,25 @@ def _joined(ranges: Iterable[Any]) -> list[list[float]]:
 
 
 POOL = 8
-"""Made-up pictures of a curve."""
+"""Made-up images of a curve."""
 CURVE_LR = 4e-4
 
 
 def curve(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
-    """The loss of every step, on pictures that are there to be learned."""
+    """The loss of every step, on images that are there to be learned."""
     device = torch.device("cuda")
     prepared = prepare(subject, row, random_parts(subject, row, device), device)
     for group in prepared.step.optimizer.param_groups:
         group["lr"] = CURVE_LR
     (fixed,) = prepared.inputs
-    pictures = torch.randn(POOL, *fixed["noisy"].shape, generator=torch.Generator(device).manual_seed(0), device=device)
+    images = torch.randn(POOL, *fixed["noisy"].shape, generator=torch.Generator(device).manual_seed(0), device=device)
     losses = []
     for number in range(steps):
         generator = torch.Generator(device).manual_seed(number)
         noise = torch.randn(fixed["noisy"].shape, device=device, generator=generator)
         t = torch.rand(row.batch, device=device, generator=generator)
-        picture, at = pictures[number % POOL], t.view(-1, 1, 1, 1)
-        inputs = fixed | {"noisy": (1 - at) * picture + at * noise, "target": noise - picture, "timesteps": t}
+        image, at = images[number % POOL], t.view(-1, 1, 1, 1)
+        inputs = fixed | {"noisy": (1 - at) * image + at * noise, "target": noise - image, "timesteps": t}
         losses.append(prepared.step.micro(inputs))
         prepared.step.update()
     return {"losses": torch.stack(losses).tolist()}
@@ -449,10 +449,10 @@ def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
-def _what(subject: Subject, parts: int) -> str:
+def _what(subject: Subject, components: int) -> str:
     if subject.rank:
-        return f"LoRA rank {subject.rank} on {parts} layers, bf16, fused AdamW."
-    return f"all {parts} weights learn, full_bf16, AdamW with stochastic rounding where nothing else is said."
+        return f"LoRA rank {subject.rank} on {components} layers, bf16, fused AdamW."
+    return f"all {components} weights learn, full_bf16, AdamW with stochastic rounding where nothing else is said."
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Try everything without a download: a miniature model, drawn pictures, and settings to train on them.
+"""Try everything without a download: a miniature model, drawn images, and settings to train on them.
 
 python -m sd_scripts.demo [sdxl | flux] [--full] [--folder FOLDER] [--make] [flags of the training script]
 """
@@ -46,7 +46,7 @@ FOLDERS = {"sdxl": Path("demo"), "flux": Path("demo/flux")}
 
 
 def make(folder: Path, family: str = "sdxl", method: str = "lora") -> Path:
-    """A model with its tokenizers, pictures with captions, and `demo.toml`, all below `folder`: at most 22 MB.
+    """A model with its tokenizers, images with captions, and `demo.toml`, all below `folder`: at most 22 MB.
 
     Returns the path of `demo.toml`, which training and the GUI read.
     """
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--full", action="store_true", help="train all of the model in place of a LoRA")
-    parser.add_argument("--folder", type=Path, help="where the model and the pictures go; default: demo or demo/flux")
+    parser.add_argument("--folder", type=Path, help="where the model and the images go; default: demo or demo/flux")
     parser.add_argument("--make", action="store_true", help="only make them, with demo.toml, and do not train")
     arguments, flags = parser.parse_known_args(argv)
     family = flags.pop(0) if flags and not flags[0].startswith("-") else "sdxl"
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
     method, title = "full" if arguments.full else "lora", FAMILY_TITLES[family]
     config = make(arguments.folder or FOLDERS[family], family, method)
-    print(f"Made a miniature {title} model and twelve pictures; the settings are in {config}", flush=True)
+    print(f"Made a miniature {title} model and twelve images; the settings are in {config}", flush=True)
     if arguments.make:
         return 0
     trainer = Path(__file__).with_name(script_for(family, method).file)
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and much faster on a busy machine
     status = subprocess.run(command, env=one_thread, check=False).returncode
     if status == 0:
-        print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and pictures in its place.")
+        print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and images in its place.")
     return status
 
 

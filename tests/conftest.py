@@ -30,7 +30,7 @@ def no_graphs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint of SDXL's layout, its tokenizers beside it, and captioned pictures. Do not write to it."""
+    """A checkpoint of SDXL's layout, its tokenizers beside it, and captioned images. Do not write to it."""
     from sd_scripts.families.sdxl.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("miniature"))
@@ -38,7 +38,7 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="session")
 def flux_miniature(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The four files of a FLUX.1 dev, its tokenizers beside them, and captioned pictures. Do not write to it."""
+    """The four files of a FLUX.1 dev, its tokenizers beside them, and captioned images. Do not write to it."""
     from sd_scripts.families.flux.tiny import write_miniature
 
     return write_miniature(tmp_path_factory.mktemp("flux_miniature"))

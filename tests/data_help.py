@@ -1,4 +1,4 @@
-"""Small folders of pictures, and the settings that point at them."""
+"""Small folders of images, and the settings that point at them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
 
-def make_picture(path: Path, size: tuple[int, int] = (64, 64), seed: int = 0, mode: str = "RGB") -> Path:
-    """Noise under a slope, so that a flip, a shift or a wrong picture is seen in the numbers."""
+def make_image(path: Path, size: tuple[int, int] = (64, 64), seed: int = 0, mode: str = "RGB") -> Path:
+    """Noise under a slope, so that a flip, a shift or a wrong image is seen in the numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     width, height = size
     noise = np.random.default_rng(seed).integers(0, 60, (height, width, len(mode)))
@@ -23,7 +23,7 @@ def make_picture(path: Path, size: tuple[int, int] = (64, 64), seed: int = 0, mo
 
 
 def make_folder(folder: Path, sizes: Sequence[tuple[int, int]], caption: str = "a, b, c") -> list[Path]:
-    paths = [make_picture(folder / f"{number:02d}.png", size, number) for number, size in enumerate(sizes)]
+    paths = [make_image(folder / f"{number:02d}.png", size, number) for number, size in enumerate(sizes)]
     for number, path in enumerate(paths):
         path.with_suffix(".txt").write_text(f"{caption}, {number}", encoding="utf-8")
     return paths

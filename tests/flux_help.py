@@ -7,8 +7,8 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Parts
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.family import Components
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
@@ -29,11 +29,11 @@ def flux_settings(**values: Any) -> Settings:
     return from_values(FLUX_LORA, {"learning_rate": 1e-4, **values})
 
 
-def tiny_parts(*, guidance: bool = True) -> Parts:
+def tiny_parts(*, guidance: bool = True) -> Components:
     """A transformer and an autoencoder, the same at every call; no text encoders."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        transformer = FluxTransformer(FluxShape(**SHAPE, guidance=guidance))
+        transformer = FluxTransformer(FluxParams(**SHAPE, guidance=guidance))
         vae = AutoencoderKL(
             block_out_channels=(32, 32, 32, 32),
             down_block_types=("DownEncoderBlock2D",) * 4,
@@ -45,7 +45,7 @@ def tiny_parts(*, guidance: bool = True) -> Parts:
             use_quant_conv=False,
             use_post_quant_conv=False,
         )
-    return Parts(
+    return Components(
         denoiser=transformer.eval().requires_grad_(False),
         vae=vae.eval().requires_grad_(False),
         text_encoders=[],

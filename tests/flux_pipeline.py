@@ -4,13 +4,13 @@ from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.library.flux_train_utils import to_diffusers
 
 
-def pipeline_of(parts: Parts) -> Any:
-    """A FluxPipeline that shares autoencoder and encoders with `parts` and copies the transformer's weights."""
-    flux: Any = parts.denoiser
+def pipeline_of(components: Components) -> Any:
+    """A FluxPipeline that shares autoencoder and encoders with `components` and copies the transformer's weights."""
+    flux: Any = components.denoiser
     shape = flux.shape
     transformer = FluxTransformer2DModel(
         patch_size=1,
@@ -27,11 +27,11 @@ def pipeline_of(parts: Parts) -> Any:
     transformer.load_state_dict(to_diffusers(flux.state_dict()))
     made = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=shape.guidance),
-        vae=parts.vae,
-        text_encoder=parts.text_encoders[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer=parts.tokenizers[0],
-        tokenizer_2=parts.tokenizers[1],
+        vae=components.vae,
+        text_encoder=components.text_encoders[0],
+        text_encoder_2=components.text_encoders[1],
+        tokenizer=components.tokenizers[0],
+        tokenizer_2=components.tokenizers[1],
         transformer=transformer,
     )
     made.set_progress_bar_config(disable=True)

@@ -8,12 +8,12 @@ import torch
 from conftest import sdxl_settings
 from torch import Tensor
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
-from sd_scripts.training.learning import Learning, LoraLearning
 from sd_scripts.training.methods import Lora
+from sd_scripts.training.trainable import LoraTrainable, Trainable
 
 CAPTIONS = ["a red circle on a white background", "a blue square"]
 WITH_CONV = ["conv_dim=2", "conv_alpha=2"]
@@ -24,13 +24,13 @@ class Prepared:
     """A base model that learns."""
 
     context: Context
-    parts: Parts
-    learning: Learning
+    components: Components
+    trainable: Trainable
 
     @property
     def network(self) -> Any:
-        assert isinstance(self.learning, LoraLearning)
-        return self.learning.network
+        assert isinstance(self.trainable, LoraTrainable)
+        return self.trainable.network
 
     @property
     def warnings(self) -> list[str]:
@@ -43,16 +43,16 @@ def context(model: Path, folder: Path, **values: Any) -> Context:
     return make_context(settings, lambda: folder, lambda path: RunFolder(path).log())
 
 
-def base(model: Path) -> Parts:
+def base(model: Path) -> Components:
     return SDXL.load(sdxl_settings(model), torch.float32, torch.device("cpu"))
 
 
 def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
     """As the trainer does it, up to the first step."""
-    given, parts, method = context(model, folder, **values), base(model), Lora()
+    given, components, method = context(model, folder, **values), base(model), Lora()
     assert method.check(SDXL, given.settings) == []
-    method.change_base(SDXL, parts, given)
-    return Prepared(given, parts, method.prepare(SDXL, parts, given))
+    method.change_base(SDXL, components, given)
+    return Prepared(given, components, method.prepare(SDXL, components, given))
 
 
 def say_something(prepared: Prepared) -> None:
@@ -64,7 +64,7 @@ def say_something(prepared: Prepared) -> None:
     prepared.network.refresh()
 
 
-def losses(parts: Parts) -> Tensor:
+def losses(components: Components) -> Tensor:
     """(2,) of two captions and fixed noise, differentiable in all that learns."""
     settings, generator = sdxl_settings("model"), torch.Generator().manual_seed(3)
     inputs = {
@@ -74,10 +74,10 @@ def losses(parts: Parts) -> Tensor:
         "sizes": torch.full((2, 6), 64.0),
         "loss_weight": torch.ones(2),
     }
-    text = SDXL.encode_text(parts, SDXL.tokenize(parts, CAPTIONS, settings))
-    return SDXL.loss(parts, inputs, text, settings)
+    text = SDXL.encode_text(components, SDXL.tokenize(components, CAPTIONS, settings))
+    return SDXL.loss(components, inputs, text, settings)
 
 
 def save(prepared: Prepared, path: Path) -> Path:
-    prepared.learning.save(path, None, {})
+    prepared.trainable.save(path, None, {})
     return path

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.block_swap import BlockSwap, SwapGroup, swap_counts
 from sd_scripts.networks.layers import Dropouts, LoraLinear
 
 CPU = torch.device("cpu")
-SHAPE = FluxShape(
+SHAPE = FluxParams(
     channels=8, width=64, heads=2, mlp_width=128, text_width=16, pooled_width=16, double_blocks=5, single_blocks=8
 )
 SWAP = 6
@@ -95,7 +95,7 @@ def update_by_block(model: FluxTransformer, update: Update) -> None:
     update(p for p in model.parameters() if p not in of_moving)
     for block in moving:
         assert isinstance(swapper, SwapGroup)
-        with swapper.at_hand(block):
+        with swapper.resident(block):
             update(block.parameters())
             swapper.changed(block)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from training_help import Run, pictures, run, train
+from training_help import Run, images, run, train
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_no_model(told: Any, miniature: Any, tmp_path: Path) -> None:
 
 def test_a_run_that_never_began_leaves_no_folder(miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    for broken in pictures(tmp_path / "data").rglob("*.png"):
+    for broken in images(tmp_path / "data").rglob("*.png"):
         broken.write_bytes(broken.read_bytes()[:20])
     made = train(miniature, output, run_dir=None, train_data_dir=tmp_path / "data")
     assert made.status == 2
@@ -100,7 +100,7 @@ def test_half_a_vae(told: Any, miniature: Any, tmp_path: Path) -> None:
     assert told(train(miniature, tmp_path / "out", vae=half)).startswith("vae: ")
 
 
-def test_a_folder_without_pictures(told: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_folder_without_images(told: Any, miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "empty" / "10_cat").mkdir(parents=True)
     sentence = told(train(miniature, tmp_path / "out", train_data_dir=tmp_path / "empty"))
     assert sentence.startswith("train_data_dir: ")
@@ -110,10 +110,10 @@ def test_a_data_folder_that_is_not_there(told: Any, miniature: Any, tmp_path: Pa
     assert told(train(miniature, tmp_path / "out", train_data_dir=tmp_path / "none")).startswith("train_data_dir: ")
 
 
-def test_pictures_none_of_which_can_be_read(told: Any, miniature: Any, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "broken")
-    for picture in root.rglob("*.png"):
-        picture.write_bytes(picture.read_bytes()[:100])
+def test_images_none_of_which_can_be_read(told: Any, miniature: Any, tmp_path: Path) -> None:
+    root = images(tmp_path / "broken")
+    for image in root.rglob("*.png"):
+        image.write_bytes(image.read_bytes()[:100])
     sentence = told(train(miniature, tmp_path / "out", train_data_dir=root, cache_latents=None), 1)
     assert sentence.startswith("train_data_dir: ")
 
@@ -165,7 +165,7 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
 def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "out"
     good = [
-        f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={pictures(tmp_path / 'data')}",
+        f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={images(tmp_path / 'data')}",
         f"--output_dir={output}", f"--run_dir={output / 'run'}", "--resolution=64", "--learning_rate=1e-4",
         "--network_module=networks.lora", "--seed=1",
     ]  # fmt: skip
@@ -214,7 +214,7 @@ def test_captions_of_chance_are_refused_before_anything_is_encoded(
 ) -> None:
     data = tmp_path / "data.toml"
     data.write_text(
-        f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{pictures(tmp_path / 'in') / '1_noise'}'\n"
+        f"[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = '{images(tmp_path / 'in') / '1_noise'}'\n"
         "shuffle_caption = true\n"
     )
     made = train(each_miniature, tmp_path / "out", dataset_config=data, resolution=None)
@@ -227,10 +227,10 @@ def test_a_network_that_knows_only_another_model_says_so(told: Any, flux_miniatu
     assert told(made).startswith("network_module: this network finds no layer to adapt")
 
 
-def test_a_cache_that_the_disk_does_not_take_leaves_nothing_beside_the_pictures(
+def test_a_cache_that_the_disk_does_not_take_leaves_nothing_beside_the_images(
     told: Any, small_disk: Path, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    data = pictures(small_disk / "data")
+    data = images(small_disk / "data")
     (small_disk / "filler").write_bytes(bytes(32 * 1024))
     disk = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
     sentence = told(train(flux_miniature, tmp_path / "out", train_data_dir=data, **disk))
@@ -270,7 +270,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_anything_is_saved(
 def test_a_vae_that_overflows_names_the_option(
     told: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pictures are encoded in the step; one of them drives the VAE out of range."""
+    """Images are encoded in the step; one of them drives the VAE out of range."""
     tensors = safetensors.torch.load_file(miniature.checkpoint)
     name = next(name for name in tensors if name.endswith("quant_conv.weight") and "post" not in name)
     tensors[name] = tensors[name] * float("inf")
@@ -320,7 +320,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_told_in_one_sentence(told: Any, small_disk: Path, miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, small_disk / "out", train_data_dir=pictures(tmp_path / "data"))
+    made = train(miniature, small_disk / "out", train_data_dir=images(tmp_path / "data"))
     assert "the disk is full" in told(made)
     assert made.files == []
 
@@ -331,7 +331,7 @@ def test_a_disk_too_full_for_an_event_is_told_too(small_disk: Path, miniature: A
 
     (small_disk / "filler").write_bytes(bytes(56 * 1024))
     flags = [
-        f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={pictures(tmp_path / 'data')}",
+        f"--pretrained_model_name_or_path={miniature.checkpoint}", f"--train_data_dir={images(tmp_path / 'data')}",
         f"--output_dir={small_disk / 'out'}", "--resolution=64", "--learning_rate=1e-4", "--max_train_steps=100",
     ]  # fmt: skip
     done = subprocess.run(

@@ -7,9 +7,9 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from sd_scripts.benchmark import SUBJECTS, Row, curve_table, prepare, settings_of, table
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux import full_size as flux
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import full_size as sdxl
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import make_ours
@@ -45,27 +45,27 @@ ROWS: dict[tuple[str, str], list[Row]] = {
 PARTS = {("sdxl", "lora"): 192, ("flux", "lora"): 3 * 10 + 4 * 3}
 
 
-def miniature(family: str) -> Parts:
+def miniature(family: str) -> Components:
     torch.manual_seed(0)
     if family == "sdxl":
         unet = UNet2DConditionModel(**UNET).requires_grad_(False)
         make_ours(unet)
         return sdxl.parts_of(unet)
     shape: dict[str, Any] = {"width": 64, "heads": 2, "mlp_width": 128, "text_width": 32, "pooled_width": 32}
-    model = FluxTransformer(FluxShape(**shape, double_blocks=3, single_blocks=4)).bfloat16()
+    model = FluxTransformer(FluxParams(**shape, double_blocks=3, single_blocks=4)).bfloat16()
     return flux.parts_of(model.requires_grad_(False))
 
 
 @pytest.mark.parametrize(("what", "row"), [(what, row) for what, rows in ROWS.items() for row in rows], ids=str)
 def test_the_step_learns(what: tuple[str, str], row: Row) -> None:
     subject = SUBJECTS[what]
-    parts = miniature(what[0])
+    components = miniature(what[0])
     if what[1] == "full":
-        parts.denoiser.to(held_dtype(settings_of(subject, row)))
-    prepared = prepare(subject, row, parts, torch.device("cpu"))
+        components.denoiser.to(held_dtype(settings_of(subject, row)))
+    prepared = prepare(subject, row, components, torch.device("cpu"))
     losses = [float(prepared.run(number)) for number in range(8)]
     assert losses[-1] < losses[len(prepared.inputs) - 1]
-    assert prepared.parts == PARTS.get(what, len(list(parts.denoiser.parameters())))
+    assert prepared.components == PARTS.get(what, len(list(components.denoiser.parameters())))
 
 
 @pytest.mark.parametrize("what", SUBJECTS)

@@ -10,11 +10,11 @@ from swap_help import CPU, SHAPE, SWAP, bare, gradients, run, transformer, updat
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import block_swap
-from sd_scripts.library.block_swap import BlockSwap, Spare, SwapGroup, held_value, most_swapped, moving, swap_counts
+from sd_scripts.library.block_swap import BlockSwap, Spare, SwapGroup, host_value, most_swapped, moving, swap_counts
 from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
 from sd_scripts.options.settings import Settings
 
@@ -53,7 +53,7 @@ def test_a_slot_holds_the_wrong_block_until_it_is_asked_for() -> None:
     model = transformer(SWAP)
     weights = [block.linear2.weight for block in model.single_blocks]
     assert len({w.data_ptr() for w in weights}) == len(weights) - 6
-    stale = [w for w in weights if not torch.equal(w, held_value(w))]
+    stale = [w for w in weights if not torch.equal(w, host_value(w))]
     assert len(stale) == 6
 
 
@@ -65,7 +65,7 @@ def test_with_gradient_checkpointing(offload: bool) -> None:
     assert_equal(gradients(swapped), gradients(plain))
 
 
-def test_steps_pictures_and_failures_in_any_order() -> None:
+def test_steps_images_and_failures_in_any_order() -> None:
     swapped, plain = transformer(SWAP), transformer()
     assert_equal(gradients(swapped), gradients(plain))
     with torch.no_grad():
@@ -181,7 +181,7 @@ def assert_same_weights(ours: FluxTransformer, wanted: FluxTransformer) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("swap", "kind"), [(1, "AdamW"), (3, "SGD"), (SWAP, "SGD"), (SWAP, "AdamW")])
 def test_swapped_blocks_learn_what_resident_ones_do(swap: int, kind: str, checkpointing: bool, fused: bool) -> None:
-    """Bit for bit over several steps, with a picture between."""
+    """Bit for bit over several steps, with an image between."""
     ours, wanted = (Learner(s, kind, fused=fused, checkpointing=checkpointing) for s in (swap, 0))
     before = run(wanted.model)
     for seed in (2, 3, 4):
@@ -220,10 +220,10 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
     assert len(swapper.blocks) == len(swapper) == SHAPE.double_blocks + SHAPE.single_blocks
     for number in (7, 0, 3, 4, 2):
         block = ours.single_blocks[number]
-        with swapper.at_hand(block), torch.no_grad():
+        with swapper.resident(block), torch.no_grad():
             block.linear2.weight.mul_(number)
             swapper.changed(block)
-            assert torch.equal(held_value(block.linear2.weight), block.linear2.weight)  # main memory has it already
+            assert torch.equal(host_value(block.linear2.weight), block.linear2.weight)  # main memory has it already
         with torch.no_grad():
             wanted.single_blocks[number].linear2.weight.mul_(number)
     assert_same_weights(ours, wanted)
@@ -233,12 +233,12 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
 def test_blocks_come_back_where_the_transformer_learns(learns: bool) -> None:
     model = FluxTransformer(SHAPE).requires_grad_(learns)
     settings = Settings((FLUX_FULL if learns else FLUX_LORA).groups, {"blocks_to_swap": SWAP})
-    place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
     assert isinstance(model.swapper, SwapGroup)
     assert len(model.swapper) == SHAPE.double_blocks + SHAPE.single_blocks
     assert len({block.linear2.weight.data_ptr() for block in model.single_blocks}) == 2
     block = model.double_blocks[4]
-    with model.swapper.at_hand(block), torch.no_grad():
+    with model.swapper.resident(block), torch.no_grad():
         block.img_mlp[0].weight.fill_(3.0)
         if learns:
             model.swapper.changed(block)
@@ -262,8 +262,8 @@ def test_values_written_into_main_memory_are_what_goes_on_learning() -> None:
     with torch.no_grad():
         assert not torch.equal(run(ours.model), run(wanted.model))
         for name, p in ours.model.named_parameters():
-            held_value(p).copy_(saved[name])
-    ours.swapper.reload()
+            host_value(p).copy_(saved[name])
+    ours.swapper.refill()
     assert torch.equal(ours.step(3), wanted.step(3))
     assert_same_weights(ours.model, wanted.model)
 

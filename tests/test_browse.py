@@ -4,8 +4,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.browse import listing, routes
-from kohya_gui.places import EVERYWHERE, Places
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_path_that_is_half_typed_opens_the_folder_above(folder):
 
 def test_served_to_others_only_allowed_folders_are_listed(folder, tmp_path):
     (folder / "out").symlink_to(tmp_path)
-    client = TestClient(Starlette(routes=routes(Places.within([folder]))))
+    client = TestClient(Starlette(routes=routes(AllowedPaths.within([folder]))))
     told = client.get("/studio/files", params={"path": "", "field": "vae"}).json()
     assert (told["folder"], told["parent"], told["starts"]) == (str(folder), None, [str(folder)])
     for outside in ("/etc", str(tmp_path), str(folder / ".."), str(folder / "out"), "a\0b"):

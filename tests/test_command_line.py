@@ -65,7 +65,7 @@ def test_no_mistake_hides_another(capsys):
         "mixed_precision: 'banana' is not one of no, fp16, bf16",
         "output_dir: no folder for the results is named; set it",
         "resolution: the training size is not set; 1024 suits SDXL and FLUX.1",
-        "color_aug: changes the picture each time, so latents cannot be cached; turn off one of the two",
+        "color_aug: changes the image each time, so latents cannot be cached; turn off one of the two",
     ]
 
 

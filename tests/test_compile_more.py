@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_graphs")
 
 @pytest.fixture
 def two_sizes(tmp_path: Path) -> dict[str, Any]:
-    """Steps of 1 and 2 pictures, each shape often enough for its guards to be spared."""
+    """Steps of 1 and 2 images, each shape often enough for its guards to be spared."""
     make_folder(tmp_path / "data" / "1_noise", [(96, 96)] * 3 + [(64, 96)] * 2)
     return {"train_data_dir": tmp_path / "data", "resolution": "96,96", "train_batch_size": 2, "max_train_steps": 12}
 
@@ -79,7 +79,7 @@ def test_text_encoders_of_a_whole_model_learn_the_same(
     assert graphs(ours) <= 2 * GRAPHS_OF_LAYER * 2
 
 
-def test_pictures_are_encoded_the_same_in_steps_beside_a_compiled_denoiser(
+def test_images_are_encoded_the_same_in_steps_beside_a_compiled_denoiser(
     two_sizes: dict[str, Any], each_miniature: Any, tmp_path: Path
 ) -> None:
     """SDXL's U-Net and VAE share a class of block, here even at equal widths."""
@@ -94,7 +94,7 @@ def test_pictures_are_encoded_the_same_in_steps_beside_a_compiled_denoiser(
     assert alone.told("compile")[0]["step"] == 1
 
 
-def test_pictures_that_are_cached_are_encoded_by_the_same_graphs(
+def test_images_that_are_cached_are_encoded_by_the_same_graphs(
     two_sizes: dict[str, Any], each_miniature: Any, tmp_path: Path
 ) -> None:
     plain = train(each_miniature, tmp_path / "plain", **two_sizes)
@@ -143,7 +143,7 @@ def test_what_is_compiled_for_nothing_is_told(each_miniature: Any, tmp_path: Pat
 
     assert told("cached", **TEXT, compile_vae=True) == [
         "compile_text_encoder: has no effect: captions are cached, and no text encoder learns",
-        "compile_vae: latents are cached, so the VAE runs before the first step only; pays with many pictures",
+        "compile_vae: latents are cached, so the VAE runs before the first step only; pays with many images",
     ]
     assert told("used", **CAPTIONS_IN_THE_STEP, **UNCACHED, **TEXT, compile_vae=True) == []
     graphed = {**TEXT, "compile_backend": "cudagraphs", "compile_fullgraph": False}

@@ -136,7 +136,7 @@ def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
     assert backend.left == 0
     assert run.status == 0
     state = torch.load(run.output / "short-state" / "state.pt", weights_only=True)["optimizer"]
-    assert {portion["steps"] for portion in state["portions"]} == {1}
+    assert {partition["steps"] for partition in state["portions"]} == {1}
 
 
 def test_a_full_memory_is_no_error_of_the_compiler(

@@ -1,4 +1,4 @@
-"""Data set descriptions: accepted, refused and resolved as in the field."""
+"""Dataset descriptions: accepted, refused and resolved as in the field."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def settings(**values: Any) -> Settings:
 
 
 def flat(record: Dataset | Subset) -> dict[str, Any]:
-    """A record and the records within it under the names of a data set file."""
+    """A record and the records within it under the names of a dataset file."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
@@ -74,7 +74,7 @@ def test_refused_descriptions_name_the_key_and_what_is_wrong(case: dict) -> None
         assert f"dataset_config: {path.strip('.')}" in str(caught.value)
 
 
-def test_a_value_is_taken_from_subset_then_data_set_then_general_then_settings() -> None:
+def test_a_value_is_taken_from_subset_then_dataset_then_general_then_settings() -> None:
     config = {
         "general": {"keep_tokens": 1, "num_repeats": 2, "batch_size": 3, "flip_aug": True},
         "datasets": [
@@ -310,7 +310,7 @@ def test_resolution_is_one_number_or_two() -> None:
             parse_resolution(wrong)
 
 
-def test_a_data_set_without_resolution_is_refused() -> None:
+def test_a_dataset_without_resolution_is_refused() -> None:
     with pytest.raises(ValueError, match="resolution: is required"):
         resolve({"datasets": [{"subsets": [{"image_dir": "a"}]}]}, settings())
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_help import make_folder, make_picture, plan_of, settings_of
+from data_help import make_folder, make_image, plan_of, settings_of
 from PIL import Image
 from torch import Tensor
 
@@ -29,12 +29,12 @@ class Encoders:
     """Stand-ins for the autoencoder and the text encoders, small and exact; they count what they are asked."""
 
     def __init__(self) -> None:
-        self.pictures = 0
+        self.encoded = 0
         self.captions: list[str] = []
         self.told: list[str] = []
 
     def images(self, pixels: Tensor) -> Tensor:
-        self.pictures += len(pixels)
+        self.encoded += len(pixels)
         pooled = torch.nn.functional.avg_pool2d(pixels, 8)
         return torch.cat([pooled, pooled[:, :1]], dim=1).to(torch.bfloat16)
 
@@ -71,7 +71,7 @@ def epoch_of(plan: DataPlan, workers: int = 0, **stores: Any) -> list[Batch]:
 
 @pytest.mark.parametrize("to_disk", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_cached_latents_equal_the_encoded_pictures_flips_included(
+def test_cached_latents_equal_the_encoded_images_flips_included(
     root: Path, encoders: Encoders, to_disk: bool, workers: int
 ) -> None:
     plan = plan_of(root, flip_aug=True, train_batch_size=2)
@@ -91,10 +91,10 @@ def test_a_current_cache_is_not_made_again(root: Path, encoders: Encoders) -> No
     plan = plan_of(root)
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
-    pictures, captions = encoders.pictures, len(encoders.captions)
+    images, captions = encoders.encoded, len(encoders.captions)
     encoders.cache_latents(plan_of(root))
     encoders.cache_text(plan_of(root))
-    assert (encoders.pictures, len(encoders.captions)) == (pictures, captions) == (4, 4)
+    assert (encoders.encoded, len(encoders.captions)) == (images, captions) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,21 @@ def test_latents_are_made_again_when_what_they_depend_on_changes(
     root: Path, encoders: Encoders, changed: dict[str, Any], made_again: int
 ) -> None:
     encoders.cache_latents(plan_of(root))
-    before = encoders.pictures
+    before = encoders.encoded
     encoders.cache_latents(plan_of(root, **changed))
-    assert encoders.pictures - before == made_again
+    assert encoders.encoded - before == made_again
 
 
-def test_latents_are_made_again_for_another_picture_or_autoencoder(root: Path, encoders: Encoders) -> None:
+def test_latents_are_made_again_for_another_image_or_autoencoder(root: Path, encoders: Encoders) -> None:
     encoders.cache_latents(plan_of(root))
-    make_picture(root / "2_cat/00.png", seed=99)
+    make_image(root / "2_cat/00.png", seed=99)
     encoders.cache_latents(plan_of(root))
-    assert encoders.pictures == 5
+    assert encoders.encoded == 5
     encoders.cache_latents(plan_of(root), vae="another")
-    assert encoders.pictures == 9
+    assert encoders.encoded == 9
 
 
-def test_several_sizes_of_a_picture_live_in_one_file(root: Path, encoders: Encoders) -> None:
+def test_several_sizes_of_a_image_live_in_one_file(root: Path, encoders: Encoders) -> None:
     encoders.cache_latents(plan_of(root))
     encoders.cache_latents(plan_of(root, resolution="96"))
     with np.load(root / "2_cat/00_0064x0064_sdxl.npz") as arrays:
@@ -133,7 +133,7 @@ def test_several_sizes_of_a_picture_live_in_one_file(root: Path, encoders: Encod
         assert arrays["latents_8x8"].dtype == np.float32
         assert arrays["original_size_8x8"].tolist() == [64, 64]
     encoders.cache_latents(plan_of(root))
-    assert encoders.pictures == 8
+    assert encoders.encoded == 8
 
 
 def write_foreign(root: Path, plan: DataPlan, size_suffix: str, name: str) -> None:
@@ -156,12 +156,12 @@ def test_files_of_both_dialects_written_elsewhere_are_read(
     plan = plan_of(root)
     write_foreign(root, plan, size_suffix, name)
     latents = encoders.cache_latents(plan)
-    assert encoders.pictures == 0
+    assert encoders.encoded == 0
     assert all((batch.latents == 5).all() for batch in epoch_of(plan, latents=latents) if batch.latents is not None)
 
 
 def test_files_that_were_written_for_another_model_are_not_used(root: Path, encoders: Encoders) -> None:
-    """FLUX.1's latents have more channels; files named after the picture alone are SDXL's."""
+    """FLUX.1's latents have more channels; files named after the image alone are SDXL's."""
 
     def images(pixels: Tensor) -> Tensor:
         return encoders.images(pixels).repeat(1, 4, 1, 1)
@@ -169,7 +169,7 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
     plan, told, how = plan_of(root), list[str](), {"to_disk": True, "suffix": "flux", "channels": 16}
     write_foreign(root, plan, "", "{stem}.npz")
     cache_latents(plan, images, fingerprint="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
-    assert encoders.pictures == 4
+    assert encoders.encoded == 4
 
     write_foreign(root, plan, "_{h}x{w}", "{stem}_{w:04d}x{h:04d}_flux.npz")
     latents = cache_latents(plan, images, fingerprint="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
 def test_files_written_elsewhere_for_another_size_are_not_used(root: Path, encoders: Encoders) -> None:
     write_foreign(root, plan_of(root), "", "{stem}_{w:04d}x{h:04d}_sdxl.npz")
     encoders.cache_latents(plan_of(root, resolution="96"))
-    assert encoders.pictures == 4
+    assert encoders.encoded == 4
 
 
 def test_half_a_file_is_told_and_made_again(root: Path, encoders: Encoders) -> None:
@@ -195,7 +195,7 @@ def test_half_a_file_is_told_and_made_again(root: Path, encoders: Encoders) -> N
     encoders.cache_text(plan)
     assert len(encoders.told) == 2
     assert all("damaged" in text for text in encoders.told)
-    assert (encoders.pictures, len(encoders.captions)) == (5, 5)
+    assert (encoders.encoded, len(encoders.captions)) == (5, 5)
     assert not list((root / "2_cat").glob("*.part"))
 
 
@@ -287,13 +287,13 @@ def test_a_damaged_or_foreign_cache_is_told_and_made_again(root: Path, encoders:
     for name in names:
         (root / "2_cat" / name).write_bytes(DAMAGE[damage])
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
-    assert (encoders.pictures, len(encoders.captions)) == (5, 5)
+    assert (encoders.encoded, len(encoders.captions)) == (5, 5)
     assert any(names[0] in line and line.endswith("it is made anew") for line in encoders.told)
     assert len(epoch_of(plan, latents=latents, text=text)) == 8
     encoders.told.clear()
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
-    assert (encoders.pictures, len(encoders.captions), encoders.told) == (5, 5, [])
+    assert (encoders.encoded, len(encoders.captions), encoders.told) == (5, 5, [])
 
 
 @pytest.mark.parametrize("at", [0.2, 0.4])
@@ -305,7 +305,7 @@ def test_a_flipped_bit_in_a_cache_is_found_before_the_first_step(root: Path, enc
         file = root / "2_cat" / name
         file.write_bytes(flipped(file.read_bytes(), at))
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
-    assert (encoders.pictures, len(encoders.captions)) == (5, 5)
+    assert (encoders.encoded, len(encoders.captions)) == (5, 5)
     assert len(encoders.told) == 2
     assert len(epoch_of(plan, latents=latents, text=text)) == 8
 
@@ -323,15 +323,15 @@ def test_an_image_replaced_under_the_same_size_and_time_is_encoded_again(root: P
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     encoders.cache_latents(plan_of(root))
-    assert encoders.pictures == 6
+    assert encoders.encoded == 6
     for file in root.rglob("*.bmp"):  # a copy of another time holds the same
         os.utime(file, (1, 1))
     encoders.cache_latents(plan_of(root))
-    assert encoders.pictures == 6
+    assert encoders.encoded == 6
 
 
 def with_earlier_fingerprint(plan: DataPlan) -> None:
-    """What earlier versions wrote, which asked for the size and the time of the picture."""
+    """What earlier versions wrote, which asked for the size and the time of the image."""
     for item in plan.items:
         (file,) = item.path.parent.glob(f"{item.path.stem}_*_sdxl.npz")
         with np.load(file) as found:
@@ -346,7 +346,7 @@ def with_earlier_fingerprint(plan: DataPlan) -> None:
 def test_caches_of_earlier_versions_hold_unless_these_read_other_colours(root: Path, encoders: Encoders) -> None:
     deep = np.full((64, 64), 32768, np.uint16)
     Image.fromarray(deep).save(root / "2_cat/00.png")
-    make_picture(root / "2_cat/01.png", mode="RGBA")
+    make_image(root / "2_cat/01.png", mode="RGBA")
     exif = Image.Exif()
     exif[0x0112] = 3
     with Image.open(root / "2_cat/02.png") as image:
@@ -355,9 +355,9 @@ def test_caches_of_earlier_versions_hold_unless_these_read_other_colours(root: P
     encoders.cache_latents(plan)
     with_earlier_fingerprint(plan)
     encoders.cache_latents(plan_of(root))
-    assert encoders.pictures == 4 + 3
+    assert encoders.encoded == 4 + 3
     encoders.cache_latents(plan_of(root))
-    assert encoders.pictures == 4 + 3
+    assert encoders.encoded == 4 + 3
 
 
 def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, encoders: Encoders) -> None:
@@ -365,7 +365,7 @@ def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, enco
     encoders.cache_text(plan_of(root))
     encoders.cache_latents(plan_of(root), vae="another", skip_check=True)
     encoders.cache_text(plan_of(root, caption_prefix="x"), skip_check=True)
-    assert (encoders.pictures, len(encoders.captions)) == (4, 4)
+    assert (encoders.encoded, len(encoders.captions)) == (4, 4)
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
@@ -398,7 +398,7 @@ def test_text_written_elsewhere_tells_nothing_of_its_caption_and_is_made_again(r
 
 def test_equal_captions_are_encoded_once(tmp_path: Path, encoders: Encoders) -> None:
     for number in range(3):
-        make_picture(tmp_path / f"train/1_cat/{number}.png")
+        make_image(tmp_path / f"train/1_cat/{number}.png")
     plan = plan_of(tmp_path / "train", told=[])
     text = encoders.cache_text(plan)
     assert encoders.captions == ["cat"]
@@ -422,7 +422,7 @@ def test_captions_left_to_chance_are_refused_by_name(root: Path, encoders: Encod
 
 
 @pytest.mark.parametrize("name", ["color_aug", "random_crop"])
-def test_pictures_left_to_chance_are_refused_by_name(root: Path, encoders: Encoders, name: str) -> None:
+def test_images_left_to_chance_are_refused_by_name(root: Path, encoders: Encoders, name: str) -> None:
     with pytest.raises(ValueError, match=f"cache_latents: {name}"):
         encoders.cache_latents(plan_of(root, **{name: True}))
 
@@ -431,14 +431,14 @@ def test_ranks_share_the_work_on_disk(root: Path, encoders: Encoders) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan, rank=0, world=2)
     encoders.cache_text(plan, rank=0, world=2)
-    assert (encoders.pictures, len(encoders.captions)) == (2, 2)
+    assert (encoders.encoded, len(encoders.captions)) == (2, 2)
     latents = encoders.cache_latents(plan, rank=1, world=2)
     text = encoders.cache_text(plan, rank=1, world=2)
-    assert (encoders.pictures, len(encoders.captions)) == (4, 4)
+    assert (encoders.encoded, len(encoders.captions)) == (4, 4)
     assert len(epoch_of(plan, latents=latents, text=text)) == 8
 
 
-def test_a_picture_that_cannot_be_read_is_told_and_replaced(root: Path, encoders: Encoders) -> None:
+def test_a_image_that_cannot_be_read_is_told_and_replaced(root: Path, encoders: Encoders) -> None:
     plan = plan_of(root)
     broken = root / "2_cat/00.png"
     broken.write_bytes(broken.read_bytes()[:200])
@@ -452,7 +452,7 @@ def test_a_picture_that_cannot_be_read_is_told_and_replaced(root: Path, encoders
     assert "00.png cannot be read" in encoders.told[0]
 
 
-def test_latents_that_are_not_finite_name_the_picture_and_the_remedy(root: Path, encoders: Encoders) -> None:
+def test_latents_that_are_not_finite_name_the_image_and_the_remedy(root: Path, encoders: Encoders) -> None:
     def broken(pixels: Tensor) -> Tensor:
         return pixels * float("nan")
 
@@ -476,9 +476,9 @@ def test_progress_counts_what_is_there_already(root: Path, encoders: Encoders) -
     assert seen == [(4, 4)]
 
 
-def test_the_opacity_of_a_cached_picture_flips_with_it(tmp_path: Path, encoders: Encoders) -> None:
-    picture = make_picture(tmp_path / "train/8_cat/a.png", mode="RGBA")
-    picture.with_suffix(".txt").write_text("words")
+def test_the_opacity_of_a_cached_image_flips_with_it(tmp_path: Path, encoders: Encoders) -> None:
+    image = make_image(tmp_path / "train/8_cat/a.png", mode="RGBA")
+    image.with_suffix(".txt").write_text("words")
     plan = plan_of(tmp_path / "train", alpha_mask=True, flip_aug=True)
     fresh = epoch_of(plan)
     for to_disk in (True, False):
@@ -490,7 +490,7 @@ def test_the_opacity_of_a_cached_picture_flips_with_it(tmp_path: Path, encoders:
 
 
 @pytest.mark.parametrize("told_size", [True, False])
-def test_a_picture_of_which_only_the_cache_is_left_is_trained_from_it(
+def test_a_image_of_which_only_the_cache_is_left_is_trained_from_it(
     root: Path, encoders: Encoders, told_size: bool
 ) -> None:
     encoders.cache_latents(plan_of(root))
@@ -499,15 +499,15 @@ def test_a_picture_of_which_only_the_cache_is_left_is_trained_from_it(
     (root / "meta.json").write_text(json.dumps({"02.png": entry, "00.png": {"caption": "here"}}))
     asked = settings_of(in_json=root / "meta.json", train_data_dir=root / "2_cat")
     plan = plan_data(asked, seed=7, warn=pytest.fail)
-    pictures = encoders.pictures
+    images = encoders.encoded
     batches = epoch_of(plan, latents=encoders.cache_latents(plan))
     assert sorted(batch.captions[0] for batch in batches) == ["here", "wide"]
-    assert encoders.pictures == pictures
+    assert encoders.encoded == images
 
 
-def test_pictures_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:
-    make_picture(tmp_path / "train/1_cat/a.png", seed=1)
-    make_picture(tmp_path / "train/1_cat/a.bmp", seed=2).with_suffix(".txt").write_text("words")
+def test_images_of_one_stem_keep_apart(tmp_path: Path, encoders: Encoders) -> None:
+    make_image(tmp_path / "train/1_cat/a.png", seed=1)
+    make_image(tmp_path / "train/1_cat/a.bmp", seed=2).with_suffix(".txt").write_text("words")
     plan = plan_of(tmp_path / "train")
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
     one, other = (batch.latents for batch in epoch_of(plan, latents=latents, text=text))

@@ -1,4 +1,4 @@
-"""Pictures on the way into their bucket: filters, crops, colours, faces, masks."""
+"""Images on the way into their bucket: filters, crops, colours, faces, masks."""
 
 import tracemalloc
 from pathlib import Path
@@ -8,21 +8,21 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from data_help import make_picture
+from data_help import make_image
 from PIL import Image, ImageOps
 
 from sd_scripts.data import images
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.buckets import Fit, fit_into
+from sd_scripts.data.buckets import BucketFit, fit_into
 from sd_scripts.data.images import (
     RESIZE_FILTERS,
-    Face,
-    Look,
-    UnreadablePicture,
+    Augmentation,
+    FaceBox,
+    UnreadableImage,
     is_too_long,
+    prepare_image,
     prepare_mask,
-    prepare_picture,
-    read_picture,
+    read_image,
     read_size,
     resize,
     stack_pixels,
@@ -30,7 +30,7 @@ from sd_scripts.data.images import (
 )
 
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-HALF = Fit(bucket=(32, 32), resized=(48, 32), ar_error=0.0)
+HALF = BucketFit(bucket=(32, 32), resized=(48, 32), ar_error=0.0)
 
 
 def test_shrinking_averages_areas_and_enlarging_is_lanczos() -> None:
@@ -41,18 +41,19 @@ def test_shrinking_averages_areas_and_enlarging_is_lanczos() -> None:
 
 
 @pytest.mark.parametrize("name", RESIZE_FILTERS)
-def test_every_filter_takes_pictures_and_masks(name: str) -> None:
+def test_every_filter_takes_images_and_masks(name: str) -> None:
     assert resize(NOISE, (40, 30), name).shape == (30, 40, 3)
     assert resize(NOISE[..., 0], (160, 120), name).shape == (120, 160)
 
 
-def test_a_picture_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_path: Path) -> None:
-    path = make_picture(tmp_path / "a.png", (48, 32))
+def test_a_image_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_path: Path) -> None:
+    path = make_image(tmp_path / "a.png", (48, 32))
     whole = np.array(Image.open(path))
-    middle = prepare_picture(path, None, HALF, Look(), Random(0)).pixels
+    middle = prepare_image(path, None, HALF, Augmentation(), Random(0)).pixels
     assert np.array_equal(middle, whole[:, 8:40])
     crops = {
-        prepare_picture(path, None, HALF, Look(random_crop=True), Random(seed)).pixels.tobytes() for seed in range(60)
+        prepare_image(path, None, HALF, Augmentation(random_crop=True), Random(seed)).pixels.tobytes()
+        for seed in range(60)
     }
     assert len(crops) == 17
 
@@ -65,7 +66,7 @@ def test_an_image_too_long_for_memory_is_cropped_before_it_is_resized(tmp_path: 
     fit = fit_into((256, 256), (20_000, 1))  # 5,120,000 x 256 after resizing
     assert is_too_long(fit)
     tracemalloc.start()
-    seen = prepare_picture(tmp_path / "a.png", None, fit, Look(resize_interpolation=name), Random(0)).pixels
+    seen = prepare_image(tmp_path / "a.png", None, fit, Augmentation(resize_interpolation=name), Random(0)).pixels
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
     assert seen.shape == (256, 256, 3)
@@ -77,35 +78,35 @@ def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPat
     slopes = np.dstack([y * 6, (x - 179) * 6, (221 - x) * 6])  # a shift by a pixel changes 5 and more
     Image.fromarray(slopes.clip(0, 255).astype(np.uint8)).save(tmp_path / "a.png")
     for fit in (fit_into((32, 32), (400, 40)), fit_into((96, 96), (400, 40))):
-        whole = prepare_picture(tmp_path / "a.png", None, fit, Look(), Random(0)).pixels
+        whole = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
         with monkeypatch.context() as patch:
             patch.setattr(images, "LONGEST", 1)
-            part = prepare_picture(tmp_path / "a.png", None, fit, Look(), Random(0)).pixels
+            part = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
         assert part.shape == whole.shape
         assert np.abs(part.astype(int) - whole)[2:-2, 2:-2].max() <= 2
 
 
-def test_a_mask_is_cropped_with_its_picture(tmp_path: Path) -> None:
-    path = make_picture(tmp_path / "a.png", (48, 32))
+def test_a_mask_is_cropped_with_its_image(tmp_path: Path) -> None:
+    path = make_image(tmp_path / "a.png", (48, 32))
     for seed in range(5):
-        prepared = prepare_picture(path, path, HALF, Look(random_crop=True), Random(seed))
+        prepared = prepare_image(path, path, HALF, Augmentation(random_crop=True), Random(seed))
         assert prepared.mask is not None
         assert np.array_equal(prepared.mask, prepared.pixels[..., 0])
 
 
 def test_the_mask_of_cached_latents_is_that_of_the_middle(tmp_path: Path) -> None:
-    path = make_picture(tmp_path / "a.png", (48, 32), mode="RGBA")
-    look = Look(alpha_mask=True)
-    prepared = prepare_picture(path, None, HALF, look, Random(0))
+    path = make_image(tmp_path / "a.png", (48, 32), mode="RGBA")
+    look = Augmentation(alpha_mask=True)
+    prepared = prepare_image(path, None, HALF, look, Random(0))
     assert prepared.mask is not None
     assert np.array_equal(prepare_mask(path, None, HALF, look), prepared.mask)  # type: ignore[arg-type]
-    assert prepare_mask(path, None, HALF, Look()) is None
+    assert prepare_mask(path, None, HALF, Augmentation()) is None
 
 
 def test_opacity_as_a_mask_does_not_change_colours(tmp_path: Path) -> None:
     pixels = np.dstack([NOISE, np.zeros((60, 80), np.uint8)])
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    colours, opacity = read_picture(tmp_path / "a.png", alpha=True)
+    colours, opacity = read_image(tmp_path / "a.png", alpha=True)
     assert np.array_equal(colours, NOISE)
     assert opacity is not None
     assert not opacity.any()
@@ -117,8 +118,10 @@ def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(
     pixels[..., :3] = (0, 0, 250)
     pixels[13:38, 13:38] = (240, 40, 10, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    fit = Fit(bucket=(side, side), resized=(side, side), ar_error=0)
-    seen = prepare_picture(tmp_path / "a.png", None, fit, Look(alpha_mask=True, resize_interpolation="area"), Random(0))
+    fit = BucketFit(bucket=(side, side), resized=(side, side), ar_error=0)
+    seen = prepare_image(
+        tmp_path / "a.png", None, fit, Augmentation(alpha_mask=True, resize_interpolation="area"), Random(0)
+    )
     assert seen.mask is not None
     edge = (seen.mask > 1) & (seen.mask < 255)
     assert edge.any()
@@ -130,24 +133,26 @@ def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path
     opacity = np.full((60, 80), 255, np.uint8)
     opacity[:20], opacity[20:30] = 0, 128
     Image.fromarray(np.dstack([NOISE, opacity])).save(tmp_path / "a.png")
-    seen = read_picture(tmp_path / "a.png")[0]
+    seen = read_image(tmp_path / "a.png")[0]
     assert (seen[:20] == 255).all()
     assert np.abs(seen[20:30] - (NOISE[20:30] * 128.0 + 255 * 127) / 255).max() <= 1
     assert np.array_equal(seen[30:], NOISE[30:])
-    shown = prepare_picture(
-        tmp_path / "a.png", None, Fit(bucket=(40, 30), resized=(40, 30), ar_error=0), Look(), Random()
+    shown = prepare_image(
+        tmp_path / "a.png", None, BucketFit(bucket=(40, 30), resized=(40, 30), ar_error=0), Augmentation(), Random()
     )
     assert (shown.pixels[:10] == 255).all()
     palette = Image.fromarray(NOISE).convert("P")
     palette.save(tmp_path / "b.png", transparency=bytes(256))
-    assert (read_picture(tmp_path / "b.png")[0] == 255).all()
+    assert (read_image(tmp_path / "b.png")[0] == 255).all()
 
 
 def test_16_bit_grey_keeps_its_values(tmp_path: Path) -> None:
     deep = np.array([[0, 2000, 32768, 65535]], np.uint16).repeat(4, axis=0)
     Image.fromarray(deep).save(tmp_path / "a.png")
-    assert read_picture(tmp_path / "a.png")[0][0, :, 1].tolist() == [0, 7, 128, 255]
-    mask = prepare_mask(tmp_path / "a.png", tmp_path / "a.png", Fit(bucket=(4, 4), resized=(4, 4), ar_error=0), Look())
+    assert read_image(tmp_path / "a.png")[0][0, :, 1].tolist() == [0, 7, 128, 255]
+    mask = prepare_mask(
+        tmp_path / "a.png", tmp_path / "a.png", BucketFit(bucket=(4, 4), resized=(4, 4), ar_error=0), Augmentation()
+    )
     assert mask is not None
     assert mask[0].tolist() == [0, 7, 128, 255]
 
@@ -168,14 +173,14 @@ def test_a_rotation_noted_in_a_png_is_applied(tmp_path: Path, orientation: int) 
         upright = np.array(ImageOps.exif_transpose(image))
     for name in ("a.png", "late.png"):
         assert read_size(tmp_path / name) == (upright.shape[1], upright.shape[0])
-        assert np.array_equal(read_picture(tmp_path / name)[0], upright)
+        assert np.array_equal(read_image(tmp_path / name)[0], upright)
 
 
-def test_grey_and_palette_pictures_become_colours(tmp_path: Path) -> None:
+def test_grey_and_palette_images_become_colours(tmp_path: Path) -> None:
     for mode in ("L", "P", "1", "LA", "CMYK"):
         path = tmp_path / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}"
         Image.fromarray(NOISE).convert(mode).save(path)
-        assert read_picture(path)[0].shape == (60, 80, 3)
+        assert read_image(path)[0].shape == (60, 80, 3)
         assert read_size(path) == (80, 60)
 
 
@@ -189,9 +194,9 @@ def test_colour_variation_is_rare_weak_and_repeatable() -> None:
 
 
 def test_a_face_is_read_from_the_name() -> None:
-    assert Face.of(Path("x/a_10_20_30_40.png")) == Face(x=10, y=20, width=30, height=40)
+    assert FaceBox.of(Path("x/a_10_20_30_40.png")) == FaceBox(x=10, y=20, width=30, height=40)
     for name in ("a.png", "10_20_30_40.png", "a_b_20_30_40.png", "a_10_20_0_0.png"):
-        assert Face.of(Path(name)) is None
+        assert FaceBox.of(Path(name)) is None
 
 
 def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) -> None:
@@ -199,11 +204,11 @@ def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) ->
     pixels[80:120, 480:520] = 255  # a face of 40 pixels around (500, 100)
     path = tmp_path / "a_500_100_40_40.png"
     Image.fromarray(pixels).save(path)
-    fit = Fit(bucket=(64, 64), resized=(96, 64), ar_error=0.0)
+    fit = BucketFit(bucket=(64, 64), resized=(96, 64), ar_error=0.0)
     for jitter in (False, True):
-        look = Look(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
+        look = Augmentation(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
         sides = [
-            np.sqrt((prepare_picture(path, None, fit, look, Random(seed)).pixels[..., 0] > 127).sum())
+            np.sqrt((prepare_image(path, None, fit, look, Random(seed)).pixels[..., 0] > 127).sum())
             for seed in range(20)
         ]
         if not jitter:
@@ -213,15 +218,15 @@ def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) ->
 
 def test_a_face_crop_range_must_be_positive() -> None:
     with pytest.raises(ValueError, match="face_crop_aug_range: 0,1"):
-        Look(face_crop_aug_range=(0, 1))
+        Augmentation(face_crop_aug_range=(0, 1))
 
 
-def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
-    whole = make_picture(tmp_path / "whole.png").read_bytes()
+def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
+    whole = make_image(tmp_path / "whole.png").read_bytes()
     for name, content in (("a.png", b""), ("b.jpg", b"no"), ("c.png", whole[:500])):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UnreadablePicture, match=rf"{name} cannot be read"):
-            read_picture(tmp_path / name)
+        with pytest.raises(UnreadableImage, match=rf"{name} cannot be read"):
+            read_image(tmp_path / name)
 
 
 def test_pixels_span_minus_one_to_one() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_help import make_folder, make_picture, plan_of
+from data_help import make_folder, make_image, plan_of
 from PIL import Image
 
 from sd_scripts.data.batch import Batch
@@ -111,7 +111,7 @@ def test_a_batch_tells_sizes_height_first(root: Path) -> None:
     assert -1 <= wide.pixels.min() < wide.pixels.max() <= 1
 
 
-def test_pixels_are_the_pictures(root: Path) -> None:
+def test_pixels_are_the_images(root: Path) -> None:
     for batch in loader_of(plan_of(root)).epoch(1):
         if batch.keys[0].endswith("00.png"):
             expected = torch.from_numpy(np.array(Image.open(batch.keys[0]))).permute(2, 0, 1) / 127.5 - 1
@@ -119,8 +119,8 @@ def test_pixels_are_the_pictures(root: Path) -> None:
             assert torch.allclose(batch.pixels[0], expected, atol=1e-6)
 
 
-def test_a_flip_mirrors_the_picture_and_its_mask(tmp_path: Path) -> None:
-    picture = make_picture(tmp_path / "train/8_cat/a.png")
+def test_a_flip_mirrors_the_image_and_its_mask(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "train/8_cat/a.png")
     mask = np.zeros((64, 64, 3), np.uint8)
     mask[:, :16] = 255
     (tmp_path / "masks").mkdir()
@@ -128,7 +128,7 @@ def test_a_flip_mirrors_the_picture_and_its_mask(tmp_path: Path) -> None:
     plan = plan_of(
         tmp_path / "train", flip_aug=True, masked_loss=True, conditioning_data_dir=tmp_path / "masks", told=[]
     )
-    straight = torch.from_numpy(np.array(Image.open(picture))).permute(2, 0, 1) / 127.5 - 1
+    straight = torch.from_numpy(np.array(Image.open(image))).permute(2, 0, 1) / 127.5 - 1
     flips = 0
     for batch in loader_of(plan).epoch(1):
         assert batch.pixels is not None
@@ -154,7 +154,7 @@ def test_opacity_is_a_mask_with_alpha_mask(tmp_path: Path) -> None:
     assert batch.mask[0, 0, 32:].min() == 1
 
 
-def test_an_unreadable_picture_is_told_once_and_its_place_taken(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_told_once_and_its_place_taken(tmp_path: Path) -> None:
     paths = make_folder(tmp_path / "train/4_cat", [(64, 64)] * 3)
     plan = plan_of(tmp_path / "train", train_batch_size=3)
     paths[1].write_bytes(paths[1].read_bytes()[:200])
@@ -170,16 +170,16 @@ def test_a_bucket_of_which_nothing_can_be_read_stops_the_run_in_one_sentence(tmp
     (path,) = make_folder(tmp_path / "train/4_cat", [(64, 64)])
     plan = plan_of(tmp_path / "train")
     path.unlink()
-    with pytest.raises(ValueError, match=r"train_data_dir: no picture of a whole bucket can be read.*00\.png"):
+    with pytest.raises(ValueError, match=r"train_data_dir: no image of a whole bucket can be read.*00\.png"):
         list(BatchLoader(plan, warn=lambda text: None).epoch(1))
 
 
-def test_dropped_pictures_are_told_and_an_epoch_without_batches_is_refused(root: Path) -> None:
+def test_dropped_images_are_told_and_an_epoch_without_batches_is_refused(root: Path) -> None:
     told: list[str] = []
     BatchLoader(plan_of(root, train_batch_size=4), warn=told.append, short_batches="drop")
     assert len(told) == 1
     assert told[0].startswith("train_batch_size: ")
-    with pytest.raises(ValueError, match="train_batch_size: no bucket has enough pictures"):
+    with pytest.raises(ValueError, match="train_batch_size: no bucket has enough images"):
         BatchLoader(plan_of(root, train_batch_size=64), warn=told.append, short_batches="drop")
 
 
@@ -247,11 +247,11 @@ def test_short_batches_are_kept_dropped_or_filled(root: Path) -> None:
     plan = plan_of(root, train_batch_size=4)
     for choice in ("keep", "drop", "fill"):
         shapes = batch_shapes(plan, short_batches=choice)
-        assert {shape.pictures for shape in shapes} >= {4}
-        assert (len({shape.pictures for shape in shapes}) > 1) == (choice == "keep")
+        assert {shape.images for shape in shapes} >= {4}
+        assert (len({shape.images for shape in shapes}) > 1) == (choice == "keep")
         loader = BatchLoader(plan, warn=lambda text: None, short_batches=choice)  # type: ignore[arg-type]
         counted = Counter((*batch.target_size[0].tolist(), len(batch)) for batch in loader.epoch(1))
-        assert counted == {(shape.height, shape.width, shape.pictures): count for shape, count in shapes.items()}
+        assert counted == {(shape.height, shape.width, shape.images): count for shape, count in shapes.items()}
 
 
 def test_token_warm_up_follows_the_step_of_the_batch(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_token_warm_up_follows_the_step_of_the_batch(tmp_path: Path) -> None:
     assert counts == [1, 1, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_regularisation_picture_weighs_prior_loss_weight(tmp_path: Path) -> None:
+def test_a_regularisation_image_weighs_prior_loss_weight(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/2_cat", [(64, 64)])
     make_folder(tmp_path / "reg/1_animal", [(64, 64)])
     plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", prior_loss_weight=0.25)

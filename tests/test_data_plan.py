@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_help import make_folder, make_picture, plan_of, settings_of
+from data_help import make_folder, make_image, plan_of, settings_of
 from PIL import Image
 
 from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.data.facts import data_facts
 from sd_scripts.data.images import SUFFIXES
 from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.metadata import data_facts
 from sd_scripts.options.caption_files import find_captions
-from sd_scripts.options.folder_names import PICTURES_BY_PLUGIN
+from sd_scripts.options.folder_names import IMAGES_BY_PLUGIN
 
 
 def captions_of(plan: DataPlan) -> dict[str, str]:
@@ -32,7 +32,7 @@ def planned(told: list[str] | None = None, **values: Any) -> DataPlan:
 def test_a_caption_is_the_first_line_with_text_or_the_class_tokens(tmp_path: Path) -> None:
     folder = tmp_path / "train/2_my cat"
     for name in "abcd":
-        make_picture(folder / f"{name}.png")
+        make_image(folder / f"{name}.png")
     (folder / "a.txt").write_bytes("\ufeff\r\n  \r\none \u2028 more \r\ntwo".encode())
     (folder / "b.txt").write_text("\n \n")
     (folder / "d.TXT").write_text("loud")
@@ -56,7 +56,7 @@ def test_captions_that_are_not_found_are_told_with_the_ending_that_lies_there(tm
     ]
     for path in (tmp_path / "train/1_x").glob("*.txt"):
         path.unlink()
-    make_picture(tmp_path / "reg/1_y/a.png")  # its class is the caption of a regularisation image
+    make_image(tmp_path / "reg/1_y/a.png")  # its class is the caption of a regularisation image
     told.clear()
     plan_of(tmp_path / "train", told=told, reg_data_dir=tmp_path / "reg")
     assert told == ["3 of 3 images in '1_x' have no .txt file and are trained with the caption 'x'"]
@@ -67,16 +67,16 @@ def test_captions_that_are_not_found_are_told_with_the_ending_that_lies_there(tm
 
 
 def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
-    (picture,) = make_folder(tmp_path, [(64, 64)])
-    picture.with_suffix(".TXT").write_text("other")
+    (image,) = make_folder(tmp_path, [(64, 64)])
+    image.with_suffix(".TXT").write_text("other")
     if len(list(tmp_path.iterdir())) == 3:  # a file system that tells the two apart
-        assert find_captions(tmp_path, [picture], "txt").found == {picture: picture.with_suffix(".txt")}
-        assert find_captions(tmp_path, [picture], ".TXT").found == {picture: picture.with_suffix(".TXT")}
+        assert find_captions(tmp_path, [image], "txt").found == {image: image.with_suffix(".txt")}
+        assert find_captions(tmp_path, [image], ".TXT").found == {image: image.with_suffix(".TXT")}
 
 
 def test_images_of_a_format_without_plugin_are_told_in_one_sentence(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_x", [(64, 64)])
-    unknown = next(iter(PICTURES_BY_PLUGIN - SUFFIXES), None)
+    unknown = next(iter(IMAGES_BY_PLUGIN - SUFFIXES), None)
     if unknown is None:
         pytest.skip("Pillow reads all formats here")
     for name in "ab":
@@ -88,33 +88,33 @@ def test_images_of_a_format_without_plugin_are_told_in_one_sentence(tmp_path: Pa
 
 
 def test_all_lines_are_kept_for_wildcards(tmp_path: Path) -> None:
-    picture = make_picture(tmp_path / "train/1_cat/a.png")
-    picture.with_suffix(".txt").write_text("one\n\ntwo\n")
+    image = make_image(tmp_path / "train/1_cat/a.png")
+    image.with_suffix(".txt").write_text("one\n\ntwo\n")
     assert captions_of(plan_of(tmp_path / "train", enable_wildcard=True)) == {"a.png": "one\ntwo"}
 
 
-def test_a_picture_named_with_a_face_shares_the_caption_of_its_base(tmp_path: Path) -> None:
-    picture = make_picture(tmp_path / "train/1_cat/a_32_32_16_16.png")
-    picture.with_name("a.txt").write_text("someone")
-    assert captions_of(plan_of(tmp_path / "train")) == {picture.name: "someone"}
+def test_a_image_named_with_a_face_shares_the_caption_of_its_base(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "train/1_cat/a_32_32_16_16.png")
+    image.with_name("a.txt").write_text("someone")
+    assert captions_of(plan_of(tmp_path / "train")) == {image.name: "someone"}
 
 
 def test_a_caption_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    picture = make_picture(tmp_path / "train/1_cat/a.png")
-    picture.with_suffix(".txt").write_bytes("café".encode("latin-1"))
+    image = make_image(tmp_path / "train/1_cat/a.png")
+    image.with_suffix(".txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(ValueError, match=r"caption_extension: .*a\.txt is not UTF-8"):
         plan_of(tmp_path / "train")
 
 
-def test_an_extension_works_without_its_point_and_letter_case_of_pictures_does_not_matter(tmp_path: Path) -> None:
-    picture = make_picture(tmp_path / "train/1_cat/a.PNG")
-    picture.with_suffix(".tags").write_text("words")
+def test_an_extension_works_without_its_point_and_letter_case_of_images_does_not_matter(tmp_path: Path) -> None:
+    image = make_image(tmp_path / "train/1_cat/a.PNG")
+    image.with_suffix(".tags").write_text("words")
     assert captions_of(plan_of(tmp_path / "train", caption_extension="tags")) == {"a.PNG": "words"}
 
 
-def test_a_picture_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) -> None:
-    for picture in make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)[1:]:
-        picture.write_bytes(b"not a picture")
+def test_a_image_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) -> None:
+    for image in make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)[1:]:
+        image.write_bytes(b"not an image")
     told: list[str] = []
     assert list(captions_of(plan_of(tmp_path / "train", told=told))) == ["00.png"]
     assert len(told) == 1
@@ -131,9 +131,9 @@ def test_an_image_of_which_hardly_anything_is_seen_is_told(tmp_path: Path) -> No
     ]
 
 
-def test_a_data_set_without_a_picture_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_dataset_without_a_image_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "train/1_cat").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"train_data_dir: no picture to train on; put pictures .* into '.*1_cat'"):
+    with pytest.raises(ValueError, match=r"train_data_dir: no image to train on; put images .* into '.*1_cat'"):
         plan_of(tmp_path / "train", told=[])
 
 
@@ -153,12 +153,12 @@ def test_a_rotation_noted_by_the_camera_is_applied(tmp_path: Path) -> None:
     assert batch.pixels[0, :, height // 2 + 8 :].mean() < -0.9
 
 
-def test_cache_info_keeps_sizes_until_a_picture_changes(tmp_path: Path) -> None:
-    (picture,) = make_folder(tmp_path / "train/1_cat", [(64, 64)])
+def test_cache_info_keeps_sizes_until_a_image_changes(tmp_path: Path) -> None:
+    (image,) = make_folder(tmp_path / "train/1_cat", [(64, 64)])
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 64)
-    cache = json.loads((picture.parent / "metadata_cache.json").read_text())
-    assert cache[str(picture)]["resolution"] == [64, 64]
-    make_picture(picture, (128, 64))
+    cache = json.loads((image.parent / "metadata_cache.json").read_text())
+    assert cache[str(image)]["resolution"] == [64, 64]
+    make_image(image, (128, 64))
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (128, 64)
 
 
@@ -171,16 +171,16 @@ def test_cache_info_keeps_sizes_until_a_picture_changes(tmp_path: Path) -> None:
     ],
 )
 def test_a_metadata_cache_of_another_form_is_made_anew(tmp_path: Path, other: str) -> None:
-    (picture,) = make_folder(tmp_path / "train/1_cat", [(64, 96)])
-    cache = picture.parent / "metadata_cache.json"
+    (image,) = make_folder(tmp_path / "train/1_cat", [(64, 96)])
+    cache = image.parent / "metadata_cache.json"
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
     good = json.loads(cache.read_text())
-    stamp = good[str(picture)]["stamp"]
-    cache.write_text(other.replace("PATH", str(picture)).replace("STAMP", json.dumps(stamp)))
+    stamp = good[str(image)]["stamp"]
+    cache.write_text(other.replace("PATH", str(image)).replace("STAMP", json.dumps(stamp)))
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
     assert json.loads(cache.read_text()) == good
     entry = {"stamp": stamp[:2], "resolution": [96, 64]}  # of a version that did not turn PNG
-    cache.write_text(json.dumps({str(picture): entry}))
+    cache.write_text(json.dumps({str(image): entry}))
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
     cache.unlink()
     cache.mkdir()
@@ -195,16 +195,16 @@ def test_a_metadata_cache_of_another_form_is_made_anew(tmp_path: Path, other: st
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 def test_a_metadata_file_gives_captions_and_tags(tmp_path: Path, suffix: str) -> None:
     for name in ("a.png", "sub/b.png", "c.png"):
-        make_picture(tmp_path / "pictures" / name)
+        make_image(tmp_path / "images" / name)
     entries = {
         "a": {"caption": "a cat", "tags": "cute, small"},
         "sub/b.png": {"tags": "only tags"},
-        str(tmp_path / "pictures/c.png"): {"caption": "alone"},
+        str(tmp_path / "images/c.png"): {"caption": "alone"},
     }
     metadata = tmp_path / f"meta{suffix}"
     lines = [json.dumps({"image_path": key, **entry}) for key, entry in entries.items()]
     metadata.write_text(json.dumps(entries) if suffix == ".json" else "\n".join(lines))
-    plan = planned(in_json=metadata, train_data_dir=tmp_path / "pictures", dataset_repeats=3)
+    plan = planned(in_json=metadata, train_data_dir=tmp_path / "images", dataset_repeats=3)
     assert captions_of(plan) == {"a.png": "a cat,cute, small", "b.png": "only tags", "c.png": "alone"}
     assert {item.repeats for item in plan.items} == {3}
 
@@ -219,16 +219,16 @@ def test_a_metadata_file_that_is_none_is_named(tmp_path: Path, content: str) -> 
 # --- masks
 
 
-def test_a_picture_without_its_mask_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_image_without_its_mask_is_refused_by_name(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)
-    make_picture(tmp_path / "masks/00.png")
+    make_image(tmp_path / "masks/00.png")
     with pytest.raises(ValueError, match=r"conditioning_data_dir: no mask in .* for 01\.png"):
         plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
 
 
-def test_masks_may_lie_in_a_folder_named_like_that_of_the_pictures(tmp_path: Path) -> None:
+def test_masks_may_lie_in_a_folder_named_like_that_of_the_images(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)])
-    mask = make_picture(tmp_path / "masks/1_cat/00.png")
+    mask = make_image(tmp_path / "masks/1_cat/00.png")
     plan = plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks")
     assert [item.mask for item in plan.items] == [mask]
 
@@ -236,7 +236,7 @@ def test_masks_may_lie_in_a_folder_named_like_that_of_the_pictures(tmp_path: Pat
 def test_masks_of_another_shape_and_black_ones_are_told(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)] * 4)
     for number, size in enumerate([(32, 32), (64, 65), (128, 64), (64, 64)]):
-        make_picture(tmp_path / f"masks/0{number}.png", size)
+        make_image(tmp_path / f"masks/0{number}.png", size)
     Image.new("L", (64, 64)).save(tmp_path / "masks/03.png")
     told: list[str] = []
     plan_of(tmp_path / "train", masked_loss=True, conditioning_data_dir=tmp_path / "masks", told=told)
@@ -254,12 +254,12 @@ def test_masked_loss_without_masks_is_told(tmp_path: Path) -> None:
     assert [text.split(",")[0] for text in told] == ["masked_loss: has no effect"]
 
 
-# --- validation, regularisation, several data sets
+# --- validation, regularisation, several datasets
 
 
 @pytest.mark.parametrize("count", [2, 5, 9, 30])
 @pytest.mark.parametrize("split", [0.1, 0.3, 0.5])
-def test_validation_pictures_are_kept_out_of_training(tmp_path: Path, count: int, split: float) -> None:
+def test_validation_images_are_kept_out_of_training(tmp_path: Path, count: int, split: float) -> None:
     make_folder(tmp_path / "train/2_cat", [(64, 64)] * count)
     plan = plan_of(tmp_path / "train", validation_split=split)
     training = {item.path for item in plan.items}
@@ -282,7 +282,7 @@ def test_validation_seed_decides_the_split_and_else_the_seed(tmp_path: Path) -> 
     assert held(1, validation_seed=5) == held(2, validation_seed=5)
 
 
-def test_a_data_set_may_be_for_validation_alone(tmp_path: Path) -> None:
+def test_a_dataset_may_be_for_validation_alone(tmp_path: Path) -> None:
     for name in ("train", "held"):
         make_folder(tmp_path / name, [(64, 64)] * 2)
     config = tmp_path / "data.toml"
@@ -334,9 +334,7 @@ def test_validation_leaves_nothing_to_chance_and_has_no_regularisation(tmp_path:
         ([], 4, []),
     ],
 )
-def test_regularisation_pictures_match_the_training_pictures(
-    repeats: list[int], trained: int, expected: list[int]
-) -> None:
+def test_regularisation_images_match_the_training_images(repeats: list[int], trained: int, expected: list[int]) -> None:
     assert balance_regularisation(repeats, trained) == expected
 
 
@@ -394,9 +392,9 @@ def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
         1: {"resolution": [96, 32], "count": 3},
     }
     assert facts.batch_shapes == {
-        BatchShape(width=64, height=64, pictures=3): 1,
-        BatchShape(width=64, height=64, pictures=4): 3,
-        BatchShape(width=96, height=32, pictures=3): 1,
+        BatchShape(width=64, height=64, images=3): 1,
+        BatchShape(width=64, height=64, images=4): 3,
+        BatchShape(width=96, height=32, images=3): 1,
     }
     assert facts.num_batches_per_epoch == 5 == len(BatchLoader(plan, warn=pytest.fail))
     assert facts.datasets is None

@@ -1,4 +1,4 @@
-"""The page's tools for data sets: nothing is lost or overwritten, and what they make is what training reads."""
+"""The page's tools for datasets: nothing is lost or overwritten, and what they make is what training reads."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from data_help import make_picture, settings_of
+from data_help import make_image, settings_of
 
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
@@ -20,15 +20,15 @@ from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.options.catalog import SDXL_FULL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue, gpu_set
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.store import RunStore
-from sd_scripts.runs.story import RunStory
 from sd_scripts.runs.watched import FRESH
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     for number, name in enumerate(("a.png", "b.JPG", "c.webp")):
-        make_picture(tmp_path / "source" / name, (64, 64), number)
+        make_image(tmp_path / "source" / name, (64, 64), number)
     (tmp_path / "source/a.txt").write_text("sks cat on a sofa")
     (tmp_path / "source/notes.md").write_text("not a caption")
     return tmp_path / "source"
@@ -55,12 +55,12 @@ def told(arranged: Arranged) -> list[str]:
 
 def test_what_is_copied_is_what_training_reads(source: Path, concept: Concept) -> None:
     before = content(source)
-    make_picture(source.parent / "cats/x.png")
+    make_image(source.parent / "cats/x.png")
     done = arrange(replace(concept, regularisation_images=str(source.parent / "cats"), regularisation_repeats=2))
     data = source.parent / "data"
     assert [str(copied) for copied in done.copied] == [
-        "img/10_sks cat: 3 pictures and 1 captions copied",
-        "reg/2_cat: 1 pictures and 0 captions copied",
+        "img/10_sks cat: 3 images and 1 captions copied",
+        "reg/2_cat: 1 images and 0 captions copied",
     ]
     assert sorted(path.name for path in data.iterdir()) == ["img", "log", "model", "reg"]
     assert done.options == {
@@ -85,15 +85,15 @@ def test_copying_twice_changes_nothing(source: Path, concept: Concept) -> None:
     arrange(concept)
     before = content(source.parent / "data")
     (again,) = arrange(concept).copied
-    assert str(again) == "img/10_sks cat: 0 pictures and 0 captions copied, 3 were there already"
+    assert str(again) == "img/10_sks cat: 0 images and 0 captions copied, 3 were there already"
     assert content(source.parent / "data") == before
 
 
-def test_another_picture_of_the_same_name_gets_a_new_one_with_its_caption(source: Path, concept: Concept) -> None:
+def test_another_image_of_the_same_name_gets_a_new_one_with_its_caption(source: Path, concept: Concept) -> None:
     arrange(concept)
     folder = source.parent / "data/img/10_sks cat"
     before = content(folder)
-    make_picture(source / "a.png", seed=9)
+    make_image(source / "a.png", seed=9)
     (source / "a.txt").write_text("another cat")
     done = arrange(concept)
     assert told(done) == ["1 renamed, since another file has the name: a.png as a_2.png"]
@@ -120,15 +120,15 @@ def test_what_cannot_be_copied_is_told_and_the_rest_is_copied(source: Path, conc
     (sentence,) = told(done)
     assert sentence.startswith("1 could not be copied: longlong")
     assert sentence.endswith("(File name too long)")
-    assert done.copied[0].pictures == 3
+    assert done.copied[0].images == 3
     assert not list(target.glob("*.part"))
 
 
 def test_what_will_not_be_trained_as_meant_is_told(source: Path, concept: Concept) -> None:
-    make_picture(source / "more/d.png")
+    make_image(source / "more/d.png")
     (source.parent / "data/img/40_sks cat").mkdir(parents=True)
     first, second = told(arrange(concept))
-    assert first == f"1 folders with pictures in '{source}' are left out: copy each as its own concept"
+    assert first == f"1 folders with images in '{source}' are left out: copy each as its own concept"
     assert second == "40_sks cat has the same words and is trained too; delete it if it is an older one"
 
 
@@ -144,7 +144,7 @@ def test_what_will_not_be_trained_as_meant_is_told(source: Path, concept: Concep
         ({"repeats": None}, "repeats: None is not a whole number"),
         ({"training_images": "nowhere"}, "training images: there is no folder"),
         ({"training_images": "."}, "destination: .* lies within the training images; choose a folder elsewhere"),
-        ({"training_images": "empty"}, "training images: no picture .* in "),
+        ({"training_images": "empty"}, "training images: no image .* in "),
         ({"regularisation_images": "source", "class_prompt": ""}, "class prompt: is empty"),
         ({"destination": ""}, "destination: is empty; name a folder"),
         ({"destination": "source"}, "destination: .* lies within the training images"),
@@ -175,9 +175,9 @@ def test_gathered_words_train(source: Path) -> None:
     file, said = gather(asked)
     assert file == source.parent / "new/meta/meta_cap.json"
     assert said == [
-        "3 pictures",
-        "2 of 3 pictures have no .txt file, or an empty one: b.JPG, c.webp",
-        "2 of 3 pictures have no .tags file, or an empty one: b.JPG, c.webp",
+        "3 images",
+        "2 of 3 images have no .txt file, or an empty one: b.JPG, c.webp",
+        "2 of 3 images have no .tags file, or an empty one: b.JPG, c.webp",
     ]
     assert str(source / "a.png") in json.loads(file.read_text())
     plan = plan_data(settings_of(in_json=file, train_data_dir=source), seed=1, warn=pytest.fail)
@@ -257,14 +257,14 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
     assert job.watched.run
     with pytest.raises(ValueError, match="latents are being prepared already"):
         job.start(asked, values, "sdxl")
-    assert "Starting Python" in latents_view(job.watched.story, asked.latents_file)
+    assert "Starting Python" in latents_view(job.watched.run_state, asked.latents_file)
     assert job.watched.run.wait(120), job.watched.folder.console_tail()
     time.sleep(FRESH)
-    story = job.watched.refresh()
-    assert (story.state, story.done, story.total) == ("finished", 3, 3), story.failure
+    run_state = job.watched.refresh()
+    assert (run_state.state, run_state.done, run_state.total) == ("finished", 3, 3), run_state.failure
     assert len(list(source.glob("*.npz"))) == 3
     assert {tuple(e["train_resolution"]) for e in json.loads(asked.latents_file.read_text()).values()} == {(64, 64)}
-    assert "The latents of 3 pictures" in latents_view(story, asked.latents_file)
+    assert "The latents of 3 images" in latents_view(run_state, asked.latents_file)
     job.start(asked, values, "sdxl")  # the former one is over
     job.stop()
     assert job.watched.run.wait(120)
@@ -282,7 +282,7 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
     ],
 )
 def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: str) -> None:
-    assert shown in latents_view(RunStory(**state), Path("meta_lat.json"))
+    assert shown in latents_view(RunState(**state), Path("meta_lat.json"))
 
 
 def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queue: RunQueue) -> None:
@@ -290,7 +290,7 @@ def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queu
     with gr.Blocks():
         form, family = Form("finetune", SDXL_FULL.groups, "full"), gr.Radio(["sdxl"])
         tools = FolderHelper("dreambooth"), MetadataSteps("finetune", queue)
-        form.panel("Data set", names)
+        form.panel("Dataset", names)
         tools[0].connect(form)
         tools[1].connect(form, family)
     assert len(form.taken) == 2

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from training_help import FULL, Run, equal, pictures, run, settings_for, train_whole
+from training_help import FULL, Run, equal, images, run, settings_for, train_whole
 
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
@@ -41,17 +41,17 @@ sys.exit(sdxl_train_network.main(sys.argv[2:]))
 
 def keep_copies(folder: Path) -> None:
     """Let training in this process also write, in the end, what it holds and which losses it saw."""
-    losses, underway, micro, finish = [], [], Trainer._micro, Trainer._finish
+    losses, in_flight, micro, finish = [], [], Trainer._micro, Trainer._finish
 
     def noted(trainer: Trainer, *arguments: Any) -> Tensor:
         losses.append(micro(trainer, *arguments))
-        underway.append(len(getattr(trainer.learning, "underway", ())))
+        in_flight.append(len(getattr(trainer.trainable, "in_flight", ())))
         return losses[-1]
 
     def with_copy(trainer: Trainer) -> Path:
-        held = {**trainer.learning.state_dict(), "losses": torch.stack(losses)}
+        held = {**trainer.trainable.state_dict(), "losses": torch.stack(losses)}
         torch.save(held, folder / f"held{trainer.context.rank}.pt")
-        torch.save(underway, folder / f"underway{trainer.context.rank}.pt")
+        torch.save(in_flight, folder / f"underway{trainer.context.rank}.pt")
         return finish(trainer)
 
     Trainer._micro, Trainer._finish = noted, with_copy  # type: ignore[method-assign, assignment]
@@ -66,7 +66,7 @@ def copies(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def configure(folder: Path, miniature: Any, **values: Any) -> Path:
     """A settings file; the output is `folder`/out and the run's folder is run in it."""
     paths = {
-        "train_data_dir": str(pictures(folder / "pictures", count=6)),
+        "train_data_dir": str(images(folder / "images", count=6)),
         "output_dir": str(folder / "out"),
         "run_dir": str(folder / "out" / "run"),
     }
@@ -102,7 +102,7 @@ def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
     assert made.losses == pytest.approx(((one["losses"] + other["losses"]) / 2).tolist())
     assert not torch.equal(one["losses"], other["losses"])
     assert made.steps == [1, 2, 3]
-    assert made.told("started")[0]["batches_per_epoch"] == 2  # of four pictures; two are kept for validation
+    assert made.told("started")[0]["batches_per_epoch"] == 2  # of four images; two are kept for validation
     assert len(made.told("started")) == len(made.told("finished")) == len(made.told("validation")) == 1
     assert [event["prompt"].split()[1] for event in made.told("sample")] == ["red", "blue", "green"]
     assert made.files == ["sample", "short-state", "short.safetensors"]
@@ -250,13 +250,13 @@ def test_both_learn_on_where_compiled_code_fails_in_one_of_them(
 
 
 def train_as_two(two: Run, miniature: Any, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
-    """One process on the same pictures, with twice the batch: two micro-steps, each with the draws of a process."""
+    """One process on the same images, with twice the batch: two micro-steps, each with the draws of a process."""
 
     def generator(context: Context, step: int, micro: int) -> torch.Generator:
         return torch.Generator().manual_seed(context.number(micro, step, 0))
 
     monkeypatch.setattr(Context, "generator", generator)
-    data = two.output.with_name("pictures")
+    data = two.output.with_name("images")
     return train_whole(
         miniature, two.output.with_name("one"), train_data_dir=data, gradient_accumulation_steps=2, **values
     )

@@ -1,4 +1,4 @@
-"""The demo: a model and pictures made on the spot, small, the same every time, and worth training on."""
+"""The demo: a model and images made on the spot, small, the same every time, and worth training on."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from sd_scripts import demo
 from sd_scripts.data import drawn
 from sd_scripts.families.family import Family
 from sd_scripts.families.flux import FLUX
-from sd_scripts.families.miniature import pictures
+from sd_scripts.families.miniature import images
 from sd_scripts.families.sdxl import SDXL, tiny
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.vae import encode_images
@@ -26,7 +26,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 
 
-def test_a_dozen_pictures_of_several_sizes_with_captions(each_miniature: Any) -> None:
+def test_a_dozen_images_of_several_sizes_with_captions(each_miniature: Any) -> None:
     folder = each_miniature.data_dir / drawn.FOLDER
     sizes = {Image.open(path).size for path in folder.glob("*.png")}
     captions = {path.read_text().strip() for path in folder.glob("*.txt")}
@@ -58,7 +58,7 @@ def test_it_is_the_same_every_time(each_miniature: Any, tmp_path: Path) -> None:
 
 def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
     parts = load(sdxl_settings(miniature.checkpoint), torch.float32)
-    latents = encode_images(parts, pictures()) * VAE_SCALE
+    latents = encode_images(parts, images()) * VAE_SCALE
     torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(4), atol=1e-3, rtol=0)
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(4), atol=1e-2, rtol=0)
 
@@ -66,7 +66,7 @@ def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
 def test_latents_have_the_spread_that_flux_learns_from(flux_miniature: Any) -> None:
     settings = Settings(script_for("flux", "lora").groups, {k: str(path) for k, path in flux_miniature.files.items()})
     parts = FLUX.load(settings, torch.float32, torch.device("cpu"))
-    latents = FLUX.encode_images(parts, pictures())
+    latents = FLUX.encode_images(parts, images())
     torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(16), atol=1e-3, rtol=0)
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(16), atol=1e-2, rtol=0)
 
@@ -82,7 +82,7 @@ def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path
 
 
 def test_flux_learns_the_same_eager_compiled_swapped_and_both(tmp_path: Path) -> None:
-    """Three steps each of the demo's own settings, which compile, on smaller pictures."""
+    """Three steps each of the demo's own settings, which compile, on smaller images."""
     compiled, swapped = ["--compile_backend", "aot_eager"], ["--blocks_to_swap", "2"]
     ways = {
         "eager": ["--no-compile"],

@@ -17,7 +17,7 @@ import gui
 from sd_scripts import demo
 from sd_scripts.data.blueprint import resolve
 from sd_scripts.families.flux import FLUX
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
@@ -201,7 +201,7 @@ def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
     assert f"never below {LEAST_LIMIT}" in guide
     with torch.device("meta"):
         sdxl = SDXL.compile_targets(UNet2DConditionModel(**SDXL_CONFIG))
-        flux = FLUX.compile_targets(FluxTransformer(FluxShape()))
+        flux = FLUX.compile_targets(FluxTransformer(FluxParams()))
     for targets in (sdxl, flux):
         kinds = [type(block).__name__ for part in targets for block in part]
         assert f"{len(kinds)} blocks that repeat" in guide

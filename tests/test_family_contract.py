@@ -8,7 +8,7 @@ import pytest
 import torch
 from data_help import make_folder
 from safetensors import safe_open
-from training_help import CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO, Run, equal, pictures, train
+from training_help import CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO, Run, equal, images, train
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "network_args": ["rank_dropout=0.3"]}
@@ -28,7 +28,7 @@ def plain(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def undisturbed(each_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Do not write to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return train(each_miniature, folder / "out", train_data_dir=pictures(folder / "pictures", count=3), **STATES)
+    return train(each_miniature, folder / "out", train_data_dir=images(folder / "images", count=3), **STATES)
 
 
 def test_a_run_leaves_a_lora_and_nothing_else_beside_its_own_folder(plain: Run) -> None:
@@ -43,11 +43,11 @@ def test_every_layer_is_in_the_file_and_has_learned(plain: Run) -> None:
         layer, _, part = key.partition(".")
         layers.setdefault(layer, {})[part] = tensor
     assert all(name.startswith("lora_unet_") for name in layers)
-    assert {frozenset(parts) for parts in layers.values()} == {
+    assert {frozenset(components) for components in layers.values()} == {
         frozenset({"alpha", "lora_down.weight", "lora_up.weight"})
     }
-    assert all(len(parts["lora_down.weight"]) == 2 and parts["alpha"] == 1 for parts in layers.values())
-    moved = [parts["lora_up.weight"].any() for parts in layers.values()]
+    assert all(len(components["lora_down.weight"]) == 2 and components["alpha"] == 1 for components in layers.values())
+    moved = [components["lora_up.weight"].any() for components in layers.values()]
     assert sum(moved) > 0.8 * len(moved), "layers behind which nothing is read cannot learn"
 
 
@@ -78,17 +78,17 @@ def test_the_file_tells_how_far_it_was_trained(plain: Run) -> None:
 def test_the_same_seed_gives_the_same_losses_and_the_same_tensors(
     plain: Run, each_miniature: Any, tmp_path: Path
 ) -> None:
-    again = train(each_miniature, tmp_path / "again", train_data_dir=pictures(plain.output.parent / "pictures"))
+    again = train(each_miniature, tmp_path / "again", train_data_dir=images(plain.output.parent / "images"))
     assert again.losses == plain.losses
     assert equal(again.tensors(), plain.tensors())
 
 
 def test_learning_lowers_the_loss(each_miniature: Any, tmp_path: Path) -> None:
-    """Beside a run that sees the same pictures, noise and timesteps and does not learn."""
+    """Beside a run that sees the same images, noise and timesteps and does not learn."""
     longer = {"max_train_steps": 30, "network_dim": 8, "network_alpha": 8.0}
-    learning = train(each_miniature, tmp_path / "learning", learning_rate=3e-3, **longer).losses
+    trainable = train(each_miniature, tmp_path / "learning", learning_rate=3e-3, **longer).losses
     standing = train(each_miniature, tmp_path / "standing", learning_rate=1e-12, **longer).losses
-    assert sum(learning[10:]) < 0.98 * sum(standing[10:])
+    assert sum(trainable[10:]) < 0.98 * sum(standing[10:])
 
 
 def test_a_saved_file_is_where_the_next_run_goes_on(plain: Run, each_miniature: Any, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_saved_file_is_where_the_next_run_goes_on(plain: Run, each_miniature: 
     assert again.losses != anew.losses
 
 
-def test_cached_latents_give_the_losses_of_pictures(plain: Run, each_miniature: Any, tmp_path: Path) -> None:
+def test_cached_latents_give_the_losses_of_images(plain: Run, each_miniature: Any, tmp_path: Path) -> None:
     assert train(each_miniature, tmp_path / "out", cache_latents=None).losses == pytest.approx(plain.losses, rel=1e-5)
 
 
@@ -114,14 +114,14 @@ def test_cached_captions_give_the_losses_of_captions(plain: Run, each_miniature:
 def test_caches_on_disk_are_read_by_the_second_run(plain: Run, each_miniature: Any, tmp_path: Path) -> None:
     cached = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
     first = train(each_miniature, tmp_path / "first", **cached)
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "pictures").rglob("*.npz")}
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "images").rglob("*.npz")}
     second = train(each_miniature, tmp_path / "second", **cached)
     assert len(made) == 4
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "pictures").rglob("*.npz")} == made
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "images").rglob("*.npz")} == made
     assert second.losses == first.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
-def test_pictures_of_two_sizes_share_a_run(each_miniature: Any, tmp_path: Path) -> None:
+def test_images_of_two_sizes_share_a_run(each_miniature: Any, tmp_path: Path) -> None:
     make_folder(tmp_path / "mixed" / "1_both", [(64, 64), (64, 64), (128, 64)])
     mixed = train(each_miniature, tmp_path / "out", train_data_dir=tmp_path / "mixed", train_batch_size=2)
     assert mixed.status == 0
@@ -166,7 +166,7 @@ def test_gradient_checkpointing_changes_no_loss(
 def test_a_resumed_run_is_the_undisturbed_one(step: int, undisturbed: Run, each_miniature: Any, tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and just after."""
     state = undisturbed.output / f"short-step{step:08d}-state"
-    root = undisturbed.output.parent / "pictures"
+    root = undisturbed.output.parent / "images"
     again = train(each_miniature, tmp_path / "out", train_data_dir=root, resume=state, **STATES)
     assert again.steps == list(range(step + 1, 9))
     assert again.losses == undisturbed.losses[step:]
@@ -204,7 +204,7 @@ def test_sampling_shows_what_was_learned_and_changes_no_loss(each_miniature: Any
 
 
 def test_validating_changes_no_loss_of_training(each_miniature: Any, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", count=5)
+    data = images(tmp_path / "data", count=5)
     options = {"validation_split": 0.4, "validation_seed": 3, "train_data_dir": data, "network_dropout": 0.2}
     often = train(each_miniature, tmp_path / "often", validate_every_n_steps=1, **options)
     never = train(each_miniature, tmp_path / "never", validate_every_n_steps=100, **options)

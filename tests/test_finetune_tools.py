@@ -1,4 +1,4 @@
-"""The fine-tuning form of a data set: metadata files as training reads them, and the tools that write them."""
+"""The fine-tuning form of a dataset: metadata files as training reads them, and the tools that write them."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import training_help
-from data_help import make_picture, settings_of
+from data_help import make_image, settings_of
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
@@ -18,16 +18,16 @@ from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.run_state import RunState
 
 # --- what training reads
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     for number, name in enumerate(("a.png", "b.PNG", "v1.5.png", "below/c.jpg")):
-        make_picture(tmp_path / "pictures" / name, (64, 64), number)
-    return tmp_path / "pictures"
+        make_image(tmp_path / "images" / name, (64, 64), number)
+    return tmp_path / "images"
 
 
 def planned(folder: Path, entries: dict[str, Any], told: list[str] | None = None, **values: Any) -> DataPlan:
@@ -41,55 +41,55 @@ def captions_of(plan: DataPlan) -> dict[str, str]:
     return {item.path.name: item.caption for item in plan.items}
 
 
-def test_a_key_may_lack_its_ending_and_its_folder(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(pictures.parent)
-    keys = ["a", "b", "v1.5", "below/c", "below/c.jpg", str(pictures / "a.png"), "pictures/b.PNG"]
-    plan = planned(pictures, {key: {"caption": key} for key in keys})
-    # of two keys of one picture the later one counts
-    wanted = {"a.png": str(pictures / "a.png"), "b.PNG": "pictures/b.PNG", "v1.5.png": "v1.5", "c.jpg": "below/c.jpg"}
+def test_a_key_may_lack_its_ending_and_its_folder(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(images.parent)
+    keys = ["a", "b", "v1.5", "below/c", "below/c.jpg", str(images / "a.png"), "images/b.PNG"]
+    plan = planned(images, {key: {"caption": key} for key in keys})
+    # of two keys of one image the later one counts
+    wanted = {"a.png": str(images / "a.png"), "b.PNG": "images/b.PNG", "v1.5.png": "v1.5", "c.jpg": "below/c.jpg"}
     assert captions_of(plan) == wanted
 
 
-def test_full_paths_need_no_folder(pictures: Path) -> None:
-    plan = planned(pictures, {str(pictures / "a.png"): {"tags": "one, two"}}, train_data_dir=None, dataset_repeats=3)
+def test_full_paths_need_no_folder(images: Path) -> None:
+    plan = planned(images, {str(images / "a.png"): {"tags": "one, two"}}, train_data_dir=None, dataset_repeats=3)
     assert captions_of(plan) == {"a.png": "one, two"}
     assert [item.repeats for item in plan.items] == [3]
 
 
-def test_tags_follow_the_caption_and_with_wildcards_each_of_its_lines(pictures: Path) -> None:
+def test_tags_follow_the_caption_and_with_wildcards_each_of_its_lines(images: Path) -> None:
     entries = {
         "a": {"caption": "a cat\nthe cat", "tags": "cute\nsmall"},
         "b": {"caption": "", "tags": "only"},
         "v1.5": {},
     }
-    assert captions_of(planned(pictures, entries)) == {"a.png": "a cat,cute,small", "b.PNG": "only", "v1.5.png": ""}
-    wild = planned(pictures, entries, enable_wildcard=True)
+    assert captions_of(planned(images, entries)) == {"a.png": "a cat,cute,small", "b.PNG": "only", "v1.5.png": ""}
+    wild = planned(images, entries, enable_wildcard=True)
     assert captions_of(wild)["a.png"] == "a cat,cute,small\nthe cat,cute,small"
 
 
-def test_pictures_that_are_not_there_are_told_in_one_sentence(pictures: Path) -> None:
+def test_images_that_are_not_there_are_told_in_one_sentence(images: Path) -> None:
     told: list[str] = []
-    plan = planned(pictures, {key: {} for key in ["a", "gone", "x/y.png", "c", "d.webp"]}, told)
+    plan = planned(images, {key: {} for key in ["a", "gone", "x/y.png", "c", "d.webp"]}, told)
     assert captions_of(plan) == {"a.png": ""}
     (sentence,) = told
-    assert sentence.startswith("metadata_file: 4 pictures of meta.json are not in ")
+    assert sentence.startswith("metadata_file: 4 images of meta.json are not in ")
     assert sentence.endswith("and are left out: gone, x/y.png, c and 1 more")
-    with pytest.raises(ValueError, match=r"in_json: no picture to train on; name the folder .* in train_data_dir"):
-        planned(pictures, {"gone": {}}, told)
+    with pytest.raises(ValueError, match=r"in_json: no image to train on; name the folder .* in train_data_dir"):
+        planned(images, {"gone": {}}, told)
 
 
-def test_train_resolution_decides_the_bucket(pictures: Path) -> None:
+def test_train_resolution_decides_the_bucket(images: Path) -> None:
     told: list[str] = []
     entries = {"a": {"train_resolution": [96, 32]}, "b": {"train_resolution": [64, 64]}, "v1.5": {}}
-    plan = planned(pictures, entries, told)
+    plan = planned(images, entries, told)
     assert {item.path.name: item.fit.bucket for item in plan.items} == {
         "a.png": (96, 32),
         "b.PNG": (64, 64),
         "v1.5.png": (64, 64),
     }
     assert plan.items[0].fit.resized == (96, 96)
-    assert told == ["resolution: 1 pictures of meta.json are trained at the size that their train_resolution says"]
-    plan = planned(pictures, {"a": {"train_resolution": [72, 40]}}, told)
+    assert told == ["resolution: 1 images of meta.json are trained at the size that their train_resolution says"]
+    plan = planned(images, {"a": {"train_resolution": [72, 40]}}, told)
     assert plan.items[0].fit == fit_into((64, 32), plan.items[0].size)
     assert told[-1] == (
         "metadata_file: train_resolution of 1 images is rounded to multiples of 32, as SDXL needs: a.png"
@@ -97,9 +97,9 @@ def test_train_resolution_decides_the_bucket(pictures: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[64], [64, 0], [64.5, 64], "64"])
-def test_a_size_that_is_none_is_named(pictures: Path, wrong: Any) -> None:
+def test_a_size_that_is_none_is_named(images: Path, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"metadata_file: .*meta\.json: 'a' must be a table"):
-        planned(pictures, {"a": {"train_resolution": wrong}})
+        planned(images, {"a": {"train_resolution": wrong}})
 
 
 def encode(pixels: Tensor) -> Tensor:
@@ -123,13 +123,13 @@ def write_foreign(path: Path, bucket: tuple[int, int], size: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a_0064x0064_sdxl.npz"], ids=["old name", "new name"])
-@pytest.mark.parametrize("picture", ["there", "gone"])
-def test_latents_prepared_beside_the_pictures_are_used(pictures: Path, name: str, picture: str) -> None:
-    write_foreign(pictures / name, (96, 32), (64, 64))
-    if picture == "gone":
-        (pictures / "a.png").unlink()
+@pytest.mark.parametrize("image", ["there", "gone"])
+def test_latents_prepared_beside_the_images_are_used(images: Path, name: str, image: str) -> None:
+    write_foreign(images / name, (96, 32), (64, 64))
+    if image == "gone":
+        (images / "a.png").unlink()
     told: list[str] = []
-    plan = planned(pictures, {"a": {"caption": "cat", "train_resolution": [96, 32]}}, told)
+    plan = planned(images, {"a": {"caption": "cat", "train_resolution": [96, 32]}}, told)
     assert plan.items[0].size == (64, 64)
     (batch,) = learned(plan, refuse)
     assert batch.latents is not None
@@ -142,15 +142,15 @@ def test_latents_prepared_beside_the_pictures_are_used(pictures: Path, name: str
 
 
 @pytest.fixture
-def captioned(pictures: Path) -> Path:
+def captioned(images: Path) -> Path:
     for name, text in {
         "a.caption": "a cat\n",
         "a.txt": "cute, small\n\nred",
         "b.txt": "big",
         "below/c.caption": "ein Tür",
     }.items():
-        (pictures / name).write_text(text, encoding="utf-8")
-    return pictures
+        (images / name).write_text(text, encoding="utf-8")
+    return images
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -161,15 +161,15 @@ def test_captions_and_tags_come_together_and_train(captioned: Path, capsys: pyte
     cap, clean = captioned.parent / "meta_cap.json", captioned.parent / "meta_clean.json"
     assert merge_captions_to_metadata.main([str(captioned), str(cap)]) == 0
     assert written(cap) == {"a": {"caption": "a cat"}, "b": {}, "v1.5": {}}
-    assert "2 of 3 pictures have no .caption file, or an empty one: b.PNG, v1.5.png" in capsys.readouterr().err
+    assert "2 of 3 images have no .caption file, or an empty one: b.PNG, v1.5.png" in capsys.readouterr().err
     assert merge_dd_tags_to_metadata.main([str(captioned), str(clean), "--in_json", str(cap)]) == 0
     assert written(clean) == {"a": {"caption": "a cat", "tags": "cute, small\nred"}, "b": {"tags": "big"}, "v1.5": {}}
     plan = plan_data(settings_of(in_json=clean, train_data_dir=captioned), seed=1, warn=pytest.fail)
     assert captions_of(plan) == {"a.png": "a cat,cute, small,red", "b.PNG": "big", "v1.5.png": ""}
 
 
-def test_recursive_and_full_path_name_each_picture_apart(captioned: Path) -> None:
-    make_picture(captioned / "a.jpg")
+def test_recursive_and_full_path_name_each_image_apart(captioned: Path) -> None:
+    make_image(captioned / "a.jpg")
     out = captioned.parent / "meta.json"
     assert merge_captions_to_metadata.main([str(captioned), str(out), "--recursive"]) == 0
     assert list(written(out)) == ["a.jpg", "a.png", "b", "below/c", "v1.5"]
@@ -195,23 +195,23 @@ def test_what_is_there_already_is_added_to_under_the_keys_it_has(captioned: Path
 def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
     run = captioned.parent / "run"
     assert merge_captions_to_metadata.main([str(captioned), str(captioned / "m.json"), "--run_dir", str(run)]) == 0
-    story = RunStory()
+    run_state = RunState()
     for event in RunFolder(run).events():
-        story.tell(event)
-    assert (story.state, story.phase, story.done, story.total) == ("finished", "reading caption", 3, 3)
-    assert len(story.warnings) == 1
+        run_state.tell(event)
+    assert (run_state.state, run_state.phase, run_state.done, run_state.total) == ("finished", "reading caption", 3, 3)
+    assert len(run_state.warnings) == 1
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["nowhere", "m.json"], "train_data_dir: there is no folder 'nowhere'"),
-        (["empty", "m.json"], "train_data_dir: no picture (png, jpg, webp, bmp) in 'empty'; those in folders below"),
-        (["pictures", "m.json", "--in_json", "x.json"], "in_json: there is no file 'x.json'"),
-        (["pictures", "nowhere/m.json"], "out_json: there is no folder 'nowhere'"),
-        (["pictures", "m.toml"], "out_json: m.toml is not named like a .json file"),
-        (["pictures", "m.json", "--caption_extension", ".latin"], "caption_extension: pictures/a.latin is not UTF-8"),
-        (["pictures"], "the following arguments are required: out_json"),
+        (["empty", "m.json"], "train_data_dir: no image (png, jpg, webp, bmp) in 'empty'; those in folders below"),
+        (["images", "m.json", "--in_json", "x.json"], "in_json: there is no file 'x.json'"),
+        (["images", "nowhere/m.json"], "out_json: there is no folder 'nowhere'"),
+        (["images", "m.toml"], "out_json: m.toml is not named like a .json file"),
+        (["images", "m.json", "--caption_extension", ".latin"], "caption_extension: images/a.latin is not UTF-8"),
+        (["images"], "the following arguments are required: out_json"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_status_2(
@@ -242,9 +242,9 @@ TINY = ["--max_resolution", "96,96", "--min_bucket_reso", "64", "--max_bucket_re
 
 @pytest.fixture
 def captions(tmp_path: Path) -> Path:
-    """meta_cap.json of three pictures of two shapes, one of them in a folder below."""
+    """meta_cap.json of three images of two shapes, one of them in a folder below."""
     for number, (name, size) in enumerate({"a.png": (64, 64), "b.png": (128, 64), "below/c.png": (70, 60)}.items()):
-        make_picture(tmp_path / "images" / name, size, number).with_suffix(".caption").write_text(f"picture {name}")
+        make_image(tmp_path / "images" / name, size, number).with_suffix(".caption").write_text(f"image {name}")
     cap = tmp_path / "meta_cap.json"
     assert merge_captions_to_metadata.main([str(tmp_path / "images"), str(cap), "--recursive"]) == 0
     return cap
@@ -271,7 +271,7 @@ def test_a_run_uses_what_was_prepared_and_learns_the_same(
     lat = captions.parent / "meta_lat.json"
     sizes = {key: entry["train_resolution"] for key, entry in written(lat).items()}
     assert sizes == {"a": [96, 96], "b": [128, 64], "below/c": [96, 96]}
-    assert {key: entry["caption"] for key, entry in written(lat).items()}["b"] == "picture b.png"
+    assert {key: entry["caption"] for key, entry in written(lat).items()}["b"] == "image b.png"
     caches = {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.npz")}
     assert len(caches) == 3
     prepared = training_help.train(
@@ -289,7 +289,7 @@ def test_what_is_prepared_is_kept_and_what_changed_is_made_again(miniature: Any,
     assert prepare_buckets_latents.main(flags) == 0
     caches = sorted((captions.parent / "images").rglob("*.npz"))
     before = [path.read_bytes() for path in caches]
-    make_picture(captions.parent / "images/a.png", (64, 64), 9)
+    make_image(captions.parent / "images/a.png", (64, 64), 9)
     assert prepare_buckets_latents.main([*flags, "--skip_existing"]) == 0
     assert [path.read_bytes() for path in caches] == before
     assert prepare_buckets_latents.main(flags) == 0

@@ -102,5 +102,5 @@ def test_sigmas_are_float32_and_decided_by_the_generator_alone() -> None:
     assert not torch.equal(draw(timestep_sampling="flux_shift", seed=2), first)
 
 
-def test_larger_pictures_are_noisier_with_flux_shift() -> None:
+def test_larger_images_are_noisier_with_flux_shift() -> None:
     assert (draw(timestep_sampling="flux_shift", tokens=4096) > draw(timestep_sampling="flux_shift", tokens=256)).all()

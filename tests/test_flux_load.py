@@ -15,11 +15,11 @@ from torch import Tensor
 from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, Kind, is_fp8
 from sd_scripts.families.flux.load import check, load
 from sd_scripts.families.flux.memory import place
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
@@ -43,7 +43,7 @@ def files(flux_miniature: Any) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def parts(files: dict[str, str]) -> Parts:
+def components(files: dict[str, str]) -> Components:
     return load(flux_settings(**files), torch.float32)
 
 
@@ -53,13 +53,15 @@ def transformer(files: dict[str, str]) -> State:
 
 
 @pytest.fixture(scope="module")
-def folder(parts: Parts, flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(components: Components, flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The miniature as diffusers and transformers write it."""
     path = tmp_path_factory.mktemp("diffusers")
-    _write(path / "transformer/diffusion_pytorch_model.safetensors", flux.to_diffusers(parts.denoiser.state_dict()))
+    _write(
+        path / "transformer/diffusion_pytorch_model.safetensors", flux.to_diffusers(components.denoiser.state_dict())
+    )
     for part, module in {"text_encoder": 0, "text_encoder_2": 1}.items():
-        parts.text_encoders[module].save_pretrained(path / part)
-    parts.vae.save_pretrained(path / "vae")
+        components.text_encoders[module].save_pretrained(path / part)
+    components.vae.save_pretrained(path / "vae")
     for name in ("tokenizer", "tokenizer_2"):
         shutil.copytree(_tokenizers(flux_miniature.checkpoint) / name, path / name)
     (path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
@@ -87,10 +89,10 @@ def test_the_files_of_the_field_fill_modules_of_their_sizes(kind: Kind, count: i
 
 def test_dev_and_schnell_and_their_sizes_are_told_by_the_shapes() -> None:
     shapes = {key: tuple(shape) for key, (shape,) in _spread_shapes("transformer").items()}
-    assert FluxShape.of(shapes) == FluxShape()
+    assert FluxParams.of(shapes) == FluxParams()
     for key in REFERENCE["schnell_missing"]:
         del shapes[key]
-    assert FluxShape.of(shapes) == FluxShape(guidance=False)
+    assert FluxParams.of(shapes) == FluxParams(guidance=False)
 
 
 def test_the_forward_equals_diffusers_in_float32_and_in_bfloat16() -> None:
@@ -108,7 +110,7 @@ def test_the_forward_equals_diffusers_in_float32_and_in_bfloat16() -> None:
         axes_dims_rope=(4, 14, 14),
     )
     state = flux.from_diffusers(theirs.state_dict())
-    ours = FluxTransformer(FluxShape.of({key: tuple(tensor.shape) for key, tensor in state.items()}))
+    ours = FluxTransformer(FluxParams.of({key: tuple(tensor.shape) for key, tensor in state.items()}))
     ours.load_state_dict(state)
     _same(flux.to_diffusers(state), theirs.state_dict())
 
@@ -131,15 +133,15 @@ def test_the_forward_equals_diffusers_in_float32_and_in_bfloat16() -> None:
     assert ours_off < 1.2 * theirs_off
 
 
-def test_the_files_are_read_as_they_are(parts: Parts, transformer: State, files: dict[str, str]) -> None:
-    _same(parts.denoiser.state_dict(), transformer)
-    _same(flux.ae_to_bfl(parts.vae.state_dict()), safetensors.torch.load_file(files["ae"]))
-    clip = {f"text_model.{name}": tensor for name, tensor in parts.text_encoders[0].state_dict().items()}
+def test_the_files_are_read_as_they_are(components: Components, transformer: State, files: dict[str, str]) -> None:
+    _same(components.denoiser.state_dict(), transformer)
+    _same(flux.ae_to_bfl(components.vae.state_dict()), safetensors.torch.load_file(files["ae"]))
+    clip = {f"text_model.{name}": tensor for name, tensor in components.text_encoders[0].state_dict().items()}
     _same(clip, safetensors.torch.load_file(files["clip_l"]))
     t5 = {"encoder.embed_tokens.weight": None, **safetensors.torch.load_file(files["t5xxl"])}
-    assert parts.text_encoders[1].state_dict().keys() == t5.keys()
-    assert parts.facts == {"variant": "dev", "guidance": True, "t5_length": 512, "apply_t5_attn_mask": False}
-    assert parts.source == Path(files[MODEL])
+    assert components.text_encoders[1].state_dict().keys() == t5.keys()
+    assert components.facts == {"variant": "dev", "guidance": True, "t5_length": 512, "apply_t5_attn_mask": False}
+    assert components.source == Path(files[MODEL])
 
 
 @pytest.mark.parametrize("layout", ["all in one", "diffusers file", "transformer folder", "shards", "sft", "ckpt"])
@@ -165,14 +167,14 @@ def test_every_layout_of_the_transformer_is_the_same_model(
     _same(load(settings, torch.float32).denoiser.state_dict(), transformer)
 
 
-def test_a_diffusers_folder_needs_no_other_files(folder: Path, parts: Parts) -> None:
+def test_a_diffusers_folder_needs_no_other_files(folder: Path, components: Components) -> None:
     settings = flux_settings(**{MODEL: str(folder)})
     assert check(settings) == []
-    _same_parts(load(settings, torch.float32), parts)
+    _same_parts(load(settings, torch.float32), components)
 
 
 def test_a_file_of_all_parts_needs_no_other_files(
-    files: dict[str, str], parts: Parts, flux_miniature: Any, tmp_path: Path
+    files: dict[str, str], components: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     prefixes = {
         MODEL: "model.diffusion_model.",
@@ -189,11 +191,11 @@ def test_a_file_of_all_parts_needs_no_other_files(
     path = _write(tmp_path / "whole.safetensors", whole)
     settings = flux_settings(**{MODEL: str(path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)})
     assert check(settings) == []
-    _same_parts(load(settings, torch.float32), parts)
+    _same_parts(load(settings, torch.float32), components)
 
 
 def test_keys_of_a_compiled_model_are_read(
-    files: dict[str, str], transformer: State, parts: Parts, flux_miniature: Any, tmp_path: Path
+    files: dict[str, str], transformer: State, components: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     """Of a model that was compiled whole, and of one whose blocks were."""
     blocks = {re.sub(r"(_blocks\.\d+\.)", r"\1_orig_mod.", key): tensor for key, tensor in transformer.items()}
@@ -201,11 +203,11 @@ def test_keys_of_a_compiled_model_are_read(
     for state in ({f"_orig_mod.{key}": tensor for key, tensor in transformer.items()}, blocks):
         given = {MODEL: str(_write(tmp_path / "compiled.safetensors", state)), "tokenizer_cache_dir": cached}
         assert check(flux_settings(**files | given)) == []
-        _same_parts(load(flux_settings(**files | given), torch.float32), parts)
+        _same_parts(load(flux_settings(**files | given), torch.float32), components)
 
 
 def test_encoders_are_read_from_other_layouts(
-    files: dict[str, str], folder: Path, parts: Parts, flux_miniature: Any, tmp_path: Path
+    files: dict[str, str], folder: Path, components: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     clip = {key.removeprefix("text_model."): t for key, t in safetensors.torch.load_file(files["clip_l"]).items()}
     t5 = safetensors.torch.load_file(files["t5xxl"])
@@ -213,15 +215,15 @@ def test_encoders_are_read_from_other_layouts(
     given = {
         "clip_l": str(_write(tmp_path / "clip.safetensors", clip)),
         "t5xxl": str(_write(tmp_path / "t5.safetensors", t5)),
-        "ae": str(_write(tmp_path / "vae.safetensors", parts.vae.state_dict())),
+        "ae": str(_write(tmp_path / "vae.safetensors", components.vae.state_dict())),
     }
-    _same_parts(load(flux_settings(**files | given), torch.float32), parts)
+    _same_parts(load(flux_settings(**files | given), torch.float32), components)
     folders = {"clip_l": str(folder / "text_encoder"), "t5xxl": str(folder), "ae": str(folder / "vae")}
-    _same_parts(load(flux_settings(**files | folders), torch.float32), parts)
+    _same_parts(load(flux_settings(**files | folders), torch.float32), components)
 
 
-def test_encoders_and_autoencoder_equal_their_makers(parts: Parts, folder: Path) -> None:
-    clip, t5 = parts.text_encoders
+def test_encoders_and_autoencoder_equal_their_makers(components: Components, folder: Path) -> None:
+    clip, t5 = components.text_encoders
     ids = torch.tensor([[3, 4, 5, clip.config.eos_token_id]])  # type: ignore[union-attr]
     pixels = torch.rand(1, 3, 32, 32) * 2 - 1
     with torch.no_grad():
@@ -232,7 +234,7 @@ def test_encoders_and_autoencoder_equal_their_makers(parts: Parts, folder: Path)
         torch.testing.assert_close(t5(ids).last_hidden_state, theirs(ids).last_hidden_state)
         theirs = AutoencoderKL.from_pretrained(folder / "vae").eval()
         torch.testing.assert_close(
-            encode_images(parts, pixels), (theirs.encode(pixels).latent_dist.mode() - 0.1159) * 0.3611
+            encode_images(components, pixels), (theirs.encode(pixels).latent_dist.mode() - 0.1159) * 0.3611
         )
 
 
@@ -251,24 +253,24 @@ def test_everything_is_frozen_in_eval_mode_in_memory_and_in_the_asked_dtype(file
 def test_a_transformer_whose_blocks_swap_is_not_loaded_to_the_device(
     swap: int, where: str, files: dict[str, str]
 ) -> None:
-    parts = load(flux_settings(**files, blocks_to_swap=swap), torch.float32, "meta")
-    assert {p.device.type for p in parts.denoiser.parameters()} == {where}
-    for module in (parts.vae, *parts.text_encoders):
+    components = load(flux_settings(**files, blocks_to_swap=swap), torch.float32, "meta")
+    assert {p.device.type for p in components.denoiser.parameters()} == {where}
+    for module in (components.vae, *components.text_encoders):
         assert {p.device.type for p in module.parameters()} == {"meta"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which memory is mapped from a file")
-def test_weights_of_the_right_dtype_stay_in_the_mapped_file(files: dict[str, str], parts: Parts) -> None:
+def test_weights_of_the_right_dtype_stay_in_the_mapped_file(files: dict[str, str], components: Components) -> None:
     spans = [
         line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if files[MODEL] in line
     ]
     mapped = [(int(start, 16), int(end, 16)) for start, end in spans]
-    weights = [p for p in parts.denoiser.parameters() if p.ndim > 1]
+    weights = [p for p in components.denoiser.parameters() if p.ndim > 1]
     assert all(any(start <= p.data_ptr() < end for start, end in mapped) for p in weights)
 
 
-def test_without_mmap_it_is_the_same_model(files: dict[str, str], parts: Parts) -> None:
-    _same_parts(load(flux_settings(**files, disable_mmap_load_safetensors=True), torch.float32), parts)
+def test_without_mmap_it_is_the_same_model(files: dict[str, str], components: Components) -> None:
+    _same_parts(load(flux_settings(**files, disable_mmap_load_safetensors=True), torch.float32), components)
 
 
 def test_schnell_is_told_by_its_file(
@@ -355,10 +357,12 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
     place(held, flux_settings(fp8_base=True), torch.device("cpu"))
     ids = {"ids1": torch.tensor([[3, 4]]), "ids2": torch.tensor([[3, 4, 1]]), "mask2": torch.ones(1, 3).long()}
     with torch.no_grad():
-        texts = [encode_text(parts, ids) for parts in (held, wide)]
+        texts = [encode_text(components, ids) for components in (held, wide)]
         torch.testing.assert_close(*(text["t5_out"] for text in texts), rtol=1e-4, atol=1e-4)
         noisy, one = torch.randn(1, 16, 4, 4), torch.ones(1)
-        ours, theirs = (predict(parts.denoiser, noisy, one, texts[1], one, masked=False) for parts in (held, wide))
+        ours, theirs = (
+            predict(components.denoiser, noisy, one, texts[1], one, masked=False) for components in (held, wide)
+        )
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -376,8 +380,8 @@ def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) 
     assert f"the scales of '{layer}weight' are neither one nor one for each row" in problem
 
 
-def test_t5_is_held_in_fp8_unless_only_the_transformer_shall_be(files: dict[str, str], parts: Parts) -> None:
-    whole = parts.text_encoders[1].state_dict()
+def test_t5_is_held_in_fp8_unless_only_the_transformer_shall_be(files: dict[str, str], components: Components) -> None:
+    whole = components.text_encoders[1].state_dict()
     held = load(flux_settings(**files, fp8_base=True), torch.bfloat16).text_encoders[1]
     layers = {name: layer for name, layer in held.named_modules() if isinstance(layer, Fp8Linear)}
     assert len(layers) == 2 * 7
@@ -583,7 +587,7 @@ def _cached(miniature: Any, folder: Path) -> str:
     return str(cache)
 
 
-def _same_parts(ours: Parts, others: Parts) -> None:
+def _same_parts(ours: Components, others: Components) -> None:
     _same(ours.denoiser.state_dict(), others.denoiser.state_dict())
     _same(ours.vae.state_dict(), others.vae.state_dict())
     for encoder, other in zip(ours.text_encoders, others.text_encoders, strict=True):

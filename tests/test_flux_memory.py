@@ -10,9 +10,9 @@ from sd_scripts.library import fp8
 from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.foreign import leave_swapped_alone
+from sd_scripts.training.external_network import exclude_swapped
 
-RIGHT = {"train_data_dir": "pictures", "resolution": "1024,1024", "output_dir": "out"}
+RIGHT = {"train_data_dir": "images", "resolution": "1024,1024", "output_dir": "out"}
 
 
 def problems(**options: Any) -> list[str]:
@@ -43,10 +43,10 @@ def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
     model = transformer()
     base, added = model.single_blocks[0].linear1.weight, torch.nn.Parameter(torch.ones(2))
     swapping = Settings(FLUX_LORA.groups, {"blocks_to_swap": 2, "network_module": "somebody.network"})
-    leave_swapped_alone([{"params": [added]}], model, swapping)
-    leave_swapped_alone([{"params": [base]}], model, Settings(FLUX_LORA.groups, {}))
+    exclude_swapped([{"params": [added]}], model, swapping)
+    exclude_swapped([{"params": [base]}], model, Settings(FLUX_LORA.groups, {}))
     with pytest.raises(ValueError, match=r"^blocks_to_swap: somebody\.network trains weights of the base model"):
-        leave_swapped_alone([{"params": [added, base]}], model, swapping)
+        exclude_swapped([{"params": [added, base]}], model, swapping)
 
 
 def test_checkpoints_in_main_memory_that_do_nothing_are_told() -> None:

@@ -1,4 +1,4 @@
-"""What FLUX.1 learns: the point between picture and noise, what is compared there, and what is told of it."""
+"""What FLUX.1 learns: the point between image and noise, what is compared there, and what is told of it."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import torch
 from flux_help import batch_of, flux_settings, text_of, tiny_parts
 from torch import Tensor
 
-from sd_scripts.families.family import Parts
-from sd_scripts.families.flux.model import FluxShape, rope_table
+from sd_scripts.families.family import Components
+from sd_scripts.families.flux.model import FluxParams, rope_table
 from sd_scripts.families.flux.objective import (
     architecture,
     draw_timesteps,
@@ -28,7 +28,7 @@ RAW = {"model_prediction_type": "raw", "guidance_scale": 1.0}
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def components() -> Components:
     return tiny_parts()
 
 
@@ -42,12 +42,12 @@ def inputs_of(mask: Tensor | None = None, timesteps: Tensor | None = None, **val
     return step_inputs(batch_of(LATENTS, mask), LATENTS, flux_settings(**values), generator, timesteps)
 
 
-def predicted(parts: Parts, inputs: dict[str, Tensor], text: dict[str, Tensor], guidance: float) -> Tensor:
+def predicted(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], guidance: float) -> Tensor:
     told = torch.full((len(LATENTS),), guidance)
-    return predict(parts.denoiser, inputs["noisy"], inputs["timesteps"], text, told, masked=False)
+    return predict(components.denoiser, inputs["noisy"], inputs["timesteps"], text, told, masked=False)
 
 
-def test_noisy_latents_lie_on_the_straight_way_from_picture_to_noise() -> None:
+def test_noisy_latents_lie_on_the_straight_way_from_image_to_noise() -> None:
     t = torch.tensor([0.0, 0.25, 1.0])
     inputs = inputs_of(timesteps=t)
     noise = torch.randn(LATENTS.shape, generator=torch.Generator().manual_seed(1))
@@ -79,104 +79,108 @@ def test_input_perturbation_changes_what_is_mixed_in_and_not_the_target() -> Non
 
 def test_what_is_for_other_families_changes_nothing() -> None:
     others = {"noise_offset": 0.1, "multires_noise_iterations": 6}
-    plain, idle = inputs_of(), inputs_of(**others)
-    assert all(torch.equal(plain[name], idle[name]) for name in plain)
+    plain, without_effect = inputs_of(), inputs_of(**others)
+    assert all(torch.equal(plain[name], without_effect[name]) for name in plain)
     told = [str(remark) for remark in flux_settings(**others).remarks]
     assert [f"{name}: has no effect for FLUX.1" for name in others] == told[:2]
 
 
-def test_raw_compares_the_prediction_with_the_velocity(parts: Parts, text: dict[str, Tensor]) -> None:
+def test_raw_compares_the_prediction_with_the_velocity(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of()
-    expected = ((predicted(parts, inputs, text, 1.0) - inputs["target"]) ** 2).mean((1, 2, 3))
-    torch.testing.assert_close(loss(parts, inputs, text, flux_settings(**RAW)), expected)
+    expected = ((predicted(components, inputs, text, 1.0) - inputs["target"]) ** 2).mean((1, 2, 3))
+    torch.testing.assert_close(loss(components, inputs, text, flux_settings(**RAW)), expected)
 
 
-def test_the_other_types_compare_what_the_scripts_of_the_field_do(parts: Parts, text: dict[str, Tensor]) -> None:
+def test_the_other_types_compare_what_the_scripts_of_the_field_do(
+    components: Components, text: dict[str, Tensor]
+) -> None:
     inputs = inputs_of(timesteps=torch.tensor([0.2, 0.5, 0.9]))
     noisy, target, t = inputs["noisy"], inputs["target"], inputs["timesteps"]
-    velocity = predicted(parts, inputs, text, 3.5)
-    picture = noisy - t.view(-1, 1, 1, 1) * velocity
-    scaled = ((picture - target) ** 2).mean((1, 2, 3))
-    torch.testing.assert_close(loss(parts, inputs, text, flux_settings()), scaled)
-    weighted = loss(parts, inputs, text, flux_settings(weighting_scheme="sigma_sqrt"))
+    velocity = predicted(components, inputs, text, 3.5)
+    image = noisy - t.view(-1, 1, 1, 1) * velocity
+    scaled = ((image - target) ** 2).mean((1, 2, 3))
+    torch.testing.assert_close(loss(components, inputs, text, flux_settings()), scaled)
+    weighted = loss(components, inputs, text, flux_settings(weighting_scheme="sigma_sqrt"))
     torch.testing.assert_close(weighted, scaled / t**2)
     added = ((velocity + noisy - target) ** 2).mean((1, 2, 3))
     additive = flux_settings(model_prediction_type="additive", weighting_scheme="sigma_sqrt")
-    torch.testing.assert_close(loss(parts, inputs, text, additive), added)
+    torch.testing.assert_close(loss(components, inputs, text, additive), added)
 
 
-def test_dev_is_told_its_guidance_and_schnell_none(parts: Parts, text: dict[str, Tensor]) -> None:
+def test_dev_is_told_its_guidance_and_schnell_none(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of()
-    for each, differs in ((parts, True), (tiny_parts(guidance=False), False)):
+    for each, differs in ((components, True), (tiny_parts(guidance=False), False)):
         low, high = (loss(each, inputs, text, flux_settings(guidance_scale=scale)) for scale in (1.0, 4.0))
         assert torch.equal(low, high) is not differs
 
 
-def test_padding_is_hidden_from_the_transformer_only_where_asked(parts: Parts, text: dict[str, Tensor]) -> None:
+def test_padding_is_hidden_from_the_transformer_only_where_asked(
+    components: Components, text: dict[str, Tensor]
+) -> None:
     inputs, other = inputs_of(), dict(text)
     other["t5_out"] = text["t5_out"] + 5 * (text["t5_attn_mask"] == 0)[..., None]
     for masked in (False, True):
         settings = flux_settings(**RAW, apply_t5_attn_mask=masked)
-        one, two = loss(parts, inputs, text, settings), loss(parts, inputs, other, settings)
+        one, two = loss(components, inputs, text, settings), loss(components, inputs, other, settings)
         assert torch.allclose(one, two, rtol=1e-5) is masked
 
 
-def test_a_mask_and_a_weight_take_their_share(parts: Parts, text: dict[str, Tensor]) -> None:
+def test_a_mask_and_a_weight_take_their_share(components: Components, text: dict[str, Tensor]) -> None:
     mask = torch.zeros(3, 1, 48, 32)
     mask[:, :, :24] = 1
     inputs, masked = inputs_of(), inputs_of(mask)
-    errors = (predicted(parts, inputs, text, 1.0) - inputs["target"]) ** 2
+    errors = (predicted(components, inputs, text, 1.0) - inputs["target"]) ** 2
     settings = flux_settings(**RAW)
-    torch.testing.assert_close(loss(parts, masked, text, settings), errors[:, :, :3].mean((1, 2, 3)) / 2)
+    torch.testing.assert_close(loss(components, masked, text, settings), errors[:, :, :3].mean((1, 2, 3)) / 2)
     inputs["loss_weight"] = torch.tensor([1.0, 0.5, 0.0])
     torch.testing.assert_close(
-        loss(parts, inputs, text, settings), errors.mean((1, 2, 3)) * torch.tensor([1.0, 0.5, 0.0])
+        loss(components, inputs, text, settings), errors.mean((1, 2, 3)) * torch.tensor([1.0, 0.5, 0.0])
     )
 
 
 @pytest.mark.parametrize("schedule", ["constant", "exponential"])
 @pytest.mark.parametrize("loss_type", ["huber", "smooth_l1", "l1"])
-def test_every_loss_type_is_float32_for_each_picture(
-    parts: Parts, text: dict[str, Tensor], loss_type: str, schedule: str
+def test_every_loss_type_is_float32_for_each_image(
+    components: Components, text: dict[str, Tensor], loss_type: str, schedule: str
 ) -> None:
     settings = flux_settings(**RAW, loss_type=loss_type, huber_schedule=schedule)
-    found = loss(parts, inputs_of(), text, settings)
+    found = loss(components, inputs_of(), text, settings)
     assert found.shape == (3,)
     assert found.dtype == torch.float32
     assert found.isfinite().all()
 
 
-def test_the_exponential_width_goes_with_sigma(parts: Parts, text: dict[str, Tensor]) -> None:
+def test_the_exponential_width_goes_with_sigma(components: Components, text: dict[str, Tensor]) -> None:
     inputs = inputs_of(timesteps=torch.tensor([0.0, 0.5, 1.0]))
-    errors = predicted(parts, inputs, text, 1.0) - inputs["target"]
+    errors = predicted(components, inputs, text, 1.0) - inputs["target"]
     width = torch.tensor([1.0, 0.1**0.5, 0.1]).view(-1, 1, 1, 1)
     expected = (2 * width * ((errors**2 + width**2).sqrt() - width)).mean((1, 2, 3))
     settings = flux_settings(**RAW, loss_type="huber", huber_schedule="exponential")
-    torch.testing.assert_close(loss(parts, inputs, text, settings), expected)
+    torch.testing.assert_close(loss(components, inputs, text, settings), expected)
 
 
 def test_a_loss_reads_no_value_of_a_tensor() -> None:
     """Tensors without values stand in for a device that nobody may wait for."""
-    parts = tiny_parts()
-    parts.denoiser.to("meta")
+    components = tiny_parts()
+    components.denoiser.to("meta")
     inputs = {name: tensor.to("meta") for name, tensor in inputs_of(torch.ones(3, 1, 48, 32)).items()}
     text = {name: tensor.to("meta") for name, tensor in text_of(3).items()}
     settings = flux_settings(apply_t5_attn_mask=True, weighting_scheme="cosmap", loss_type="l1")
-    assert loss(parts, inputs, text, settings).shape == (3,)
+    assert loss(components, inputs, text, settings).shape == (3,)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: it is the GPU that nobody may wait for")
 @pytest.mark.parametrize("sampling", ["sigma", "uniform", "sigmoid", "shift", "flux_shift"])
 def test_nothing_in_a_step_waits_for_the_gpu(sampling: str) -> None:
-    parts, device = tiny_parts(), torch.device("cuda")
-    parts.denoiser.to(device)
+    components, device = tiny_parts(), torch.device("cuda")
+    components.denoiser.to(device)
     text = {name: tensor.to(device) for name, tensor in text_of(3).items()}
     latents, settings = LATENTS.to(device), flux_settings(timestep_sampling=sampling, apply_t5_attn_mask=True)
     batch = batch_of(LATENTS).pin_memory()
 
     def step() -> Tensor:
         generator = torch.Generator(device).manual_seed(1)
-        return loss(parts, step_inputs(batch, latents, settings, generator), text, settings)
+        return loss(components, step_inputs(batch, latents, settings, generator), text, settings)
 
     first = step()  # tables are made once
     torch.cuda.set_sync_debug_mode("error")
@@ -250,8 +254,8 @@ def test_validation_stands_at_four_sigmas_of_the_trained_range() -> None:
     assert bounded == pytest.approx([0.6, 0.7, 0.8, 0.9])
 
 
-def test_a_lora_file_tells_how_flux_was_trained(parts: Parts) -> None:
-    assert metadata(flux_settings(timestep_sampling="shift", apply_t5_attn_mask=True), parts) == {
+def test_a_lora_file_tells_how_flux_was_trained(components: Components) -> None:
+    assert metadata(flux_settings(timestep_sampling="shift", apply_t5_attn_mask=True), components) == {
         "ss_model_type": "flux",
         "ss_apply_t5_attn_mask": "True",
         "ss_weighting_scheme": "uniform",
@@ -264,7 +268,7 @@ def test_a_lora_file_tells_how_flux_was_trained(parts: Parts) -> None:
         "ss_model_prediction_type": "sigma_scaled",
         "ss_discrete_flow_shift": "3.0",
     }
-    assert architecture(parts) == "flux-1-dev"
+    assert architecture(components) == "flux-1-dev"
     assert architecture(tiny_parts(guidance=False)) == "flux-1-schnell"
 
 
@@ -279,7 +283,7 @@ def test_latents_are_packed_as_the_reference_packs_them() -> None:
 
 
 def test_tokens_stand_where_the_reference_puts_them() -> None:
-    shape = FluxShape()
+    shape = FluxParams()
     ids = torch.tensor(NUMBERS["flux_img_ids_2x3"][0], dtype=torch.float64)  # (6, 3)
     rates = [10_000 ** -(torch.arange(0, width, 2, dtype=torch.float64) / width) for width in shape.rope_widths]
     angles = torch.cat([ids[:, [axis]] * rate for axis, rate in enumerate(rates)], dim=1)
@@ -288,14 +292,14 @@ def test_tokens_stand_where_the_reference_puts_them() -> None:
     torch.testing.assert_close(sin[0, 2:, 0], angles.sin().float())
 
 
-def test_latents_are_shifted_and_scaled_and_come_back(parts: Parts) -> None:
+def test_latents_are_shifted_and_scaled_and_come_back(components: Components) -> None:
     pixels = torch.rand(2, 3, 32, 48) * 2 - 1
-    latents = encode_images(parts, pixels)
-    vae: Any = parts.vae
+    latents = encode_images(components, pixels)
+    vae: Any = components.vae
     assert latents.shape == (2, 16, 4, 6)
     torch.testing.assert_close(latents, (vae.encode(pixels).latent_dist.mode() - 0.1159) * 0.3611)
     back = vae.decode(latents / 0.3611 + 0.1159).sample
-    torch.testing.assert_close(decode_latents(parts, latents), (back / 2 + 0.5).clamp(0, 1))
+    torch.testing.assert_close(decode_latents(components, latents), (back / 2 + 0.5).clamp(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -303,8 +307,8 @@ def test_latents_are_shifted_and_scaled_and_come_back(parts: Parts) -> None:
     [(torch.float16, "mixed_precision: the autoencoder overflowed"), (torch.float32, "ae: the autoencoder gives")],
 )
 def test_latents_that_are_not_finite_are_told_with_a_remedy(dtype: torch.dtype, said: str) -> None:
-    parts = tiny_parts()
-    parts.vae.encoder.conv_out.weight.fill_(torch.inf)
-    parts.vae.to(dtype)
+    components = tiny_parts()
+    components.vae.encoder.conv_out.weight.fill_(torch.inf)
+    components.vae.to(dtype)
     with pytest.raises(ValueError, match=said):
-        encode_images(parts, torch.ones(1, 3, 32, 32))
+        encode_images(components, torch.ones(1, 3, 32, 32))

@@ -11,7 +11,7 @@ from flux_pipeline import pipeline_of
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from training_help import TEXT_ENCODERS_TOO, Run, equal, pictures, train
+from training_help import TEXT_ENCODERS_TOO, Run, equal, images, train
 
 from sd_scripts.families.flux import FLUX
 from sd_scripts.library.fp8 import compute_problem
@@ -126,14 +126,14 @@ def test_the_file_says_what_it_was_trained_for(plain: Run) -> None:
 
 
 def test_both_names_of_the_network_mean_the_same(plain: Run, flux_miniature: Any, tmp_path: Path) -> None:
-    data = pictures(plain.output.parent / "pictures")
+    data = images(plain.output.parent / "images")
     other = train(flux_miniature, tmp_path / "out", train_data_dir=data, network_module="networks.lora_flux")
     assert other.losses == plain.losses
     assert equal(other.tensors(), plain.tensors())
 
 
 def test_clip_learns_beside_a_cached_t5_and_t5_when_it_shall(flux_miniature: Any, tmp_path: Path) -> None:
-    data = pictures(tmp_path / "pictures")
+    data = images(tmp_path / "images")
     cached = train(flux_miniature, tmp_path / "cached", train_data_dir=data, network_train_unet_only=None)
     encoded = train(flux_miniature, tmp_path / "encoded", train_data_dir=data, **TEXT_ENCODERS_TOO)
     both = train(flux_miniature, tmp_path / "both", train_data_dir=data, train_t5xxl=True, **TEXT_ENCODERS_TOO)
@@ -154,7 +154,7 @@ def test_the_attention_mask_hides_the_padding(plain: Run, flux_miniature: Any, t
     assert compiled.losses == pytest.approx(masked.losses, rel=1e-5)
 
 
-def test_diffusers_makes_the_picture_that_the_run_made(flux_miniature: Any, tmp_path: Path) -> None:
+def test_diffusers_makes_the_image_that_the_run_made(flux_miniature: Any, tmp_path: Path) -> None:
     """Of all layers but linear1 of single blocks, which its loader knows in the real width only."""
     (tmp_path / "prompts.txt").write_text("a red circle --w 64 --h 64 --s 3 --d 7 --g 3.5")
     run = train(

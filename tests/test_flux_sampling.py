@@ -1,4 +1,4 @@
-"""Pictures of FLUX.1 while training: diffusers' own for the same noise, and nothing of the training is touched."""
+"""Images of FLUX.1 while training: diffusers' own for the same noise, and nothing of the training is touched."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,12 +9,12 @@ import torch
 from flux_help import flux_settings
 from flux_pipeline import pipeline_of
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.sampling import sample
 from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
 from sd_scripts.families.miniature import clip_tokenizer
-from sd_scripts.families.sampling import lent
+from sd_scripts.families.sampling import on_device
 from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, SamplePrompt
 
 T5_LENGTH = 16
@@ -22,13 +22,13 @@ PROMPT = {"prompt": "a red circle", "width": 64, "height": 80, "seed": 1, "steps
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def components() -> Components:
     clip = clip_tokenizer()
     modules = tiny_modules(len(clip))
     encoders = [modules.clip_l, modules.t5xxl]
     for module in (modules.transformer, modules.ae, *encoders):
         module.eval().requires_grad_(False)
-    return Parts(
+    return Components(
         denoiser=modules.transformer,
         vae=modules.ae,
         text_encoders=encoders,
@@ -39,12 +39,12 @@ def parts() -> Parts:
 
 
 @pytest.fixture(scope="module")
-def pipeline(parts: Parts) -> Any:
-    return pipeline_of(parts)
+def pipeline(components: Components) -> Any:
+    return pipeline_of(components)
 
 
-def of_diffusers(parts: Parts, **arguments: Any) -> np.ndarray:
-    pipeline: Any = pipeline_of(parts)
+def of_diffusers(components: Components, **arguments: Any) -> np.ndarray:
+    pipeline: Any = pipeline_of(components)
     return pipeline(
         PROMPT["prompt"],
         width=64,
@@ -57,45 +57,45 @@ def of_diffusers(parts: Parts, **arguments: Any) -> np.ndarray:
     ).images[0]
 
 
-def make(parts: Parts, **changes: Any) -> np.ndarray:
-    return np.asarray(sample(parts, SamplePrompt(**{**PROMPT, **changes}), flux_settings()))
+def make(components: Components, **changes: Any) -> np.ndarray:
+    return np.asarray(sample(components, SamplePrompt(**{**PROMPT, **changes}), flux_settings()))
 
 
 @pytest.mark.parametrize(
     ("guidance", "scale", "negative"), [(3.5, 1.0, ""), (1.0, 1.0, ""), (3.5, 3.0, "a blue square")]
 )
-def test_a_picture_of_dev_is_what_diffusers_makes_of_the_same_noise(
-    parts: Parts, guidance: float, scale: float, negative: str
+def test_a_image_of_dev_is_what_diffusers_makes_of_the_same_noise(
+    components: Components, guidance: float, scale: float, negative: str
 ) -> None:
-    theirs = of_diffusers(parts, negative_prompt=negative or None, true_cfg_scale=scale, guidance_scale=guidance)
-    ours = make(parts, guidance=guidance, scale=scale, negative_prompt=negative)
+    theirs = of_diffusers(components, negative_prompt=negative or None, true_cfg_scale=scale, guidance_scale=guidance)
+    ours = make(components, guidance=guidance, scale=scale, negative_prompt=negative)
     assert np.abs(ours / 255 - theirs).max() < 2 / 255
 
 
-def test_a_picture_of_schnell_is_too(parts: Parts) -> None:
-    transformer = FluxTransformer(replace(parts.denoiser.shape, guidance=False)).eval().requires_grad_(False)
-    weights = parts.denoiser.state_dict()
+def test_a_image_of_schnell_is_too(components: Components) -> None:
+    transformer = FluxTransformer(replace(components.denoiser.shape, guidance=False)).eval().requires_grad_(False)
+    weights = components.denoiser.state_dict()
     transformer.load_state_dict({name: weights[name] for name in transformer.state_dict()})
-    schnell = replace(parts, denoiser=transformer, facts={**parts.facts, "variant": "schnell"})
+    schnell = replace(components, denoiser=transformer, facts={**components.facts, "variant": "schnell"})
     assert np.abs(make(schnell) / 255 - of_diffusers(schnell)).max() < 2 / 255
 
 
-def test_a_seed_decides_and_guidance_and_the_negative_prompt_have_their_say(parts: Parts) -> None:
-    picture = make(parts)
-    assert picture.shape == (80, 64, 3)
-    assert np.array_equal(make(parts), picture)
-    assert not np.array_equal(make(parts, seed=2), picture)
-    assert not np.array_equal(make(parts, guidance=20.0), picture)
-    assert not np.array_equal(make(parts, scale=3.0, negative_prompt="a blue square"), picture)
+def test_a_seed_decides_and_guidance_and_the_negative_prompt_have_their_say(components: Components) -> None:
+    image = make(components)
+    assert image.shape == (80, 64, 3)
+    assert np.array_equal(make(components), image)
+    assert not np.array_equal(make(components, seed=2), image)
+    assert not np.array_equal(make(components, guidance=20.0), image)
+    assert not np.array_equal(make(components, scale=3.0, negative_prompt="a blue square"), image)
 
 
-def test_no_picture_is_steered_away_from_nothing(parts: Parts) -> None:
-    assert np.array_equal(make(parts, scale=7.5), make(parts))
-    assert np.array_equal(make(parts, negative_prompt="a blue square"), make(parts))
+def test_no_image_is_steered_away_from_nothing(components: Components) -> None:
+    assert np.array_equal(make(components, scale=7.5), make(components))
+    assert np.array_equal(make(components, negative_prompt="a blue square"), make(components))
 
 
-def test_sides_are_rounded_down_to_16(parts: Parts) -> None:
-    assert np.array_equal(make(parts, width=79, height=95), make(parts))
+def test_sides_are_rounded_down_to_16(components: Components) -> None:
+    assert np.array_equal(make(components, width=79, height=95), make(components))
 
 
 def test_what_a_prompt_does_not_say() -> None:
@@ -103,40 +103,40 @@ def test_what_a_prompt_does_not_say() -> None:
     assert (said.width, said.height, said.steps, said.guidance, said.scale) == (512, 512, 20, 3.5, 1.0)
 
 
-def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(parts: Parts) -> None:
-    parts.denoiser.train()
-    parts.denoiser.img_in.eval()
+def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(components: Components) -> None:
+    components.denoiser.train()
+    components.denoiser.img_in.eval()
     before = torch.get_rng_state()
-    make(parts, seed=None)
+    make(components, seed=None)
     assert torch.equal(torch.get_rng_state(), before)
-    assert parts.denoiser.training
-    assert not parts.denoiser.img_in.training
-    assert not parts.vae.training
-    assert all(p.grad is None for p in parts.denoiser.parameters())
-    parts.denoiser.eval()
+    assert components.denoiser.training
+    assert not components.denoiser.img_in.training
+    assert not components.vae.training
+    assert all(p.grad is None for p in components.denoiser.parameters())
+    components.denoiser.eval()
 
 
-def test_compiled_blocks_sample_without_graphs_of_their_own(parts: Parts) -> None:
-    eager, graphs = make(parts), []
+def test_compiled_blocks_sample_without_graphs_of_their_own(components: Components) -> None:
+    eager, graphs = make(components), []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    for block in parts.denoiser.double_blocks:
+    for block in components.denoiser.double_blocks:
         block.compile(backend=backend)
-    assert np.array_equal(make(parts), eager)
+    assert np.array_equal(make(components), eager)
     assert graphs == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: weights go there and come back")
-def test_modules_are_lent_to_the_gpu_and_their_weights_are_where_they_were(parts: Parts) -> None:
-    on_the_cpu = make(parts)
-    lendable = (parts.vae, *parts.text_encoders)
+def test_modules_are_lent_to_the_gpu_and_their_weights_are_where_they_were(components: Components) -> None:
+    on_the_cpu = make(components)
+    lendable = (components.vae, *components.text_encoders)
     before = [(tensor, tensor.data_ptr(), tensor.clone()) for module in lendable for tensor in module.parameters()]
-    parts.denoiser.cuda()
-    on_the_gpu = make(parts)
-    parts.denoiser.cpu()
+    components.denoiser.cuda()
+    on_the_gpu = make(components)
+    components.denoiser.cpu()
     assert np.abs(on_the_gpu.astype(int) - on_the_cpu.astype(int)).max() <= 4
     for tensor, address, values in before:
         assert tensor.data_ptr() == address
@@ -146,7 +146,7 @@ def test_modules_are_lent_to_the_gpu_and_their_weights_are_where_they_were(parts
 def test_a_failure_while_a_module_is_lent_leaves_it_as_it_was() -> None:
     module = torch.nn.Linear(2, 2)
     address = module.weight.data_ptr()
-    with pytest.raises(RuntimeError, match="incompatible tensor type"), lent(module, torch.device("meta")):
+    with pytest.raises(RuntimeError, match="incompatible tensor type"), on_device(module, torch.device("meta")):
         pass
     assert module.weight.data_ptr() == address
     assert not module.weight.is_meta

@@ -193,14 +193,14 @@ def test_autocast_decides_the_dtype() -> None:
 
 
 def placed(script_settings: Any, **options: Any) -> FluxTransformer:
-    from sd_scripts.families.family import Parts
+    from sd_scripts.families.family import Components
 
     torch.manual_seed(0)
     model = FluxTransformer(SHAPE).requires_grad_(False)
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)
     settings = script_settings(**options)
-    place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
+    place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
     if options.get("gradient_checkpointing"):
         checkpoint_gradients(model, settings)
     return model

@@ -213,7 +213,7 @@ def test_blocks_of_the_unet_are_counted_as_the_field_does() -> None:
     ] == [0, 0, 1, 2, 9, 11, 13, 21, 22, 22]
 
 
-def test_pictures_of_the_class_weigh_as_the_option_says(miniature: Any, tmp_path: Path) -> None:
+def test_images_of_the_class_weigh_as_the_option_says(miniature: Any, tmp_path: Path) -> None:
     for name, folder in (("reg", "1_class"), ("train", "1_instance class")):
         make_folder(tmp_path / name / folder, [(64, 64)] * 2)
     data = {"train_data_dir": tmp_path / "train", "reg_data_dir": tmp_path / "reg", "max_train_steps": 4}

@@ -39,8 +39,8 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.toml_files import read_toml, toml_text
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import Asked, Made, RunState, State
 from sd_scripts.runs.store import RunRow, RunStore
-from sd_scripts.runs.story import Asked, Made, RunStory, State
 
 COMPILE = [o.name for o in each_option(CompileOptions)]
 
@@ -736,28 +736,28 @@ def row(state: State = "running", **facts: Any) -> RunRow:
     return RunRow(**{**unknown, "results": (), "error": "", **known, **facts, "state": state})
 
 
-def run_view(story: RunStory, of: RunRow | None = None) -> str:
+def run_view(run_state: RunState, of: RunRow | None = None) -> str:
     """All sections in one, as the page puts them together."""
-    return "".join(sections(story, of or row(story.state)).values())
+    return "".join(sections(run_state, of or row(run_state.state)).values())
 
 
-def trained(state: State = "running", steps: int = 30) -> RunStory:
-    story = RunStory()
-    story.tell({"kind": "started", "max_steps": 50, "epochs": 2, "images_per_step": 2, "time": 1.0})
+def trained(state: State = "running", steps: int = 30) -> RunState:
+    run_state = RunState()
+    run_state.tell({"kind": "started", "max_steps": 50, "epochs": 2, "images_per_step": 2, "time": 1.0})
     for step in range(1, steps + 1):
         told = {"step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.5, "lr": {"unet": 1e-4}}
-        story.tell({"kind": "step", **told, "vram": 3 * 2**30, "ram": 2**30})
-    story.state = state
-    return story
+        run_state.tell({"kind": "step", **told, "vram": 3 * 2**30, "ram": 2**30})
+    run_state.state = state
+    return run_state
 
 
 def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
-    story = trained()
-    story.tell({"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>"})
-    story.tell({"kind": "warning", "text": "is odd", "option": "seed"})
-    story.tell({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
-    story.tell({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
-    html = run_view(story)
+    run_state = trained()
+    run_state.tell({"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>"})
+    run_state.tell({"kind": "warning", "text": "is odd", "option": "seed"})
+    run_state.tell({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
+    run_state.tell({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
+    html = run_view(run_state)
     for words in ("step 30 of 50", "0.50 s/it", "4/s", "3.0 GiB", "1.0 GiB", "14 graphs · 1 recompile", "seed: is odd"):
         assert words in html
     for words in ("2.0 MB", "free some space", "studio/run/7/file/0", "a &amp; b"):
@@ -768,63 +768,63 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
 
 
 def test_a_run_that_a_person_ended_is_not_told_as_a_failure():
-    story = trained()
-    story.asked_for({"kind": "end"})
-    story.ended_as("stopped", "You stopped this run at once at step 30")
-    html = run_view(story)
+    run_state = trained()
+    run_state.asked_for({"kind": "end"})
+    run_state.ended_as("stopped", "You stopped this run at once at step 30")
+    html = run_view(run_state)
     assert 'message-note" role="status"' in html
     assert "You stopped this run at once at step 30" in html
     assert "message-error" not in html
 
 
 def test_the_time_that_a_run_took_is_that_of_its_row():
-    story = trained("finished")
-    assert "<b>4:02</b><span>Took" in run_view(story, row("finished", started=1000.0, ended=1242.0))
+    run_state = trained("finished")
+    assert "<b>4:02</b><span>Took" in run_view(run_state, row("finished", started=1000.0, ended=1242.0))
 
 
 def test_what_takes_its_time_ticks_in_the_page():
-    story = RunStory()
+    run_state = RunState()
     started = row("starting", started=100.0)
-    assert 'data-since="100.0"' in sections(story, started)["progress"]
-    story.tell({"kind": "phase", "name": "compiling", "time": 130.0})
-    story.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 160.0})
-    html = sections(story, started)["progress"]
+    assert 'data-since="100.0"' in sections(run_state, started)["progress"]
+    run_state.tell({"kind": "phase", "name": "compiling", "time": 130.0})
+    run_state.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 160.0})
+    html = sections(run_state, started)["progress"]
     assert "Compiling · 12 graphs so far" in html
     assert 'data-since="130.0"' in html
     assert "data-since" not in sections(trained(), started)["progress"]
 
 
 def test_a_section_is_the_same_html_while_nothing_of_it_changes():
-    story = trained()
-    before = sections(story, row())
-    story.tell({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
-    after = sections(story, row())
+    run_state = trained()
+    before = sections(run_state, row())
+    run_state.tell({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
+    after = sections(run_state, row())
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"head", "progress", "tiles"}
 
 
 def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers():
-    story = trained()
-    assert run_view(story).count("disabled") == 0
-    story.asked_for({"kind": "save", "id": "a"})
-    html = run_view(story)
+    run_state = trained()
+    assert run_view(run_state).count("disabled") == 0
+    run_state.asked_for({"kind": "save", "id": "a"})
+    html = run_view(run_state)
     assert "Asked…" in html
     assert html.count("disabled") == 1
-    story.tell({"kind": "heard", "command": "save", "ids": ["a"], "step": 30})
-    html = run_view(story)
+    run_state.tell({"kind": "heard", "command": "save", "ids": ["a"], "step": 30})
+    html = run_view(run_state)
     assert "Asked…" not in html
     assert "Saved at step 30" in html
-    assert [asked.heard for asked in story.asked if isinstance(asked, Asked)] == [30]
+    assert [asked.heard for asked in run_state.asked if isinstance(asked, Asked)] == [30]
 
 
 def test_ending_at_once_says_what_is_lost():
     assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
-    story = trained()
-    assert "everything it learned is lost" in run_view(story)
-    story.tell({"kind": "saved", "path": "/out/a-step10.safetensors", "step": 10})
-    assert "its files up to step 10 stay" in run_view(story)
-    story.tell({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
-    assert "what it learned after step 20 is lost" in run_view(story)
+    run_state = trained()
+    assert "everything it learned is lost" in run_view(run_state)
+    run_state.tell({"kind": "saved", "path": "/out/a-step10.safetensors", "step": 10})
+    assert "its files up to step 10 stay" in run_view(run_state)
+    run_state.tell({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
+    assert "what it learned after step 20 is lost" in run_view(run_state)
 
 
 @pytest.mark.parametrize(
@@ -837,55 +837,55 @@ def test_ending_at_once_says_what_is_lost():
     ],
 )
 def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State, offered: set[str]):
-    story = RunStory(state=state)
+    run_state = RunState(state=state)
     (tmp_path / "a-state").mkdir()
-    story.saved.append(Made(tmp_path / "a-state", 10))
+    run_state.saved.append(Made(tmp_path / "a-state", 10))
     (tmp_path / "a-state" / "progress.json").touch()
-    assert set(re.findall(r'data-action="(\w+)"', run_view(story, row(state, place=1)))) == offered
+    assert set(re.findall(r'data-action="(\w+)"', run_view(run_state, row(state, place=1)))) == offered
 
 
 def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
-    story = RunStory(state="stopped")
+    run_state = RunState(state="stopped")
     for name in ("a-000001-state", "a-000002-state", "a-000003-state"):
         (tmp_path / name).mkdir()
-        story.saved.append(Made(tmp_path / name, 1))
-    assert newest_state(story) is None
+        run_state.saved.append(Made(tmp_path / name, 1))
+    assert newest_state(run_state) is None
     (tmp_path / "a-000001-state" / "progress.json").touch()
     (tmp_path / "a-000002-state" / "progress.json").touch()
-    assert newest_state(story) == tmp_path / "a-000002-state"
+    assert newest_state(run_state) == tmp_path / "a-000002-state"
 
 
 def test_a_run_that_waits_says_its_place_and_what_it_waits_for():
-    html = run_view(RunStory(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
+    html = run_view(RunState(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
     assert "number 2 in the queue" in html
     assert "waits for HF_TOKEN" in html
     assert "tile" not in html
 
 
 def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
-    story = RunStory()
+    run_state = RunState()
     for name in ("a & b-000001.safetensors", "a & b.safetensors", "a & b-state"):
-        story.tell({"kind": "saved", "path": f"/loras/{name}", "step": 1})
-    assert 'class="result"' not in run_view(story)
-    story.tell({"kind": "finished", "step": 1, "time": 2.0})
-    html = sections(story, row("finished"))["result"]
+        run_state.tell({"kind": "saved", "path": f"/loras/{name}", "step": 1})
+    assert 'class="result"' not in run_view(run_state)
+    run_state.tell({"kind": "finished", "step": 1, "time": 2.0})
+    html = sections(run_state, row("finished"))["result"]
     assert 'data-copy="/loras/a &amp; b.safetensors"' in html
     assert "models/loras" in html
 
 
 def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
-    story = RunStory()
-    story.tell({"kind": "started", "method": "full", "max_steps": 1})
+    run_state = RunState()
+    run_state.tell({"kind": "started", "method": "full", "max_steps": 1})
     for name in ("cat.safetensors", "cat-ema.safetensors", "cat-state"):
-        story.tell({"kind": "saved", "path": f"/models/{name}", "step": 1})
-    story.tell({"kind": "finished", "step": 1, "time": 2.0})
-    html = sections(story, row("finished"))["result"]
+        run_state.tell({"kind": "saved", "path": f"/models/{name}", "step": 1})
+    run_state.tell({"kind": "finished", "step": 1, "time": 2.0})
+    html = sections(run_state, row("finished"))["result"]
     assert 'data-copy="/models/cat.safetensors"' in html
     assert "cat-ema.safetensors</b>" in html
     assert "models/checkpoints" in html
     assert "diffusion_models" not in html
     assert "models/loras" not in html
-    assert "models/diffusion_models" in sections(story, row("finished", family="flux"))["result"]
+    assert "models/diffusion_models" in sections(run_state, row("finished", family="flux"))["result"]
 
 
 def test_numbers_are_written_for_people():

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from fresh import console_to, outcome, processes
-from training_help import FULL, Run, equal, pictures, train
+from training_help import FULL, Run, equal, images, train
 
 from sd_scripts.library.safetensors_io import GONE, OLD, PART
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.leftovers import newest_state
+from sd_scripts.training.recovery import newest_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes that fork")
 
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "cache_text_encoder_outputs_to_disk": True,
     "sample_every_n_steps": 3,
 }
-"""Three pictures are an epoch; at step 3 files and states leave the window."""
+"""Three images are an epoch; at step 3 files and states leave the window."""
 OF_METHOD: dict[str, dict[str, Any]] = {
     "lora": {"network_args": ["rank_dropout=0.3"]},
     "full": {**FULL, "mixed_precision": "bf16", "save_precision": "float", "use_ema": True},
@@ -117,7 +117,7 @@ def begin(miniature: Any, output: Path, method: str) -> Run:
     """The command of this test, always the same."""
     prompts = output.with_name("prompts.txt")
     prompts.write_text("a red circle --w 64 --h 64 --s 1 --d 7")
-    data = pictures(output.with_name("pictures"), count=3)
+    data = images(output.with_name("images"), count=3)
     values = {**SETTINGS, **OF_METHOD[method], "sample_prompts": prompts, "train_data_dir": data}
     return train(miniature, output, method, **values)
 

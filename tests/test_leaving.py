@@ -20,7 +20,7 @@ from training_help import run
 
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import leaving
-from sd_scripts.training.states import damage, read_saved
+from sd_scripts.training.train_state import damage, read_saved
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo without CUDA is tried on Linux")
 
@@ -78,7 +78,7 @@ def assert_saved(config: Path) -> None:
 
 def two_shapes(folder: Path, miniature: Any) -> Path:
     """Settings of a run that compiles at its first step, and again later."""
-    make_folder(folder / "pictures" / "1_noise", [(64, 64)] * 4 + [(64, 96)] * 4)
+    make_folder(folder / "images" / "1_noise", [(64, 64)] * 4 + [(64, 96)] * 4)
     return configure(folder, miniature, max_train_steps=100, compile=True, compile_backend="eager", resolution="64,96")
 
 

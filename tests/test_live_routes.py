@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.again import plan
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import prepare
 from kohya_gui.live_routes import routes
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.toml_files import read_toml
@@ -28,13 +28,13 @@ from sd_scripts.runs.store import RunStore
 
 REPO = Path(__file__).parents[1]
 ASKING = {"X-Studio": "1"}
-PNG = b"\x89PNG\r\n\x1a\n not much of a picture"
+PNG = b"\x89PNG\r\n\x1a\n not much of an image"
 
 
 class Studio:
     """A list of runs with its routes, as a browser reaches them; nothing is started unless the queue is opened."""
 
-    def __init__(self, folder: Path, places: Places = EVERYWHERE) -> None:
+    def __init__(self, folder: Path, places: AllowedPaths = EVERYWHERE) -> None:
         self.folder = folder
         self.queue = RunQueue(RunStore(folder / "runs.sqlite"), every=0.05)
         self.browser = TestClient(Starlette(routes=routes(self.queue, places)))
@@ -229,7 +229,7 @@ def test_the_console_is_searched_and_sent_again_only_when_it_grew(studio):
 
 
 def with_files(studio: Studio) -> int:
-    """A run that tells of a picture, a model and a state, and of a text, a link and a lost file as samples."""
+    """A run that tells of an image, a model and a state, and of a text, a link and a lost file as samples."""
     folder = studio.folder / "out"
     (folder / "cat-state").mkdir(parents=True)
     (folder / "cat-state" / "progress.json").write_text("{}")
@@ -254,9 +254,9 @@ def test_a_sample_is_told_with_its_prompt_and_served_once_while_it_stays_the_sam
     assert {name: sample[name] for name in ("step", "prompt", "seed", "number", "width", "height")} == {
         **{"step": 4, "prompt": "a <b>cat</b>", "seed": 7, "number": 0, "width": 64, "height": 32}
     }
-    picture = studio.browser.get(f"/{sample['url']}")
-    assert (picture.content, picture.headers["content-type"]) == (PNG, "image/png")
-    again = studio.browser.get(f"/{sample['url']}", headers={"If-None-Match": picture.headers["etag"]})
+    image = studio.browser.get(f"/{sample['url']}")
+    assert (image.content, image.headers["content-type"]) == (PNG, "image/png")
+    again = studio.browser.get(f"/{sample['url']}", headers={"If-None-Match": image.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -312,14 +312,14 @@ def test_an_older_run_never_delivers_the_model_of_a_later_one(studio, fingerprin
     "path",
     ["sample/1", "sample/2", "sample/3", "sample/4", "file/1", "file/2", "sample/-1", "sample/..%2f0", "file/0%00"],
 )
-def test_nothing_is_served_but_pictures_and_models_that_the_run_told_of(studio, path):
+def test_nothing_is_served_but_images_and_models_that_the_run_told_of(studio, path):
     answer = studio.get(f"run/{with_files(studio)}/{path}")
     assert answer.status_code == 404
     assert b"secret" not in answer.content
 
 
 def test_a_file_outside_of_the_allowed_folders_is_not_served(tmp_path):
-    studio = Studio(tmp_path, Places.within([tmp_path / "elsewhere"]))
+    studio = Studio(tmp_path, AllowedPaths.within([tmp_path / "elsewhere"]))
     run = with_files(studio)
     for path in ("sample/0", "file/0"):
         answer = studio.get(f"run/{run}/{path}")

@@ -14,7 +14,7 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from lora_sdxl import WITH_CONV, Prepared, base, context, losses, prepare, save, say_something
 from safetensors import safe_open
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.networks.lora import adaptable
 from sd_scripts.options import preflight
@@ -40,28 +40,28 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Prep
     return prepared, save(prepared, folder / "trained.safetensors")
 
 
-def pipeline(parts: Parts) -> StableDiffusionXLPipeline:
+def pipeline(components: Components) -> StableDiffusionXLPipeline:
     return StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer=parts.tokenizers[0],
-        tokenizer_2=parts.tokenizers[1],
-        unet=parts.denoiser,
+        vae=components.vae,
+        text_encoder=components.text_encoders[0],
+        text_encoder_2=components.text_encoders[1],
+        tokenizer=components.tokenizers[0],
+        tokenizer_2=components.tokenizers[1],
+        unet=components.denoiser,
         scheduler=EulerDiscreteScheduler(),
     )
 
 
-def picture(parts: Parts) -> np.ndarray:
-    pipe = pipeline(parts)
+def image(components: Components) -> np.ndarray:
+    pipe = pipeline(components)
     pipe.set_progress_bar_config(disable=True)
     noise = torch.Generator().manual_seed(1)
     made = pipe("a red circle", num_inference_steps=2, height=64, width=64, generator=noise, output_type="np")
     return made.images[0]
 
 
-def with_diffusers_names(file: Path, parts: Parts) -> dict[str, torch.Tensor]:
-    paths = {SDXL.lora.name(path): path for path, _ in adaptable(parts.denoiser, SDXL.lora, conv=True)}
+def with_diffusers_names(file: Path, components: Components) -> dict[str, torch.Tensor]:
+    paths = {SDXL.lora.name(path): path for path, _ in adaptable(components.denoiser, SDXL.lora, conv=True)}
     renamed = {}
     for key, tensor in safetensors.torch.load_file(file).items():
         layer, _, rest = key.partition(".")
@@ -76,14 +76,14 @@ def test_diffusers_loads_our_file_and_computes_what_training_did(model: Path, tr
     pipe, before = pipeline(theirs), losses(theirs)
     pipe.load_lora_weights(file)
     with torch.no_grad():
-        torch.testing.assert_close(losses(theirs), losses(prepared.parts), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(losses(theirs), losses(prepared.components), rtol=1e-4, atol=1e-5)
     assert (losses(theirs) - before).abs().min() > 1e-3
 
 
-def test_our_file_changes_the_picture_that_diffusers_makes(model: Path, trained: tuple[Prepared, Path]) -> None:
+def test_our_file_changes_the_image_that_diffusers_makes(model: Path, trained: tuple[Prepared, Path]) -> None:
     plain, adapted = base(model), base(model)
     pipeline(adapted).load_lora_weights(trained[1])
-    assert np.abs(picture(plain) - picture(adapted)).max() > 0.01
+    assert np.abs(image(plain) - image(adapted)).max() > 0.01
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(None, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 1e-2)])
@@ -91,12 +91,12 @@ def test_a_run_that_goes_on_from_the_file_begins_where_it_ended(
     model: Path, trained: tuple[Prepared, Path], tmp_path: Path, dtype: torch.dtype | None, close: float
 ) -> None:
     prepared, _ = trained
-    prepared.learning.save(tmp_path / "file.safetensors", dtype, {})
+    prepared.trainable.save(tmp_path / "file.safetensors", dtype, {})
     weights = {"network_weights": str(tmp_path / "file.safetensors"), "network_args": WITH_CONV}
     again = prepare(model, tmp_path, **weights)
     assert again.warnings == []
     with torch.no_grad():
-        torch.testing.assert_close(losses(again.parts), losses(prepared.parts), rtol=close, atol=close)
+        torch.testing.assert_close(losses(again.components), losses(prepared.components), rtol=close, atol=close)
 
 
 def test_another_alpha_changes_nothing_in_what_the_file_does(
@@ -106,7 +106,7 @@ def test_another_alpha_changes_nothing_in_what_the_file_does(
     again = prepare(model, tmp_path, network_weights=str(file), network_alpha=1.0, network_args=WITH_CONV)
     assert {layer.alpha for layer in again.network.layers} == {1.0, 2.0}
     with torch.no_grad():
-        torch.testing.assert_close(losses(again.parts), losses(prepared.parts))
+        torch.testing.assert_close(losses(again.components), losses(prepared.components))
 
 
 def test_a_file_with_diffusers_names_for_the_unet_is_the_same_file(
@@ -129,9 +129,11 @@ IN_PROCESSORS = re.compile(r"\.(to_[qkv]|to_out)(?:\.0)?\.lora\.")
 """How diffusers first wrote attention layers: `attn1.processor.to_out_lora.down`."""
 
 
-def as_diffusers_writes(file: Path, parts: Parts, called: dict[str, str]) -> dict[str, torch.Tensor]:
+def as_diffusers_writes(file: Path, components: Components, called: dict[str, str]) -> dict[str, torch.Tensor]:
     """The file under diffusers' names; it knows no alpha, so that up takes it."""
-    prefixes = zip(("unet", "text_encoder", "text_encoder_2"), (parts.denoiser, *parts.text_encoders), strict=True)
+    prefixes = zip(
+        ("unet", "text_encoder", "text_encoder_2"), (components.denoiser, *components.text_encoders), strict=True
+    )
     targets = (SDXL.lora, *SDXL.lora_text_encoders)
     tensors, theirs = safetensors.torch.load_file(file), {}
     for (prefix, module), target in zip(prefixes, targets, strict=True):
@@ -158,7 +160,7 @@ def test_a_lora_of_diffusers_is_merged_as_ours_is(
         prepare(model, tmp_path, base_weights=[str(each)]) for each in (file, tmp_path / "theirs.safetensors")
     )
     with torch.no_grad():
-        torch.testing.assert_close(losses(read.parts), losses(ours.parts), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(losses(read.components), losses(ours.components), rtol=1e-5, atol=1e-6)
 
 
 def test_dim_from_weights_takes_ranks_and_alphas_of_the_file(model: Path, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_dim_from_weights_takes_ranks_and_alphas_of_the_file(model: Path, tmp_pa
     shape = {layer.name: (layer.rank, layer.alpha) for layer in again.network.layers}
     assert shape == {layer.name: (layer.rank, layer.alpha) for layer in first.network.layers}
     with torch.no_grad():
-        torch.testing.assert_close(losses(again.parts), losses(first.parts))
+        torch.testing.assert_close(losses(again.components), losses(first.components))
 
 
 def test_dim_from_weights_still_heeds_block_rates_and_dropouts(
@@ -180,7 +182,7 @@ def test_dim_from_weights_still_heeds_block_rates_and_dropouts(
 ) -> None:
     args = ["down_lr_weight=zeros", "up_lr_weight=linear+0.5", "rank_dropout=0.25"]
     again = prepare(model, tmp_path, network_weights=str(trained[1]), dim_from_weights=True, network_args=args)
-    rates = {group["name"]: group["lr"] for group in again.learning.parameter_groups()}
+    rates = {group["name"]: group["lr"] for group in again.trainable.parameter_groups()}
     assert rates["unet_block13"] == pytest.approx(0.5e-3)
     assert not any(name.startswith("unet_block5") for name in rates)
     assert {layer.layer.dropouts.rank for layer in again.network.layers} == {0.25}
@@ -218,7 +220,7 @@ def test_base_weights_are_the_lora_merged(
         prepared.network.multiplier = strength
         prepared.network.refresh()
         with torch.no_grad():
-            torch.testing.assert_close(losses(merged.parts), losses(prepared.parts), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(losses(merged.components), losses(prepared.components), rtol=1e-4, atol=1e-5)
     finally:
         prepared.network.multiplier = 1.0
         prepared.network.refresh()
@@ -232,7 +234,7 @@ def test_several_base_weights_add_up_with_strength_1_where_none_is_given(
     twice = prepare(model, tmp_path / "twice", base_weights=[file, file])
     once = prepare(model, tmp_path, base_weights=[file], base_weights_multiplier=[2.0])
     with torch.no_grad():
-        torch.testing.assert_close(losses(twice.parts), losses(once.parts), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(losses(twice.components), losses(once.components), rtol=1e-4, atol=1e-5)
 
 
 def write_text(path: Path) -> None:
@@ -332,7 +334,7 @@ def test_the_file_carries_the_metadata_and_the_hashes_of_its_tensors(
     trained: tuple[Prepared, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "told.safetensors"
-    trained[0].learning.save(path, torch.float16, {"ss_network_dim": "4", "modelspec.title": "told"})
+    trained[0].trainable.save(path, torch.float16, {"ss_network_dim": "4", "modelspec.title": "told"})
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     data = path.read_bytes()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import place
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules, to_diffusers
 from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
@@ -34,11 +34,11 @@ from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.learning import LoraLearning
+from sd_scripts.training.trainable import LoraTrainable
 
 KEYS = json.loads((Path(__file__).parent / "reference" / "flux_lora_keys.json").read_text())
 """Set -> layer, # for each number of a block -> how many blocks, shapes of down and up."""
-SHAPE = FluxShape(
+SHAPE = FluxParams(
     width=64,
     heads=2,
     mlp_width=256,
@@ -52,7 +52,7 @@ SHAPE = FluxShape(
 
 def full_size(t5: bool = False) -> list[Adapted]:
     with torch.device("meta"):
-        transformer = FluxTransformer(FluxShape())
+        transformer = FluxTransformer(FluxParams())
         clip = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12))
         modules = [
             Adapted(module=transformer, target=TRANSFORMER, lr=1e-4),
@@ -327,21 +327,21 @@ def test_a_plain_file_does_not_fit_a_split_network() -> None:
 def test_it_learns_and_norms_are_limited(args: list[str]) -> None:
     model = tiny()
     network = make(model, *args)
-    learning = LoraLearning(network, parameter_groups(network), [model], norm_limit=0.05)
-    optimizer = torch.optim.SGD(learning.parameter_groups(), lr=0.1)
+    trainable = LoraTrainable(network, parameter_groups(network), [model], norm_limit=0.05)
+    optimizer = torch.optim.SGD(trainable.parameter_groups(), lr=0.1)
     target, losses = torch.zeros(2, 6, 8), []
     for _ in range(4):
         loss = (predict(model) - target).square().mean()
         loss.backward()
-        learning.collect_gradients()
+        trainable.collect_gradients()
         assert network.gradients.count_nonzero() > 0.9 * network.gradients.numel()
         for group in optimizer.param_groups:
             group["lr"] = 0.1
         optimizer.step()
-        learning.updated()
+        trainable.updated()
         losses.append(float(loss.detach()))
     assert losses == sorted(losses, reverse=True)
-    learning.limit_norms()
+    trainable.limit_norms()
     for layer in network.layers:
         pair = layer.pair()
         assert (pair.up @ pair.down * pair.alpha / pair.rank).norm() < 0.0501
@@ -476,7 +476,7 @@ def test_diffusers_reads_a_single_block_of_the_real_width() -> None:
     """Only the LoRA is made: what diffusers adds to each of its layers is what ours adds to its rows."""
     for args in ([], ["split_qkv=True"]):
         with torch.device("meta"):
-            block = FluxTransformer(FluxShape(double_blocks=1, single_blocks=1))
+            block = FluxTransformer(FluxParams(double_blocks=1, single_blocks=1))
         meta = attach(plan_layers(adapted(block), read("train_blocks=single", *args)), Dropouts(), torch.Generator())
         layer = next(layer for layer in meta.layers if layer.name.endswith("linear1"))
         down, up = (torch.randn(part.shape) for part in (layer.down, layer.up))
@@ -559,12 +559,12 @@ def test_noise_has_the_deviation_it_shall_have_and_no_gradient() -> None:
 
 
 def test_the_state_of_a_run_with_noise_goes_on_bit_for_bit() -> None:
-    def learning() -> LoraLearning:
+    def trainable() -> LoraTrainable:
         model = tiny()
         network = make(model, "ggpo_beta=0.3", "ggpo_sigma=0.2")
-        return LoraLearning(network, parameter_groups(network), [model])
+        return LoraTrainable(network, parameter_groups(network), [model])
 
-    first, again = learning(), learning()
+    first, again = trainable(), trainable()
     predict(first._modules[0]).square().mean().backward()  # type: ignore[arg-type]
     first.collect_gradients()
     first.updated()
@@ -579,9 +579,9 @@ def placed(swap: int, *args: str) -> tuple[FluxTransformer, LoraNetwork]:
     """A transformer held in fp8 whose blocks may take turns on the device, with a LoRA."""
     torch.manual_seed(0)
     model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
-    parts = Parts(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
+    components = Components(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
     settings = Settings(FLUX_LORA.groups, {"fp8_base": True, "blocks_to_swap": swap})
-    place(parts, settings, torch.device("cpu"))
+    place(components, settings, torch.device("cpu"))
     return model, make(model, *args)
 
 

@@ -135,7 +135,7 @@ def test_each_dropout_silences_its_part_and_keeps_the_mean() -> None:
     assert (neuron == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
 
     rank = Dropouts(rank=0.25)(ones)
-    assert torch.equal(rank, rank[:, :1].expand_as(rank))  # whole ranks of a picture
+    assert torch.equal(rank, rank[:, :1].expand_as(rank))  # whole ranks of an image
     assert rank.mean().item() == pytest.approx(1, abs=0.02)
     assert (rank[:, 0] == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
 

@@ -11,7 +11,7 @@ from lora_sdxl import Prepared, base, context, losses, prepare, save, say_someth
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.compile_progress import CompileProgress
-from sd_scripts.training.foreign import find_module
+from sd_scripts.training.external_network import find_module
 from sd_scripts.training.methods import Lora
 
 UNET_ONLY = {"network_train_unet_only": True}
@@ -29,8 +29,8 @@ def starts(names: Any) -> set[str]:
 
 
 def backward(prepared: Prepared) -> None:
-    losses(prepared.parts).mean().backward()
-    prepared.learning.collect_gradients()
+    losses(prepared.components).mean().backward()
+    prepared.trainable.collect_gradients()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_who_learns_has_gradients_and_is_in_the_file(
     assert starts(safetensors.torch.load_file(save(prepared, tmp_path / "lora.safetensors"))) == learning
     unreached = {layer.name for layer in prepared.network.layers} - set(reached)
     assert all("encoder_layers_2" in name and "te1" in name for name in unreached)  # SDXL reads the last but one
-    frozen = [prepared.parts.denoiser, prepared.parts.vae, *prepared.parts.text_encoders]
+    frozen = [prepared.components.denoiser, prepared.components.vae, *prepared.components.text_encoders]
     learns = {id(copy) for copy in prepared.network.copies}
     assert {id(p) for part in frozen for p in part.parameters() if p.requires_grad} == learns
 
@@ -61,16 +61,16 @@ def test_who_learns_has_gradients_and_is_in_the_file(
 def test_a_fresh_lora_changes_nothing(model: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         prepared = prepare(model, tmp_path, network_args=["conv_dim=4"])
-        assert torch.equal(losses(prepared.parts), losses(base(model)))
+        assert torch.equal(losses(prepared.components), losses(base(model)))
 
 
 def test_rates_of_the_unet_and_of_each_encoder(model: Path, tmp_path: Path) -> None:
-    groups = prepare(model, tmp_path, unet_lr=1e-4, text_encoder_lr=[1e-5, 2e-5]).learning.parameter_groups()
+    groups = prepare(model, tmp_path, unet_lr=1e-4, text_encoder_lr=[1e-5, 2e-5]).trainable.parameter_groups()
     assert {g["name"]: g["lr"] for g in groups} == {"unet": 1e-4, "textencoder 1": 1e-5, "textencoder 2": 2e-5}
 
 
 def test_one_rate_of_the_encoders_is_for_both_and_unset_rates_are_learning_rate(model: Path, tmp_path: Path) -> None:
-    groups = prepare(model, tmp_path, text_encoder_lr=[1e-5]).learning.parameter_groups()
+    groups = prepare(model, tmp_path, text_encoder_lr=[1e-5]).trainable.parameter_groups()
     assert {g["name"]: g["lr"] for g in groups} == {"unet": 1e-3, "textencoder 1": 1e-5, "textencoder 2": 1e-5}
 
 
@@ -84,7 +84,7 @@ def test_an_encoder_with_rate_0_stays_as_it_is(
     given = prepare(model, tmp_path, network_module=module, text_encoder_lr=rates)
     assert Lora().trains_text_encoders(SDXL, given.context) == tuple(rate > 0 for rate in rates)
     assert starts(safetensors.torch.load_file(save(given, tmp_path / "lora.safetensors"))) == {"lora_unet", learning}
-    names = {group["name"].removesuffix(" 1").removesuffix(" 2") for group in given.learning.parameter_groups()}
+    names = {group["name"].removesuffix(" 1").removesuffix(" 2") for group in given.trainable.parameter_groups()}
     assert names == {"unet", "textencoder"}
 
 
@@ -96,12 +96,12 @@ def test_nothing_to_learn_is_told(model: Path, tmp_path: Path) -> None:
 def test_gradient_checkpointing_changes_no_gradient(model: Path, tmp_path: Path) -> None:
     prepared = prepare(model, tmp_path, network_args=["conv_dim=4"])
     say_something(prepared)
-    prepared.learning.train()
+    prepared.trainable.train()
     backward(prepared)
     without = prepared.network.gradients.clone()
     prepared.network.zero_grad()
-    prepared.parts.denoiser.enable_gradient_checkpointing()
-    for encoder in prepared.parts.text_encoders:
+    prepared.components.denoiser.enable_gradient_checkpointing()
+    for encoder in prepared.components.text_encoders:
         encoder.gradient_checkpointing_enable({"use_reentrant": False})
     backward(prepared)
     torch.testing.assert_close(prepared.network.gradients, without, rtol=1e-4, atol=1e-7)
@@ -153,7 +153,7 @@ def foreign(model: Path, folder: Path, **options: Any) -> Prepared:
 
 def learn(prepared: Prepared) -> None:
     """One step."""
-    learning = prepared.learning
+    learning = prepared.trainable
     optimizer = torch.optim.SGD(learning.parameter_groups())
     backward(prepared)
     assert learning.clip(1e9) > 0
@@ -169,10 +169,10 @@ def test_a_network_of_other_people_learns_what_the_options_say(
     model: Path, tmp_path: Path, options: dict[str, Any], learning: set[str]
 ) -> None:
     prepared = foreign(model, tmp_path, unet_lr=10.0, text_encoder_lr=[1.0], **options)
-    before = losses(prepared.parts).detach()
+    before = losses(prepared.components).detach()
     assert torch.equal(before, losses(base(model)))
     learn(prepared)
-    assert losses(prepared.parts).mean() < before.mean()
+    assert losses(prepared.components).mean() < before.mean()
     tensors = safetensors.torch.load_file(save(prepared, tmp_path / "foreign.safetensors"))
     assert starts(tensors) == learning
     assert all(tensor.any() for key, tensor in tensors.items() if "te1_text_model_encoder_layers_2" not in key)
@@ -189,23 +189,23 @@ def test_its_file_has_the_names_of_the_family_and_is_read_again(model: Path, tmp
         again = foreign(model, tmp_path, network_weights=str(file), **more)
         if not more:
             with torch.no_grad():
-                torch.testing.assert_close(losses(again.parts), losses(prepared.parts))
-        assert starts(again.learning.state_dict()) == {"lora_unet", "lora_te1", "lora_te2"}
+                torch.testing.assert_close(losses(again.components), losses(prepared.components))
+        assert starts(again.trainable.state_dict()) == {"lora_unet", "lora_te1", "lora_te2"}
 
 
 def test_it_is_given_its_arguments_and_names_its_groups(model: Path, tmp_path: Path) -> None:
     prepared = foreign(model, tmp_path, network_dropout=0.25, text_encoder_lr=[1e-5])
     kwargs = {"dim": 4, "neuron_dropout": 0.25, "dropout": 0.25, "preset": "full"}
-    assert prepared.learning.network.kwargs == kwargs  # type: ignore[attr-defined]
-    rates = {group["name"]: group["lr"] for group in prepared.learning.parameter_groups()}
+    assert prepared.trainable.network.kwargs == kwargs  # type: ignore[attr-defined]
+    rates = {group["name"]: group["lr"] for group in prepared.trainable.parameter_groups()}
     assert rates == {"textencoder": 1e-5, "unet": 1e-3}
 
 
 def test_its_state_continues_bit_for_bit(model: Path, tmp_path: Path) -> None:
     prepared, again = foreign(model, tmp_path, unet_lr=10.0), foreign(model, tmp_path, unet_lr=10.0)
     learn(prepared)
-    again.learning.load_state_dict(prepared.learning.state_dict())
-    assert torch.equal(losses(again.parts), losses(prepared.parts))
+    again.trainable.load_state_dict(prepared.trainable.state_dict())
+    assert torch.equal(losses(again.components), losses(prepared.components))
 
 
 def test_a_network_that_cannot_be_made_is_told_in_one_sentence(model: Path, tmp_path: Path) -> None:
@@ -217,7 +217,9 @@ def test_a_network_that_cannot_be_made_is_told_in_one_sentence(model: Path, tmp_
 
 def test_classes_have_their_names_again_when_it_is_made(model: Path, tmp_path: Path) -> None:
     prepared = foreign(model, tmp_path)
-    assert {"Attention", "TimestepEmbedding"} <= {type(part).__name__ for part in prepared.parts.denoiser.modules()}
+    assert {"Attention", "TimestepEmbedding"} <= {
+        type(part).__name__ for part in prepared.components.denoiser.modules()
+    }
 
 
 def test_the_recording_of_cuda_graphs_is_a_phase_of_its_own_and_only_of_steps(model, tmp_path):

@@ -8,7 +8,7 @@ from lora_help import adapt, fill_ups, plain, plain_gradients
 from torch import Tensor, nn
 
 from sd_scripts.networks.lora import LoraNetwork
-from sd_scripts.training.learning import LoraLearning
+from sd_scripts.training.trainable import LoraTrainable
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +123,12 @@ def test_gradients_through_bf16_copies_are_those_of_float32_but_for_rounding() -
 def test_an_optimizer_moves_masters_by_less_than_bf16_can_tell() -> None:
     base = model().to(torch.bfloat16)
     network = adapt(base)
-    learning = LoraLearning(network, [{"params": [network.layers[0].down], "lr": 1e-6, "name": "unet"}], [base])
-    optimizer, before = torch.optim.AdamW(learning.parameter_groups(), weight_decay=0), network.masters.clone()
+    trainable = LoraTrainable(network, [{"params": [network.layers[0].down], "lr": 1e-6, "name": "unet"}], [base])
+    optimizer, before = torch.optim.AdamW(trainable.parameter_groups(), weight_decay=0), network.masters.clone()
     for _ in range(3):
         backward(network, base, torch.randn(2, 3, 4, 4, dtype=torch.bfloat16))
         optimizer.step()
-        learning.updated()
+        trainable.updated()
     moved = (network.masters - before).abs()
     assert 0 < moved.max() < 4e-6
 
@@ -157,7 +157,7 @@ def test_the_multiplier_is_in_the_output_and_in_the_gradient(multiplier: float) 
 def test_clipping_is_that_of_torch() -> None:
     base, x = model(), torch.randn(2, 3, 4, 4)
     network = adapt(base, RANKS, ALPHAS)
-    learning = LoraLearning(network, [], [base])
+    trainable = LoraTrainable(network, [], [base])
     masters = [p for layer in network.layers for p in (layer.down, layer.up)]
     for limit in (0.5, 1e6):
         backward(network, base, x)
@@ -166,10 +166,10 @@ def test_clipping_is_that_of_torch() -> None:
             assert p.grad is not None
             copy.grad = p.grad.clone()
         expected = torch.nn.utils.clip_grad_norm_(copies, limit)
-        torch.testing.assert_close(learning.clip(limit), expected)
+        torch.testing.assert_close(trainable.clip(limit), expected)
         for copy, p in zip(copies, masters, strict=True):
             torch.testing.assert_close(p.grad, copy.grad)
-        learning.updated()
+        trainable.updated()
 
 
 def full_norm(layer: Any) -> Tensor:
@@ -250,6 +250,6 @@ def test_layers_that_the_file_lacks_are_named_and_keep_their_start() -> None:
 
 
 def test_a_state_of_another_network_is_refused() -> None:
-    learning = LoraLearning(adapt(model(), 2), [], [])
+    trainable = LoraTrainable(adapt(model(), 2), [], [])
     with pytest.raises(ValueError, match="resume: the state is of another network; set network_dim"):
-        learning.load_state_dict(LoraLearning(adapt(model(), 3), [], []).state_dict())
+        trainable.load_state_dict(LoraTrainable(adapt(model(), 3), [], []).state_dict())

@@ -239,8 +239,8 @@ def test_lora_plus_gives_the_ups_a_higher_rate(args: list[str], unet: float | No
 def test_a_rate_of_0_freezes_its_layers() -> None:
     rates_, network = groups(unet_lr=0.0)
     assert rates_ == {"textencoder 1": 1e-5}
-    learning = {layer.name: layer.layer.lora_down.requires_grad for layer in network.layers}
-    assert learning == {name: name.startswith("lora_te1") for name in learning}
+    trainable = {layer.name: layer.layer.lora_down.requires_grad for layer in network.layers}
+    assert trainable == {name: name.startswith("lora_te1") for name in trainable}
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def test_blocks_with_dropouts_compile_whole_and_compute_what_eager_ones_do(minia
         miniature.checkpoint, tmp_path, network_args=args, network_dropout=0.2, network_train_unet_only=True
     )
     say_something(prepared)
-    prepared.learning.train()
-    unet = prepared.parts.denoiser
+    prepared.trainable.train()
+    unet = prepared.components.denoiser
     eager = [_step(prepared, seed) for seed in range(2)]
     blocks = [b for part in SDXL.compile_targets(unet) for b in part if type(b).__name__ == "BasicTransformerBlock"]
     torch._dynamo.reset()
@@ -94,9 +94,9 @@ def test_blocks_with_dropouts_compile_whole_and_compute_what_eager_ones_do(minia
 
 def _step(prepared: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(seed)
-    loss = losses(prepared.parts)
+    loss = losses(prepared.components)
     loss.mean().backward()
-    prepared.learning.collect_gradients()
+    prepared.trainable.collect_gradients()
     gradient = prepared.network.gradients.clone()
     prepared.network.zero_grad()
     return loss.detach(), gradient

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sd_scripts.library.losses import element_loss, huber_width, picture_losses, weigh
+from sd_scripts.library.losses import apply_snr_weighting, element_loss, huber_c_at, per_sample_loss
 from sd_scripts.library.schedules import NoiseSchedule, noise_schedule
 from sd_scripts.options.loss import LossOptions
 
@@ -36,7 +36,7 @@ def schedule() -> NoiseSchedule:
 def test_a_weight_agrees_with_the_reference(
     schedule: NoiseSchedule, name: str, options: LossOptions, v_parameterization: bool
 ) -> None:
-    weighed = weigh(torch.ones(6), schedule.snr[TIMESTEPS], options, v_parameterization)
+    weighed = apply_snr_weighting(torch.ones(6), schedule.snr[TIMESTEPS], options, v_parameterization)
     torch.testing.assert_close(weighed, torch.tensor(WEIGHTS[name]), rtol=1e-4, atol=0)
 
 
@@ -45,7 +45,7 @@ def test_the_huber_width_agrees_with_the_reference(schedule: NoiseSchedule, name
     options = LossOptions(huber_schedule=name, huber_c=0.1, huber_scale=2.0)
     expected = torch.tensor(WEIGHTS[f"huber_c_{name}_scale2"])
     torch.testing.assert_close(
-        huber_width(TIMESTEPS / 1000, options, schedule.sigmas[TIMESTEPS]), expected, rtol=1e-4, atol=0
+        huber_c_at(TIMESTEPS / 1000, options, schedule.sigmas[TIMESTEPS]), expected, rtol=1e-4, atol=0
     )
 
 
@@ -65,7 +65,7 @@ def test_the_schedule_agrees_with_the_reference(schedule: NoiseSchedule, index: 
     assert torch.equal(terminal.snr, schedule.snr), "weights keep the table from before"
 
 
-def test_at_zero_terminal_snr_the_last_timestep_is_pure_noise_and_its_velocity_the_picture() -> None:
+def test_at_zero_terminal_snr_the_last_timestep_is_pure_noise_and_its_velocity_the_image() -> None:
     schedule = noise_schedule(CPU, zero_terminal_snr=True)
     latents, noise = torch.randn(2, 1, 4, 8, 8).unbind()
     last = torch.tensor([999])
@@ -77,7 +77,7 @@ def test_at_zero_terminal_snr_the_last_timestep_is_pure_noise_and_its_velocity_t
     assert losses(noise, latents, schedule, every_option, last).isfinite().all()
 
 
-def test_noisy_latents_and_velocity_turn_back_into_the_picture(schedule: NoiseSchedule) -> None:
+def test_noisy_latents_and_velocity_turn_back_into_the_image(schedule: NoiseSchedule) -> None:
     latents, noise = torch.randn(2, 3, 4, 8, 8).unbind()
     t = torch.tensor([1, 400, 998])
     kept = schedule.alphas_cumprod[t].view(-1, 1, 1, 1)
@@ -95,7 +95,7 @@ def losses(
     weight: float = 1.0,
 ) -> Tensor:
     count = len(prediction)
-    return picture_losses(
+    return per_sample_loss(
         prediction,
         target,
         timesteps if timesteps is not None else torch.full((count,), 500),
@@ -106,7 +106,7 @@ def losses(
     )
 
 
-def test_the_plain_loss_is_the_mean_square_of_each_picture(schedule: NoiseSchedule) -> None:
+def test_the_plain_loss_is_the_mean_square_of_each_image(schedule: NoiseSchedule) -> None:
     prediction, target = torch.randn(2, 3, 4, 8, 8).unbind()
     expected = ((prediction - target) ** 2).flatten(1).mean(1)
     torch.testing.assert_close(losses(prediction, target, schedule), expected)

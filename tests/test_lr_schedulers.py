@@ -8,11 +8,11 @@ from torch import nn
 
 from sd_scripts.library.lr_schedulers import (
     advance,
+    dry_run,
     go_on_from_plateau,
     go_to_step,
     learning_rates,
     make_scheduler,
-    rehearse,
 )
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.options.optimizer import SCHEDULERS, LrSchedulerOptions, OptimizerOptions
@@ -25,7 +25,7 @@ def adamw(optimizer_type: str = "AdamW", rate: float = 1.0) -> torch.optim.Optim
     return make_optimizer(options, [{"params": [nn.Parameter(torch.ones(2))]}])
 
 
-def course(options: LrSchedulerOptions, processes: int = 1) -> list[float]:
+def train_plan(options: LrSchedulerOptions, processes: int = 1) -> list[float]:
     """The rate at each of TOTAL steps and after the last."""
     optimizer = adamw()
     scheduler = make_scheduler(options, optimizer, TOTAL, processes)
@@ -83,20 +83,20 @@ def half_cosine(progress: float) -> float:
     ],
 )
 def test_the_rate_takes_its_course(options: LrSchedulerOptions, expected: dict[int, float]) -> None:
-    rates = course(options)
+    rates = train_plan(options)
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_schedule_that_is_stepped_by_two_processes_takes_the_same_course() -> None:
     options = LrSchedulerOptions(lr_scheduler="linear", lr_warmup_steps=20)
-    assert course(options, processes=2) == pytest.approx(course(options))
+    assert train_plan(options, processes=2) == pytest.approx(train_plan(options))
 
 
 def test_the_rate_falls_when_the_loss_stays() -> None:
     options = LrSchedulerOptions(
         lr_scheduler="reduce_lr_on_plateau", lr_scheduler_args=["patience=9", "factor=0.5", "cooldown=1000"]
     )
-    rates = course(options)
+    rates = train_plan(options)
     assert (rates[9], rates[15], rates[100]) == (1.0, 0.5, 0.5)
 
 
@@ -178,14 +178,12 @@ def test_what_cannot_be_made_is_told_in_one_sentence(options: LrSchedulerOptions
 
 
 def test_what_is_wrong_is_told_without_a_model() -> None:
-    assert rehearse(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="cosine", lr_warmup_steps=0.1)) == []
+    assert dry_run(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="cosine", lr_warmup_steps=0.1)) == []
     with pytest.raises(ValueError, match="optimizer_type: there is no"):
-        rehearse(OptimizerOptions(optimizer_type="AdamX"), LrSchedulerOptions())
+        dry_run(OptimizerOptions(optimizer_type="AdamX"), LrSchedulerOptions())
     with pytest.raises(ValueError, match="lr_scheduler: 'sine' is not one of"):
-        rehearse(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="sine"))
-    (remark,) = rehearse(
-        OptimizerOptions(optimizer_type="AdamWScheduleFree"), LrSchedulerOptions(lr_scheduler="cosine")
-    )
+        dry_run(OptimizerOptions(), LrSchedulerOptions(lr_scheduler="sine"))
+    (remark,) = dry_run(OptimizerOptions(optimizer_type="AdamWScheduleFree"), LrSchedulerOptions(lr_scheduler="cosine"))
     assert "AdamWScheduleFree needs no schedule" in remark
 
 
@@ -201,7 +199,7 @@ def test_a_new_schedule_begins_at_the_step_that_was_reached(options: LrScheduler
     optimizer = adamw()
     scheduler = make_scheduler(options, optimizer, TOTAL)
     go_to_step(scheduler, 40)
-    expected = course(options)[40]
+    expected = train_plan(options)[40]
     assert learning_rates(scheduler) == [pytest.approx(expected)]
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(expected)
 

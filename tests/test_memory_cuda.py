@@ -11,11 +11,11 @@ from swap_help import update_by_block, update_in_backward, updates
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import ALIGNMENT, held_value
+from sd_scripts.library.block_swap import ALIGNMENT, host_value
 from sd_scripts.library.frozen_linear import frozen_linear
 from sd_scripts.networks.layers import Dropouts, LoraLinear
 from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 CUDA = torch.device("cuda")
-SHAPE = FluxShape(
+SHAPE = FluxParams(
     channels=8, width=1024, heads=8, mlp_width=4096, text_width=16, pooled_width=16, double_blocks=5, single_blocks=8
 )
 SWAP, DOUBLE, SINGLE = 6, 3, 6
@@ -44,7 +44,7 @@ def placed(*, learns: bool, **options: Any) -> FluxTransformer:
     for p in model.parameters():
         nn.init.normal_(p, std=0.03)
     settings = Settings((FLUX_FULL if learns else FLUX_LORA).groups, {"mixed_precision": "bf16", **options})
-    place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
+    place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
     if options.get("gradient_checkpointing"):
         checkpoint_gradients(model, settings)
     return model
@@ -101,7 +101,7 @@ def late_copies(model: FluxTransformer) -> None:
 def late_returns(model: FluxTransformer) -> None:
     """Only what goes back to main memory is late."""
     swapper: Any = model.swapper
-    with torch.cuda.stream(swapper._swaps[0].bus.back):
+    with torch.cuda.stream(swapper._swaps[0].streams.back):
         torch.cuda._sleep(200_000_000)
 
 
@@ -111,7 +111,7 @@ def late_computation(_: FluxTransformer) -> None:
 
 def streams(model: FluxTransformer) -> set[torch.cuda.Stream]:
     swapper: Any = model.swapper
-    return {stream for swap in swapper._swaps for stream in (swap.bus.there, swap.bus.back)}
+    return {stream for swap in swapper._swaps for stream in (swap.streams.there, swap.streams.back)}
 
 
 @pytest.mark.parametrize("late", [late_copies, late_computation])
@@ -183,7 +183,7 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(learns: bo
         torch.manual_seed(0)
         model = FluxTransformer(SHAPE).requires_grad_(learns).bfloat16()
         settings = Settings(FLUX_LORA.groups, {"blocks_to_swap": swap})
-        place(Parts(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
+        place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
         used.append(torch.cuda.memory_allocated() - before)
         peaks.append(torch.cuda.max_memory_allocated() - before)
         off = bytes_off(model)
@@ -355,9 +355,9 @@ def test_values_written_into_main_memory_reach_the_device(late: Callable[[FluxTr
     learner.step(late)
     with torch.no_grad():
         for name, p in learner.model.named_parameters():
-            held_value(p).copy_(saved[name])
+            host_value(p).copy_(saved[name])
     swapper: Any = learner.model.swapper
-    swapper.reload()
+    swapper.refill()
     late(learner.model)
     assert torch.equal(learner.step(), wanted)
 

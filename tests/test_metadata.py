@@ -11,7 +11,7 @@ import torch
 from sd_scripts.library.metadata import (
     ALWAYS,
     METADATA_GROUPS,
-    TrainingFacts,
+    TrainingMetadata,
     base_file_metadata,
     modelspec,
     training_metadata,
@@ -41,7 +41,7 @@ batch_size_per_device total_batch_size resolution color_aug flip_aug random_crop
 bucket_no_upscale min_bucket_reso max_bucket_reso keep_tokens reg_dataset_dirs bucket_info
 """
 
-FACTS = TrainingFacts(
+FACTS = TrainingMetadata(
     session_id=7,
     started_at=1.0e9,
     seed=42,
@@ -58,7 +58,7 @@ FACTS = TrainingFacts(
 )
 
 
-def metadata(facts: TrainingFacts = FACTS, **values: Any) -> dict[str, str]:
+def metadata(facts: TrainingMetadata = FACTS, **values: Any) -> dict[str, str]:
     settings = Settings(METADATA_GROUPS, values)
     return training_metadata(settings, facts, epoch=3, steps=30, now=1.0e9 + 60)
 
@@ -67,7 +67,7 @@ def test_a_lora_has_every_entry_that_others_read() -> None:
     assert set(metadata()) == {f"ss_{name}" for name in (NAMES + NAMES_OF_ONE_FOLDER).split()}
 
 
-def test_with_dataset_config_the_data_are_told_by_data_set() -> None:
+def test_with_dataset_config_the_data_are_told_by_dataset() -> None:
     found = metadata(replace(FACTS, datasets=[{"is_dreambooth": True, "resolution": [1024, 1024]}]))
     assert set(found) == {f"ss_{name}" for name in f"{NAMES} datasets".split()}
     assert json.loads(found["ss_datasets"])[0]["is_dreambooth"] is True
@@ -137,9 +137,9 @@ def test_modelspec_tells_what_is_known_and_nothing_else() -> None:
 
 
 def test_a_thumbnail_file_becomes_a_thumbnail_url(tmp_path: Path) -> None:
-    picture = tmp_path / "x.png"
-    picture.write_bytes(b"\x89PNG")
-    assert thumbnail_url(str(picture)) == "data:image/png;base64,iVBORw=="
+    image = tmp_path / "x.png"
+    image.write_bytes(b"\x89PNG")
+    assert thumbnail_url(str(image)) == "data:image/png;base64,iVBORw=="
     assert thumbnail_url("data:image/png;base64,xx") == "data:image/png;base64,xx"
     with pytest.raises(ValueError, match=r"metadata_thumbnail: 'nothing.png' is neither"):
         thumbnail_url("nothing.png")

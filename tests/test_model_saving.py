@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_help import train_whole
 
-from sd_scripts.families.family import ModelWeights, Parts
+from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.flux import FLUX
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.library import sdxl_model_util as sgm
@@ -39,17 +39,19 @@ def file(miniature: Any) -> State:
 
 
 @pytest.fixture(scope="module")
-def parts(miniature: Any) -> Parts:
+def components(miniature: Any) -> Components:
     return SDXL.load(sdxl_settings(miniature.checkpoint), torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def flux_parts(flux_miniature: Any) -> Parts:
+def flux_parts(flux_miniature: Any) -> Components:
     return load_flux(flux_miniature)
 
 
-def test_a_model_that_learned_nothing_is_the_file_it_came_from(parts: Parts, file: State, tmp_path: Path) -> None:
-    saved = save_sdxl(parts, tmp_path)
+def test_a_model_that_learned_nothing_is_the_file_it_came_from(
+    components: Components, file: State, tmp_path: Path
+) -> None:
+    saved = save_sdxl(components, tmp_path)
     same(load_file(saved), file)
     assert read_header(saved).metadata == {"modelspec.title": "Größe"}
 
@@ -68,11 +70,11 @@ def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file:
 
 @pytest.mark.parametrize("form", ["safetensors", "diffusers"])
 def test_blocks_that_stood_still_are_not_rounded(
-    form: str, miniature: Any, parts: Parts, file: State, tmp_path: Path
+    form: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     """Learned weights come in float32, those of other blocks as training holds them."""
     lend_tokenizers(miniature, tmp_path)
-    base = save_sdxl(parts, tmp_path, form)
+    base = save_sdxl(components, tmp_path, form)
     half = SDXL.load(sdxl_settings(base), torch.bfloat16, torch.device("cpu"))
     learned = {name: t.float() + 1 for name, t in half.denoiser.state_dict().items() if name.startswith("up_blocks.")}
     weights = ModelWeights(denoiser=half.denoiser.state_dict() | learned)
@@ -81,8 +83,10 @@ def test_blocks_that_stood_still_are_not_rounded(
     same(load_file(tmp_path / "saved.safetensors"), file | ups)
 
 
-def test_a_pickle_is_what_other_programs_read_and_holds_no_code(parts: Parts, file: State, tmp_path: Path) -> None:
-    saved = torch.load(save_sdxl(parts, tmp_path, "ckpt"), weights_only=True)
+def test_a_pickle_is_what_other_programs_read_and_holds_no_code(
+    components: Components, file: State, tmp_path: Path
+) -> None:
+    saved = torch.load(save_sdxl(components, tmp_path, "ckpt"), weights_only=True)
     assert saved.keys() == {"state_dict"}
     same(saved["state_dict"], file)
     assert (tmp_path / "model.ckpt").stat().st_size < 1.1 * sum(tensor.nbytes for tensor in file.values()) + 1e6
@@ -90,33 +94,33 @@ def test_a_pickle_is_what_other_programs_read_and_holds_no_code(parts: Parts, fi
 
 @pytest.mark.parametrize("form", ["safetensors", "ckpt", "diffusers"])
 def test_a_saved_model_is_loaded_as_it_was(
-    form: str, miniature: Any, parts: Parts, file: State, tmp_path: Path
+    form: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     lend_tokenizers(miniature, tmp_path)
-    again = SDXL.load(sdxl_settings(save_sdxl(parts, tmp_path, form)), torch.float32, torch.device("cpu"))
+    again = SDXL.load(sdxl_settings(save_sdxl(components, tmp_path, form)), torch.float32, torch.device("cpu"))
     same(checkpoint_tensors(again), file)
 
 
-def test_a_folder_is_a_pipeline_of_diffusers(parts: Parts, tmp_path: Path) -> None:
-    folder = save_sdxl(parts, tmp_path, "diffusers")
+def test_a_folder_is_a_pipeline_of_diffusers(components: Components, tmp_path: Path) -> None:
+    folder = save_sdxl(components, tmp_path, "diffusers")
     pipeline, told = loudly(StableDiffusionXLPipeline.from_pretrained, folder)
     assert told == []
     assert isinstance(pipeline.scheduler, EulerDiscreteScheduler)
     assert pipeline.scheduler.config.prediction_type == "epsilon"
     theirs = [pipeline.unet, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2]
-    for ours, module in zip([parts.denoiser, parts.vae, *parts.text_encoders], theirs, strict=True):
+    for ours, module in zip([components.denoiser, components.vae, *components.text_encoders], theirs, strict=True):
         same(module.state_dict(), ours.state_dict())
     text = "a red fox, Größe"
-    for tokenizer, ours in zip((pipeline.tokenizer, pipeline.tokenizer_2), parts.tokenizers, strict=True):
+    for tokenizer, ours in zip((pipeline.tokenizer, pipeline.tokenizer_2), components.tokenizers, strict=True):
         wanted = ours(text, padding="max_length", max_length=77).input_ids
         assert tokenizer(text, padding="max_length", max_length=77).input_ids == wanted
     with torch.no_grad():
-        picture = pipeline("a red fox", num_inference_steps=1, width=64, height=64, output_type="np").images
-    assert picture.shape == (1, 64, 64, 3)
+        image = pipeline("a red fox", num_inference_steps=1, width=64, height=64, output_type="np").images
+    assert image.shape == (1, 64, 64, 3)
 
 
-def test_the_parts_of_a_folder_have_the_names_that_older_programs_read(parts: Parts, tmp_path: Path) -> None:
-    folder = save_sdxl(parts, tmp_path, "diffusers", dtype=torch.float16)
+def test_the_parts_of_a_folder_have_the_names_that_older_programs_read(components: Components, tmp_path: Path) -> None:
+    folder = save_sdxl(components, tmp_path, "diffusers", dtype=torch.float16)
     files = {
         **dict.fromkeys(("text_encoder", "text_encoder_2"), ("config.json", "model.safetensors")),
         **dict.fromkeys(("unet", "vae"), ("config.json", "diffusion_pytorch_model.safetensors")),
@@ -138,8 +142,8 @@ def test_the_parts_of_a_folder_have_the_names_that_older_programs_read(parts: Pa
     assert (found.variant, found.precision, found.problem) == ("SDXL diffusers folder", "fp16", None)
 
 
-def test_what_stood_still_is_as_fine_as_a_folder_has_it(parts: Parts, file: State, tmp_path: Path) -> None:
-    folder = save_sdxl(parts, tmp_path, "diffusers")
+def test_what_stood_still_is_as_fine_as_a_folder_has_it(components: Components, file: State, tmp_path: Path) -> None:
+    folder = save_sdxl(components, tmp_path, "diffusers")
     scheduler = folder / "scheduler/scheduler_config.json"
     own = {"_class_name": "DDIMScheduler", "beta_end": 0.011, "prediction_type": "epsilon"}
     scheduler.write_text(json.dumps(own))
@@ -172,27 +176,29 @@ def test_a_base_model_that_is_gone_or_another_now_is_not_asked(miniature: Any, f
 
 @pytest.mark.parametrize("layout", ["file", "diffusers file", "folder"])
 def test_another_vae_is_saved_in_the_place_of_the_models_own_as_fine_as_its_file(
-    layout: str, miniature: Any, parts: Parts, file: State, tmp_path: Path
+    layout: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     vae = tmp_path / "vae.safetensors"
     other = {key: tensor + 1 for key, tensor in file.items() if key.startswith(sgm.VAE_PREFIX)}
     if layout == "folder":
         vae = tmp_path / "vae"
-        AutoencoderKL.save_pretrained(cast(AutoencoderKL, parts.vae), vae)
+        AutoencoderKL.save_pretrained(cast(AutoencoderKL, components.vae), vae)
         weights = vae / "diffusion_pytorch_model.safetensors"
         save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     elif layout == "file":
         save_file({key.removeprefix(sgm.VAE_PREFIX): tensor for key, tensor in other.items()}, vae)
     else:
-        save_file({name: tensor + 1 for name, tensor in parts.vae.state_dict().items()}, vae)
+        save_file({name: tensor + 1 for name, tensor in components.vae.state_dict().items()}, vae)
     settings = sdxl_settings(miniature.checkpoint, vae=str(vae))
     saved = load_file(save_sdxl(SDXL.load(settings, torch.bfloat16, torch.device("cpu")), tmp_path))
     same({key: saved[key] for key in other}, other)
 
 
-def test_the_dtype_that_is_asked_for_is_that_of_every_tensor(parts: Parts, file: State, tmp_path: Path) -> None:
+def test_the_dtype_that_is_asked_for_is_that_of_every_tensor(
+    components: Components, file: State, tmp_path: Path
+) -> None:
     for form in ("safetensors", "ckpt"):
-        saved = read_weights(save_sdxl(parts, tmp_path, form, dtype=torch.float16), "x")
+        saved = read_weights(save_sdxl(components, tmp_path, form, dtype=torch.float16), "x")
         same(saved, {key: tensor.half() for key, tensor in file.items()})
 
 
@@ -217,51 +223,53 @@ def test_marks_of_a_model_that_predicts_velocity_are_kept(miniature: Any, file: 
         ("diffusers_safetensors", "diffusers"),
     ],
 )
-def test_the_form_is_what_is_asked_for(asked: str | None, form: str, parts: Parts, flux_parts: Parts) -> None:
-    assert SDXL.saved_form(parts, asked) == form
+def test_the_form_is_what_is_asked_for(
+    asked: str | None, form: str, components: Components, flux_parts: Components
+) -> None:
+    assert SDXL.saved_form(components, asked) == form
     assert FLUX.saved_form(flux_parts, asked) == "safetensors"
 
 
-def test_diffusers_reads_a_saved_file(parts: Parts, tmp_path: Path) -> None:
-    folder = save_sdxl(parts, tmp_path, "diffusers")
-    saved = save_sdxl(parts, tmp_path, dtype=torch.float16)
+def test_diffusers_reads_a_saved_file(components: Components, tmp_path: Path) -> None:
+    folder = save_sdxl(components, tmp_path, "diffusers")
+    saved = save_sdxl(components, tmp_path, dtype=torch.float16)
     pipeline = StableDiffusionXLPipeline.from_single_file(str(saved), config=str(folder), local_files_only=True)
-    same(pipeline.unet.state_dict(), {name: t.half().float() for name, t in parts.denoiser.state_dict().items()})
+    same(pipeline.unet.state_dict(), {name: t.half().float() for name, t in components.denoiser.state_dict().items()})
 
 
 @pytest.mark.parametrize("form", ["safetensors", "ckpt", "diffusers"])
-def test_a_disk_that_fills_up_leaves_the_old_model(form: str, parts: Parts, tmp_path: Path) -> None:
-    saved = save_sdxl(parts, tmp_path, form)
+def test_a_disk_that_fills_up_leaves_the_old_model(form: str, components: Components, tmp_path: Path) -> None:
+    saved = save_sdxl(components, tmp_path, form)
     before = contents(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
         with pytest.raises(OSError, match=rf"^'{saved}' could not be written: [^']+$"):
-            save_sdxl(parts, tmp_path, form)
+            save_sdxl(components, tmp_path, form)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert contents(tmp_path) == before
 
 
-def test_a_newer_folder_takes_the_place_of_the_old_one(parts: Parts, tmp_path: Path) -> None:
-    folder = save_sdxl(parts, tmp_path, "diffusers")
+def test_a_newer_folder_takes_the_place_of_the_old_one(components: Components, tmp_path: Path) -> None:
+    folder = save_sdxl(components, tmp_path, "diffusers")
     (folder / "unet/old.safetensors").touch()
     wide = contents(tmp_path)
-    save_sdxl(parts, tmp_path, "diffusers", dtype=torch.float16)
+    save_sdxl(components, tmp_path, "diffusers", dtype=torch.float16)
     assert contents(tmp_path).keys() == wide.keys() - {"model/unet/old.safetensors"}
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_of_something_else_is_never_replaced(parts: Parts, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_never_replaced(components: Components, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/holiday.jpg").touch()
     with pytest.raises(OSError, match=r"model' could not be written: .* that is no model; choose another output_name$"):
-        save_sdxl(parts, tmp_path, "diffusers")
+        save_sdxl(components, tmp_path, "diffusers")
     assert contents(tmp_path) == {"model/holiday.jpg": b""}
 
 
 def test_a_saved_transformer_of_flux_is_the_file_it_came_from(
-    flux_parts: Parts, flux_miniature: Any, tmp_path: Path
+    flux_parts: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / "flux.safetensors"
     weights = ModelWeights(denoiser=flux_parts.denoiser.state_dict())
@@ -271,7 +279,7 @@ def test_a_saved_transformer_of_flux_is_the_file_it_came_from(
 
 
 def test_a_saved_transformer_is_where_the_next_run_goes_on(
-    flux_parts: Parts, flux_miniature: Any, tmp_path: Path
+    flux_parts: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / flux_miniature.checkpoint.name
     FLUX.save(flux_parts, ModelWeights(denoiser=flux_parts.denoiser.state_dict()), saved, "safetensors", None, {})
@@ -284,7 +292,7 @@ def test_a_saved_transformer_is_where_the_next_run_goes_on(
 def test_diffusers_finds_every_weight_in_a_saved_transformer_of_full_size() -> None:
     """Names and shapes: its converter is written for the full width only."""
     with torch.device("meta"):
-        state = FluxTransformer(FluxShape()).state_dict()
+        state = FluxTransformer(FluxParams()).state_dict()
         theirs = FluxTransformer2DModel(guidance_embeds=True).state_dict()
     found = convert_flux_transformer_checkpoint_to_diffusers(dict(state))
     assert {name: tensor.shape for name, tensor in found.items()} == {n: t.shape for n, t in theirs.items()}
@@ -293,7 +301,7 @@ def test_diffusers_finds_every_weight_in_a_saved_transformer_of_full_size() -> N
 def test_diffusers_cuts_a_saved_transformer_as_we_do() -> None:
     """Every row goes where ours goes; columns, which its converter leaves alone, are few here."""
     with torch.device("meta"):
-        state = FluxTransformer(FluxShape(double_blocks=1, single_blocks=1)).state_dict()
+        state = FluxTransformer(FluxParams(double_blocks=1, single_blocks=1)).state_dict()
     numbered = {
         name: torch.arange(tensor.shape[0])[:, None].expand(-1, 2).float() + 1e5 * place
         for place, (name, tensor) in enumerate(state.items())
@@ -329,9 +337,9 @@ def test_a_run_saves_in_each_form_names_with_dots_and_windows_included(
 def test_a_run_goes_on_from_a_saved_folder_and_saves_one(miniature: Any, tmp_path: Path) -> None:
     first = train_whole(miniature, tmp_path / "first", save_model_as="diffusers")
     folder = first.output / "short"
-    learning = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
+    trainable = {"train_text_encoder": True, "cache_text_encoder_outputs": None}
     base = {"pretrained_model_name_or_path": folder}
-    second = train_whole(miniature, tmp_path / "second", **base, **learning)
+    second = train_whole(miniature, tmp_path / "second", **base, **trainable)
     assert (first.files, second.files) == (["short"], ["short"])
     before, after = loaded(folder), loaded(second.output / "short")
     changed = {key for key in before if not torch.equal(before[key], after[key])}
@@ -357,20 +365,20 @@ def loaded(model: Path) -> State:
 
 
 def save_sdxl(
-    parts: Parts,
+    components: Components,
     folder: Path,
     form: str = "safetensors",
     dtype: torch.dtype | None = None,
     text_encoders: Any = (None, None),
 ) -> Path:
     """As a run does it; returns the file or folder."""
-    weights = ModelWeights(denoiser=parts.denoiser.state_dict(), text_encoders=text_encoders)
+    weights = ModelWeights(denoiser=components.denoiser.state_dict(), text_encoders=text_encoders)
     path = folder / ("model" if form == "diffusers" else f"model.{form}")
-    SDXL.save(parts, weights, path, form, dtype, {"modelspec.title": "Größe"})
+    SDXL.save(components, weights, path, form, dtype, {"modelspec.title": "Größe"})
     return path
 
 
-def load_flux(miniature: Any, **others: str) -> Parts:
+def load_flux(miniature: Any, **others: str) -> Components:
     files = {option: str(path) for option, path in miniature.files.items()} | others
     return FLUX.load(Settings(FLUX_FULL.groups, files), torch.float32, torch.device("cpu"))
 
@@ -396,8 +404,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def lend_tokenizers(miniature: Any, folder: Path, name: str = "model") -> None:
     """Beside a model of this name that lies, or will lie, in this folder."""
-    lent = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
-    shutil.copytree(lent, folder / f"{name}_tokenizers")
+    on_device = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
+    shutil.copytree(on_device, folder / f"{name}_tokenizers")
 
 
 def loudly(load: Any, folder: Path) -> tuple[Any, list[str]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_help import pictures, run
+from training_help import images, run
 
 from kohya_gui.tabs import TABS
 from sd_scripts.options.toml_files import read_toml, write_toml
@@ -32,7 +32,7 @@ def test_a_preset_trains(preset: Path, miniature: Any, flux_miniature: Any, tmp_
     said = read_toml(preset)
     values = {**said, **SMALL, **{option: str(path) for option, path in model.files.items()}}
     values |= {
-        "train_data_dir": str(pictures(tmp_path / "pictures")),
+        "train_data_dir": str(images(tmp_path / "images")),
         "output_dir": str(tmp_path),
         "run_dir": str(tmp_path / "run"),
     }

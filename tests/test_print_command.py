@@ -13,7 +13,7 @@ from sd_scripts.options.toml_files import write_toml
 
 START = {
     "pretrained_model_name_or_path": "sdxl.safetensors",
-    "train_data_dir": "pictures",
+    "train_data_dir": "images",
     "output_name": "cat",
     "resolution": "1024",
     "learning_rate": 1e-4,

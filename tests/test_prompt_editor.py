@@ -10,8 +10,8 @@ from gradio.components import FormComponent
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
-from kohya_gui.places import Places
 from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, read_text, routes
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, SAMPLE_DEFAULTS, read_prompts
@@ -20,7 +20,7 @@ from sd_scripts.options.prompt_lines import LINE_OPTIONS, SAMPLE_DEFAULTS, read_
 class Page:
     """The editor with the controls of a form, and what a browser would hold of them."""
 
-    def __init__(self, places: Places, **values: str) -> None:
+    def __init__(self, places: AllowedPaths, **values: str) -> None:
         with gr.Blocks():
             self.form = Form("lora", SDXL_LORA.groups, "lora")
             self.form.place(["sample_prompts", "output_dir", "output_name", "sample_sampler"])
@@ -63,7 +63,7 @@ class Page:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
-    return Page(Places.within([tmp_path]), output_dir=str(tmp_path / "out"), output_name="cat")
+    return Page(AllowedPaths.within([tmp_path]), output_dir=str(tmp_path / "out"), output_name="cat")
 
 
 def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_edited_is_told_in_one_sentence(page, tmp_path, na
 
 def test_a_name_that_leads_elsewhere_is_no_place_for_prompts(tmp_path):
     with pytest.raises(ValueError, match=r"output_name: .* outside of the allowed folders"):
-        prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, Places.within([tmp_path]))
+        prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, AllowedPaths.within([tmp_path]))
     assert read_text(tmp_path / "none.txt") == ""
 
 

@@ -21,8 +21,8 @@ from runs_help import PATIENCE, TELLING, wait_for
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import Planned, RunQueue, gpu_set
-from sd_scripts.runs.store import NETWORK_FILE_SYSTEMS, RunRow, RunStore, file_system, share_a_card
-from sd_scripts.runs.story import ENDED
+from sd_scripts.runs.run_state import ENDED
+from sd_scripts.runs.store import NETWORK_FILE_SYSTEMS, RunRow, RunStore, file_system, gpus_overlap
 from sd_scripts.runs.watched import WatchedRun
 
 REPO = Path(__file__).parents[1]
@@ -136,14 +136,14 @@ def test_cards_have_one_name(gpu_ids: str, on_cpu: bool, cards: str):
 
 
 def test_all_cards_meet_every_card_but_not_the_processor():
-    assert share_a_card("all", "1")
-    assert share_a_card("all", "all")
-    assert share_a_card("0,1", "1,2")
-    assert share_a_card("cpu", "cpu")
-    assert not share_a_card("0", "1")
-    assert not share_a_card("1", "10,11")
-    assert not share_a_card("cpu", "all")
-    assert not share_a_card("0", "cpu")
+    assert gpus_overlap("all", "1")
+    assert gpus_overlap("all", "all")
+    assert gpus_overlap("0,1", "1,2")
+    assert gpus_overlap("cpu", "cpu")
+    assert not gpus_overlap("0", "1")
+    assert not gpus_overlap("1", "10,11")
+    assert not gpus_overlap("cpu", "all")
+    assert not gpus_overlap("0", "cpu")
 
 
 def test_the_queue_can_be_put_in_another_order(place: Place):
@@ -379,7 +379,7 @@ with open(os.path.join(sys.argv[1], "starts"), "a") as file:
 
 def test_two_guis_on_one_store_start_every_run_once(place: Place):
     queue = place.queue(opened=False)
-    plans = [place.plan(COUNTS, gpus=str(card % 3)) for card in range(12)]
+    plans = [place.plan(COUNTS, gpus=str(gpu % 3)) for gpu in range(12)]
     for plan in plans:
         queue.store.update(queue.add(plan), owner="a GUI that is gone")
     guis = [gui(STARTS_THEM, queue.store.path) for _ in range(3)]

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from training_help import Run, equal, pictures, settings_for, train, train_whole
+from training_help import Run, equal, images, settings_for, train, train_whole
 
 from sd_scripts.data.dataset import plan_data
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.leftovers import mend, newest_state
 from sd_scripts.training.origin import changed_models, changes, origin_of
-from sd_scripts.training.states import read_saved, read_whole
+from sd_scripts.training.recovery import clean_up, newest_state
+from sd_scripts.training.train_state import read_saved, read_whole
 
 STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "network_args": ["rank_dropout=0.3"]}
 """A state after each of eight steps; epochs have three, and LoRA's dropout draws in each."""
@@ -27,7 +27,7 @@ STATES = {"save_state": True, "max_train_steps": 8, "save_every_n_steps": 1, "ne
 def undisturbed(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Do not write to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return train(miniature, folder / "out", train_data_dir=pictures(folder / "pictures", count=3), **STATES)
+    return train(miniature, folder / "out", train_data_dir=images(folder / "images", count=3), **STATES)
 
 
 def state_of(run: Run, step: int) -> Path:
@@ -42,13 +42,13 @@ def rewrite_progress(state: Path, *without: str, **changes: Any) -> None:
 
 
 def go_on(miniature: Any, output: Path, state: Path, **values: Any) -> Run:
-    """With the settings and pictures of `undisturbed`."""
-    root = state.parent.parent / "pictures"
+    """With the settings and images of `undisturbed`."""
+    root = state.parent.parent / "images"
     return train(miniature, output, **{**STATES, "train_data_dir": root, "resume": state, **values})
 
 
 def test_resuming_twice_in_a_row_is_still_the_undisturbed_run(undisturbed: Run, miniature: Any, tmp_path: Path) -> None:
-    shutil.copytree(undisturbed.output.parent / "pictures", tmp_path / "pictures")
+    shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     first = go_on(miniature, tmp_path / "first", state_of(undisturbed, 2), max_train_steps=5)
     assert first.losses == undisturbed.losses[2:5]
     second = go_on(miniature, tmp_path / "second", tmp_path / "first" / "short-state")
@@ -81,7 +81,7 @@ def test_a_schedule_goes_on_where_it_was(miniature: Any, tmp_path: Path) -> None
 
 def test_accumulation_resumes_at_a_step_and_not_within_one(miniature: Any, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "save_state": True, "max_train_steps": 4}
-    root = pictures(tmp_path / "pictures", count=3)  # an epoch is a whole step and one of a single batch
+    root = images(tmp_path / "images", count=3)  # an epoch is a whole step and one of a single batch
     whole = train(miniature, tmp_path / "whole", train_data_dir=root, save_every_n_steps=1, **options)
     rest = train(miniature, tmp_path / "rest", train_data_dir=root, resume=state_of(whole, 1), **options)
     assert [event["epoch"] for event in whole.told("step")] == [1, 1, 2, 2]
@@ -133,7 +133,7 @@ def test_what_cannot_be_resumed_is_told_in_one_sentence(
 def test_half_a_state_is_told_in_one_sentence(
     undisturbed: Run, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(undisturbed.output.parent / "pictures", tmp_path / "pictures")
+    shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     half = shutil.copytree(state_of(undisturbed, 2), tmp_path / "out" / "half-state")
     (half / "state.pt").write_bytes((half / "state.pt").read_bytes()[:1000])
     run = train(miniature, tmp_path / "out", **STATES, resume=half)
@@ -186,7 +186,7 @@ def test_files_without_a_name_and_in_half_precision(miniature: Any, tmp_path: Pa
 
 
 def test_initial_step_begins_where_it_says(undisturbed: Run, miniature: Any, tmp_path: Path) -> None:
-    data = {"train_data_dir": undisturbed.output.parent / "pictures", "max_train_steps": 8}
+    data = {"train_data_dir": undisturbed.output.parent / "images", "max_train_steps": 8}
     skipping = train(miniature, tmp_path / "skipping", initial_step=5, skip_until_initial_step=True, **data)
     assert skipping.steps == [6, 7, 8]
     assert [event["epoch"] for event in skipping.told("step")] == [2, 3, 3]
@@ -231,8 +231,8 @@ def test_a_new_rate_reaches_every_portion_of_a_fused_backward_pass(miniature: An
     whole = train_whole(miniature, tmp_path / "whole", **values)
     rest = train_whole(miniature, tmp_path / "rest", resume=state_of(whole, 1), **{**values, "learning_rate": 5e-4})
     assert [event["lr"] for event in rest.told("step")] == [{"unet": 5e-4}]
-    portions = optimizer_in(rest.output / "short-state")["portions"]
-    (rate,) = {float(group["lr"]) for portion in portions for group in portion["optimizer"]["param_groups"]}
+    partitions = optimizer_in(rest.output / "short-state")["portions"]
+    (rate,) = {float(group["lr"]) for partition in partitions for group in partition["optimizer"]["param_groups"]}
     assert rate == pytest.approx(5e-4)
 
 
@@ -263,7 +263,7 @@ def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tm
         settings = Settings(script.groups, {k: str(v) if isinstance(v, Path) else v for k, v in named.items()})
         return origin_of(settings, plan_data(settings, seed=1, warn=str), max_steps=8)
 
-    root = pictures(tmp_path / "pictures", count=3)
+    root = images(tmp_path / "images", count=3)
     then = origin(root)
     assert (
         list(changes(then, origin(root, output_name="x", save_every_n_steps=2, compile=True), "train_data_dir")) == []
@@ -363,7 +363,7 @@ def test_a_broken_progress_file_is_one_sentence(undisturbed: Run, tmp_path: Path
 def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
     undisturbed: Run, miniature: Any, tmp_path: Path
 ) -> None:
-    shutil.copytree(undisturbed.output.parent / "pictures", tmp_path / "pictures")
+    shutil.copytree(undisturbed.output.parent / "images", tmp_path / "images")
     state = shutil.copytree(state_of(undisturbed, 7), tmp_path / "out" / "old-state")
     rewrite_progress(state, "origin", "hyperparameters", "files")
     rest = train(miniature, tmp_path / "out", **STATES, resume=state)
@@ -377,7 +377,7 @@ LATEST: dict[str, Any] = {"resume": "latest", "max_train_steps": 6, "save_every_
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_the_same_command_again_goes_on_from_the_newest_state(method: str, miniature: Any, tmp_path: Path) -> None:
     begin = train if method == "lora" else train_whole
-    root = pictures(tmp_path / "pictures", count=3)
+    root = images(tmp_path / "images", count=3)
     whole = begin(miniature, tmp_path / "whole", train_data_dir=root, **LATEST)
     assert "resumed_from" not in whole.told("started")[0]
     output = tmp_path / "out"
@@ -432,7 +432,7 @@ def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(
     mine, parent, others = f".short.safetensors.{os.getpid()}.part", f".short.png.{os.getppid()}.part", ".notes.1.part"
     for file in (mine, parent, others, f".write-test-{dead}", "short.safetensors"):
         (tmp_path / file).touch()
-    mend(tmp_path, "short")
+    clean_up(tmp_path, "short")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         others, parent, "short-state", "short-step00000004-state", "short.safetensors",
     ]  # fmt: skip
@@ -454,7 +454,7 @@ def test_a_run_that_was_lowered_below_its_state_is_told(
     assert "the state is of step 4 and the run ends at step 3" in refused(miniature, made, capsys)
 
 
-FROM_PICTURES: dict[str, Any] = {
+FROM_IMAGES: dict[str, Any] = {
     **LATEST, "resume": None, "cache_latents": None, "cache_text_encoder_outputs": None, "shuffle_caption": True,
 }  # fmt: skip
 """What the loader reads in each step, by chance."""
@@ -465,10 +465,10 @@ def test_a_state_goes_on_with_another_number_of_workers(
     compiled: dict[str, Any], each_miniature: Any, tmp_path: Path
 ) -> None:
     torch._dynamo.reset()
-    root = pictures(tmp_path / "pictures", count=3)
-    whole = train(each_miniature, tmp_path / "whole", train_data_dir=root, **FROM_PICTURES, **compiled)
+    root = images(tmp_path / "images", count=3)
+    whole = train(each_miniature, tmp_path / "whole", train_data_dir=root, **FROM_IMAGES, **compiled)
     torch._dynamo.reset()
-    values = {**FROM_PICTURES, "max_data_loader_n_workers": 2, "resume": state_of(whole, 4)}
+    values = {**FROM_IMAGES, "max_data_loader_n_workers": 2, "resume": state_of(whole, 4)}
     rest = train(each_miniature, tmp_path / "rest", train_data_dir=root, **values, **compiled)
     assert rest.status == 0
     assert rest.losses == whole.losses[4:]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sd_scripts.library.lr_schedulers import make_scheduler
 from sd_scripts.library.optimizers import description, make_optimizer, rounds_itself
-from sd_scripts.library.portions import Portions
+from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochastically
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 
@@ -201,7 +201,7 @@ def test_adamw_rounds_where_weights_need_it_unless_an_argument_wants_torchs() ->
 def test_a_schedule_fills_the_rate_of_adamw_in_portions_and_shows_adafactors_own() -> None:
     weight = nn.Parameter(torch.ones(3, 3, dtype=torch.bfloat16))
     options = OptimizerOptions(learning_rate=0.5)
-    adamw = Portions(
+    adamw = PartitionedOptimizer(
         [{"params": [weight]}],
         lambda groups: make_optimizer(options, groups, rounding=True),
         id,
@@ -215,7 +215,9 @@ def test_a_schedule_fills_the_rate_of_adamw_in_portions_and_shows_adafactors_own
     assert adamw.param_groups[0]["lr"] is rate is adamw.one.param_groups[0]["lr"]
     assert rate.item() == 0.375
     own = OptimizerOptions(optimizer_type="Adafactor")
-    adafactor = Portions([{"params": [weight]}], lambda groups: make_optimizer(own, groups), id, rounds=True, seed=0)
+    adafactor = PartitionedOptimizer(
+        [{"params": [weight]}], lambda groups: make_optimizer(own, groups), id, rounds=True, seed=0
+    )
     scheduler = make_scheduler(LrSchedulerOptions(), adafactor, total_steps=4)
     weight.grad = torch.ones_like(weight)
     adafactor.step()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library import rounding_adamw
-from sd_scripts.library.portions import Portions
+from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochastically
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: kernels in Triton")
@@ -59,16 +59,16 @@ def never_waiting() -> Iterator[None]:
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("rate", ["number", "tensor"])
 def test_float32_weights_learn_as_by_plain_pytorch(offset: int, rate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def course() -> list[Tensor]:
+    def train_plan() -> list[Tensor]:
         parameters = weights(torch.float32, ODD, offset)
         lr = torch.tensor(1e-2, device=CUDA) if rate == "tensor" else 1e-2
         optimizer = RoundingAdamW(parameters, lr=lr, eps=1e-6, weight_decay=0.1)
         optimizer.gradient_factor = torch.tensor(0.5, device=CUDA) if rate == "tensor" else None
         return learn(optimizer, parameters, range(5))
 
-    ours = course()
+    ours = train_plan()
     with plain(monkeypatch):
-        torch.testing.assert_close(ours, course(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(ours, train_plan(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -179,7 +179,7 @@ def test_masters_take_gradients_of_their_copies_and_write_them_anew() -> None:
 
 @pytest.mark.parametrize("layout", ["channels_last", "transposed", "gradient of another layout"])
 def test_weights_of_any_layout_learn_alike(layout: str) -> None:
-    def course(ordered: bool) -> Tensor:
+    def train_plan(ordered: bool) -> Tensor:
         value = numbers((8, 16, 4, 4), 0, torch.float32)
         grad = numbers((8, 16, 4, 4), 1, torch.float32)
         if not ordered and layout == "transposed":
@@ -195,7 +195,7 @@ def test_weights_of_any_layout_learn_alike(layout: str) -> None:
         optimizer.step()
         return weight.detach()
 
-    torch.testing.assert_close(course(ordered=False), course(ordered=True), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(train_plan(ordered=False), train_plan(ordered=True), rtol=1e-6, atol=1e-6)
 
 
 @DTYPES
@@ -221,7 +221,7 @@ def test_portions_round_without_waiting() -> None:
     parameters = weights(torch.bfloat16, ODD)
     places = {parameter: i % 3 for i, parameter in enumerate(parameters)}
     groups = [{"params": parameters, "lr": torch.tensor(1e-5, device=CUDA)}]
-    optimizer = Portions(
+    optimizer = PartitionedOptimizer(
         groups,
         lambda mine: torch.optim.AdamW(mine, fused=True, capturable=True),
         places.__getitem__,

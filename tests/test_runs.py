@@ -13,7 +13,7 @@ from runs_help import PATIENCE, wait_for
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import CONSOLE_MOST_BYTES, RunFolder, new_run_folder
 from sd_scripts.runs.process import RunningRun
-from sd_scripts.runs.story import RunStory
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.watched import FRESH, WatchedRun
 
 REPO = Path(__file__).parents[1]
@@ -43,9 +43,9 @@ def test_a_run_is_started_watched_and_stopped_at_the_end_of_a_step(tmp_path):
     watched = WatchedRun(RunFolder(tmp_path), begin(RunFolder(tmp_path)))
     wait_for(lambda: watched.refresh().step > 2)
     watched.stop()
-    assert watched.story.state == "stopping"
+    assert watched.run_state.state == "stopping"
     wait_for(lambda: watched.refresh().over)
-    assert watched.story.state == "stopped"
+    assert watched.run_state.state == "stopped"
     assert watched.folder.console_tail() == "hello"
     wait_for(lambda: not watched.alive)
     assert watched.run.exit_code == 0
@@ -81,9 +81,9 @@ def test_a_run_that_does_not_listen_is_ended_after_the_grace_time(tmp_path):
 def test_a_process_that_dies_without_a_word_is_told_as_lost(tmp_path):
     watched = WatchedRun(RunFolder(tmp_path), begin(RunFolder(tmp_path), "print('last words'); raise SystemExit(7)"))
     wait_for(lambda: watched.refresh().over)
-    assert watched.story.state == "lost"
-    assert "exit code 7" in watched.story.failure["error"]
-    assert watched.story.failure["details"] == "last words"
+    assert watched.run_state.state == "lost"
+    assert "exit code 7" in watched.run_state.failure["error"]
+    assert watched.run_state.failure["details"] == "last words"
 
 
 def test_a_stop_is_remembered_by_the_folder_not_by_the_gui(tmp_path):
@@ -227,9 +227,9 @@ def test_100_000_steps_are_read_once_and_later_only_what_is_new(tmp_path):
     folder.events_file.write_text("".join(line % (i, i) for i in range(1, 100_001)))
     watched = WatchedRun(folder, itself(folder))
     began = time.process_time()
-    story = watched.refresh()
+    run_state = watched.refresh()
     whole = time.process_time() - began
-    assert (story.step, len(story.losses), len(story.rates["unet"])) == (100_000, 100_000, 100_000)
+    assert (run_state.step, len(run_state.losses), len(run_state.rates["unet"])) == (100_000, 100_000, 100_000)
     with folder.events_file.open("a") as file:
         file.write(line % (100_001, 100_001))
     time.sleep(FRESH)
@@ -245,10 +245,10 @@ def test_what_was_asked_waits_until_the_run_says_that_it_heard(tmp_path):
     log("step", step=7)
     log("heard", command="save", ids=[ids[0], ids[2]], step=7)
     watched = WatchedRun(folder, itself(folder))
-    story = watched.refresh()
+    run_state = watched.refresh()
     assert len(set(ids)) == 3
-    assert [(asked.kind, asked.heard) for asked in story.asked] == [("save", 7), ("sample", None), ("save", 7)]
-    assert story.waiting_for == ["sample"]
+    assert [(asked.kind, asked.heard) for asked in run_state.asked] == [("save", 7), ("sample", None), ("save", 7)]
+    assert run_state.waiting_for == ["sample"]
     log("heard", command="sample", ids=[ids[1]], step=8)
     time.sleep(FRESH)
     assert watched.refresh().waiting_for == []
@@ -263,75 +263,75 @@ def test_a_run_that_a_person_ended_at_once_is_stopped_for_every_later_gui(tmp_pa
     if saved:
         log("saved", path=str(tmp_path / "a-state"), step=2)
     folder.command("end")
-    story = WatchedRun(folder, None).refresh()
-    assert story.state == "stopped"
-    assert story.failure["error"].startswith("You stopped this run at once at step 4, without saving.")
-    assert told in story.failure["error"]
-    assert story.ended == folder.events_file.stat().st_mtime
+    run_state = WatchedRun(folder, None).refresh()
+    assert run_state.state == "stopped"
+    assert run_state.failure["error"].startswith("You stopped this run at once at step 4, without saving.")
+    assert told in run_state.failure["error"]
+    assert run_state.ended == folder.events_file.stat().st_mtime
 
 
 def test_events_that_cannot_be_read_are_one_sentence(tmp_path):
     (tmp_path / "events.jsonl").mkdir()
-    story = WatchedRun(RunFolder(tmp_path), None).refresh()
-    assert story.state == "lost"
-    assert "cannot be read" in story.failure["error"]
+    run_state = WatchedRun(RunFolder(tmp_path), None).refresh()
+    assert run_state.state == "lost"
+    assert "cannot be read" in run_state.failure["error"]
 
 
 def test_an_event_that_lacks_something_harms_none_of_the_others():
-    story = RunStory()
+    run_state = RunState()
     broken = {"kind": "sample", "path": None}, {"kind": "saved"}, {"kind": "step", "lr": 5, "step": 1}
     for event in ({"kind": "step"}, *broken):
-        story.tell(event)
-    story.tell({"kind": "step", "step": 2, "loss": 0.5})
-    assert (story.state, story.step, story.loss) == ("running", 2, 0.5)
+        run_state.tell(event)
+    run_state.tell({"kind": "step", "step": 2, "loss": 0.5})
+    assert (run_state.state, run_state.step, run_state.loss) == ("running", 2, 0.5)
 
 
-def test_pictures_a_second_count_all_pictures_of_a_step():
-    story = RunStory()
-    story.tell({"kind": "started", "max_steps": 10, "images_per_step": 8})
-    assert story.images_per_second is None
+def test_images_a_second_count_all_images_of_a_step():
+    run_state = RunState()
+    run_state.tell({"kind": "started", "max_steps": 10, "images_per_step": 8})
+    assert run_state.images_per_second is None
     for step in range(1, 11):
-        story.tell({"kind": "step", "step": step, "seconds": 0.5, "vram": 100 - step, "ram": step})
-    assert story.images_per_second == pytest.approx(16)
-    assert (story.vram, story.vram_now, story.ram) == (99, 90, 10)
+        run_state.tell({"kind": "step", "step": step, "seconds": 0.5, "vram": 100 - step, "ram": step})
+    assert run_state.images_per_second == pytest.approx(16)
+    assert (run_state.vram, run_state.vram_now, run_state.ram) == (99, 90, 10)
 
 
 def test_speed_leaves_out_warm_up_and_compiling():
-    story = RunStory()
-    story.tell({"kind": "started", "max_steps": 100, "epochs": 2, "time": 0.0})
+    run_state = RunState()
+    run_state.tell({"kind": "started", "max_steps": 100, "epochs": 2, "time": 0.0})
     for step in range(1, 41):
         slow = step <= 3 or step == 20
-        story.tell({"kind": "step", "step": step, "loss": 1.0, "seconds": 30.0 if slow else 0.5})
-    assert story.seconds_per_step == pytest.approx(0.5)
-    assert story.seconds_left == pytest.approx(30.0)
-    assert story.fraction == pytest.approx(0.4)
+        run_state.tell({"kind": "step", "step": step, "loss": 1.0, "seconds": 30.0 if slow else 0.5})
+    assert run_state.seconds_per_step == pytest.approx(0.5)
+    assert run_state.seconds_left == pytest.approx(30.0)
+    assert run_state.fraction == pytest.approx(0.4)
 
 
 def test_a_run_that_goes_on_begins_where_it_was():
-    story = RunStory()
-    story.tell({"kind": "phase", "name": "loading", "time": 1.0})
-    story.tell({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})
-    assert (story.step, story.fraction, story.started) == (40, 0.4, 1.0)
+    run_state = RunState()
+    run_state.tell({"kind": "phase", "name": "loading", "time": 1.0})
+    run_state.tell({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})
+    assert (run_state.step, run_state.fraction, run_state.started) == (40, 0.4, 1.0)
 
 
 def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
-    story = RunStory()
-    story.tell({"kind": "phase", "name": "compiling", "time": 1.0})
-    story.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 5.0})
-    assert (story.phase_since, story.phase_note) == (1.0, "12 graphs so far")
-    story.tell({"kind": "step", "step": 1, "time": 9.0})
-    assert (story.phase, story.phase_since, story.phase_note) == ("training", 9.0, "")
+    run_state = RunState()
+    run_state.tell({"kind": "phase", "name": "compiling", "time": 1.0})
+    run_state.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 5.0})
+    assert (run_state.phase_since, run_state.phase_note) == (1.0, "12 graphs so far")
+    run_state.tell({"kind": "step", "step": 1, "time": 9.0})
+    assert (run_state.phase, run_state.phase_since, run_state.phase_note) == ("training", 9.0, "")
 
 
 def test_a_loss_that_is_no_number_breaks_no_curve():
-    story = RunStory()
-    story.tell(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))
-    story.tell({"kind": "step", "step": 2, "loss": 0.5})
-    assert story.losses.bins(0).bins == [(2, 0.5, 0.5, 0.5)]
+    run_state = RunState()
+    run_state.tell(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))
+    run_state.tell({"kind": "step", "step": 2, "loss": 0.5})
+    assert run_state.losses.bins(0).bins == [(2, 0.5, 0.5, 0.5)]
 
 
 def test_an_event_of_a_later_version_is_no_accident():
-    story = RunStory()
-    story.tell({"kind": "confetti", "colour": "red"})
-    assert story.state == "running"
-    assert story.told == 1
+    run_state = RunState()
+    run_state.tell({"kind": "confetti", "colour": "red"})
+    assert run_state.state == "running"
+    assert run_state.told == 1

@@ -1,4 +1,4 @@
-"""Pictures while training: named as people expect them, made when they are due."""
+"""Images while training: named as people expect them, made when they are due."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from PIL import Image
-from training_help import equal, pictures, train
+from training_help import equal, images, train
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def picture(path: str) -> Any:
+def image(path: str) -> Any:
     return np.asarray(Image.open(path)).astype(int)
 
 
@@ -48,7 +48,7 @@ def test_epochs_win_over_steps(miniature: Any, tmp_path: Path, prompts: Path) ->
 def test_a_schedule_free_optimizer_shows_its_average(miniature: Any, tmp_path: Path, prompts: Path) -> None:
     """At the last step that is what the file holds, so the file's own samples must be the same."""
     options = {"optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2, "sample_prompts": prompts}
-    root = pictures(tmp_path / "pictures")
+    root = images(tmp_path / "images")
     made = train(miniature, tmp_path / "out", train_data_dir=root, sample_every_n_steps=3, **options)
     weights = {"network_weights": made.output / "short.safetensors", "network_dim": 2}
     loaded = train(
@@ -62,7 +62,7 @@ def test_a_schedule_free_optimizer_shows_its_average(miniature: Any, tmp_path: P
     )
     (trained,) = (event["path"] for event in made.told("sample") if event["seed"] == 7)
     (of_the_file,) = (event["path"] for event in loaded.told("sample") if event["seed"] == 7)
-    assert np.array_equal(picture(trained), picture(of_the_file))
+    assert np.array_equal(image(trained), image(of_the_file))
 
 
 def test_prompts_that_are_not_there_are_told_before_the_model_is_loaded(
@@ -91,7 +91,7 @@ def test_prompts_that_cannot_be_sampled_are_told_before_the_model_is_loaded(
 def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_training(
     miniature: Any, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = {"train_data_dir": pictures(tmp_path / "pictures", count=4), "validation_split": 0.25}
+    data = {"train_data_dir": images(tmp_path / "images", count=4), "validation_split": 0.25}
     options = {**data, "network_args": ["rank_dropout=0.3"], "optimizer_type": "AdamWScheduleFree"}
     plain = train(miniature, tmp_path / "plain", validate_every_n_steps=100, **options)
     forward = UNet2DConditionModel.forward

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from training_help import SHORT, Run, equal, pictures, train, train_whole
+from training_help import SHORT, Run, equal, images, train, train_whole
 
 from sd_scripts.library import metadata
 from sd_scripts.options.catalog import script_for
@@ -27,7 +27,7 @@ from sd_scripts.runs.disk import NotWritten, errno_of, in_words
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import rescue
 from sd_scripts.training.dry_save import kept_files
-from sd_scripts.training.progress import Course
+from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.reporting import Reporter
 from sd_scripts.training.writer import Failure
 
@@ -80,7 +80,7 @@ def test_without_an_installed_package_files_are_saved(monkeypatch: pytest.Monkey
 
 
 def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
-    image = next(pictures(tmp_path / "pictures").rglob("*.png"))
+    image = next(images(tmp_path / "images").rglob("*.png"))
     thumbnail = shutil.copy(image, tmp_path / "thumbnail.png")
     meanwhile(1, Path(thumbnail).unlink)
     made = train(miniature, tmp_path / "out", metadata_thumbnail=thumbnail, max_train_steps=1)
@@ -92,7 +92,7 @@ def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, miniature: An
 def test_what_is_in_the_way_of_the_last_file_is_told_before_anything_is_loaded(miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "short.safetensors").mkdir()
     (tmp_path / "logs").touch()
-    values = {**SHORT, **miniature.files, "train_data_dir": str(pictures(tmp_path / "pictures"))}
+    values = {**SHORT, **miniature.files, "train_data_dir": str(images(tmp_path / "images"))}
     values |= {"output_dir": str(tmp_path), "logging_dir": str(tmp_path / "logs"), "metadata_thumbnail": "no.png"}
     values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     told = [str(problem) for problem in problems(Settings(script_for("sdxl", "lora").groups, values))]
@@ -134,7 +134,7 @@ def fail() -> None:
 
 
 def test_an_error_in_a_step_saves_the_last_complete_one_first(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
-    values = {"max_train_steps": 4, "train_data_dir": pictures(tmp_path / "pictures", count=3)}
+    values = {"max_train_steps": 4, "train_data_dir": images(tmp_path / "images", count=3)}
     whole = train(miniature, tmp_path / "whole", **values)
     meanwhile(2, fail)
     broken = train(miniature, tmp_path / "out", **values)
@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(
     helper = threading.Thread(target=free_once_rescued, args=(elsewhere, disk / "filler"))
     if freed:
         helper.start()
-    values = {"train_data_dir": pictures(tmp_path / "data"), "run_dir": run_dir}
+    values = {"train_data_dir": images(tmp_path / "data"), "run_dir": run_dir}
     made = replace(train(miniature, output, **values), folder=RunFolder(run_dir))
     assert made.status == 0
     lies = output / "short.safetensors" if freed else elsewhere
@@ -202,7 +202,7 @@ def free_once_rescued(rescued: Path, filler: Path) -> None:
 
 def test_a_model_that_does_not_fit_the_disk_is_not_trained(disk: Path, miniature: Any, tmp_path: Path) -> None:
     (disk / "filler").write_bytes(bytes(2_900_000))
-    values = {"train_data_dir": pictures(tmp_path / "data"), "run_dir": tmp_path / "run"}
+    values = {"train_data_dir": images(tmp_path / "data"), "run_dir": tmp_path / "run"}
     for begin, why in ((train, "did not take a trial save"), (train_whole, "and the file at the end takes")):
         made = begin(miniature, disk / "out", **values)
         assert made.status == 2
@@ -211,11 +211,11 @@ def test_a_model_that_does_not_fit_the_disk_is_not_trained(disk: Path, miniature
 
 
 def test_what_a_run_keeps_is_counted() -> None:
-    course = Course(batches_per_epoch=10, accumulation=1, max_steps=100)
+    train_plan = TrainPlan(batches_per_epoch=10, accumulation=1, max_steps=100)
 
     def kept(step: int = 0, **values: Any) -> tuple[int, int]:
         settings = Settings(script_for("sdxl", "lora").groups, values)
-        return kept_files(settings[SavingOptions], settings[ResumeOptions], course, step)
+        return kept_files(settings[SavingOptions], settings[ResumeOptions], train_plan, step)
 
     assert kept() == (1, 0)
     assert kept(save_every_n_steps=10) == (10, 0)

@@ -13,7 +13,7 @@ from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.load import check, load
 from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.families.sdxl.vae import decode_latents, encode_images
@@ -21,7 +21,7 @@ from sd_scripts.library import sdxl_model_util as sgm
 
 
 @pytest.fixture(scope="module")
-def parts(miniature: Any) -> Parts:
+def components(miniature: Any) -> Components:
     return load(sdxl_settings(miniature.checkpoint), torch.float32)
 
 
@@ -31,14 +31,14 @@ def file(miniature: Any) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def folder(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(components: Components, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("diffusers")
-    _pipeline(parts).save_pretrained(path)
+    _pipeline(components).save_pretrained(path)
     return path
 
 
-def test_load_and_save_give_the_file_back(parts: Parts, file: dict[str, Tensor]) -> None:
-    _same(checkpoint_tensors(parts), file)
+def test_load_and_save_give_the_file_back(components: Components, file: dict[str, Tensor]) -> None:
+    _same(checkpoint_tensors(components), file)
 
 
 def test_everything_is_frozen_in_eval_mode_and_in_the_asked_dtype(miniature: Any) -> None:
@@ -51,15 +51,15 @@ def test_everything_is_frozen_in_eval_mode_and_in_the_asked_dtype(miniature: Any
     assert _dtypes(half.vae) == {torch.float32}
 
 
-def test_nothing_stays_without_memory(parts: Parts) -> None:
-    for module in (parts.denoiser, parts.vae, *parts.text_encoders):
+def test_nothing_stays_without_memory(components: Components) -> None:
+    for module in (components.denoiser, components.vae, *components.text_encoders):
         assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
 
 
-def test_a_diffusers_folder_is_the_same_model(parts: Parts, folder: Path) -> None:
+def test_a_diffusers_folder_is_the_same_model(components: Components, folder: Path) -> None:
     other = load(sdxl_settings(folder), torch.float32)
-    _same(checkpoint_tensors(other), checkpoint_tensors(parts))
-    assert [len(tokenizer) for tokenizer in other.tokenizers] == [len(tokenizer) for tokenizer in parts.tokenizers]
+    _same(checkpoint_tensors(other), checkpoint_tensors(components))
+    assert [len(tokenizer) for tokenizer in other.tokenizers] == [len(tokenizer) for tokenizer in components.tokenizers]
 
 
 def test_diffusers_reads_the_miniature_as_a_single_file(miniature: Any, folder: Path, file: dict[str, Tensor]) -> None:
@@ -76,7 +76,9 @@ def test_diffusers_reads_the_miniature_as_a_single_file(miniature: Any, folder: 
     _same(theirs, file)
 
 
-def test_a_ckpt_is_the_same_model_and_no_mmap_is_too(miniature: Any, parts: Parts, file: dict[str, Tensor]) -> None:
+def test_a_ckpt_is_the_same_model_and_no_mmap_is_too(
+    miniature: Any, components: Components, file: dict[str, Tensor]
+) -> None:
     ckpt = miniature.checkpoint.with_suffix(".ckpt")  # beside it, where the tokenizers are
     torch.save({"state_dict": {key: tensor.clone() for key, tensor in file.items()}, "epoch": 3}, ckpt)
     _same(checkpoint_tensors(load(sdxl_settings(ckpt), torch.float32)), file)
@@ -104,7 +106,7 @@ WRITTEN_ELSEWHERE: dict[str, tuple[str, Callable[[str], str]]] = {
 
 @pytest.mark.parametrize("how", WRITTEN_ELSEWHERE)
 def test_names_of_other_times_in_a_folder_are_read(
-    how: str, parts: Parts, folder: Path, miniature: Any, file: dict[str, Tensor], tmp_path: Path
+    how: str, components: Components, folder: Path, miniature: Any, file: dict[str, Tensor], tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path / "other")
     part, renamed = WRITTEN_ELSEWHERE[how]
@@ -130,14 +132,14 @@ def test_a_folder_that_lacks_weights_is_told_and_not_filled_with_random_ones(fol
 
 @pytest.mark.parametrize("layout", ["in a checkpoint", "without prefix", "diffusers file", "diffusers folder"])
 def test_another_vae_takes_the_place_of_the_models_own(
-    layout: str, miniature: Any, parts: Parts, folder: Path, file: dict[str, Tensor], tmp_path: Path
+    layout: str, miniature: Any, components: Components, folder: Path, file: dict[str, Tensor], tmp_path: Path
 ) -> None:
     prefix = "first_stage_model."
     changed = {k: t + 1 if k.startswith(prefix) else t for k, t in file.items()}
     states = {
         "in a checkpoint": changed,
         "without prefix": {k.removeprefix(prefix): t for k, t in changed.items() if k.startswith(prefix)},
-        "diffusers file": {name: t + 1 for name, t in parts.vae.state_dict().items()},
+        "diffusers file": {name: t + 1 for name, t in components.vae.state_dict().items()},
     }
     vae = _write(tmp_path / "vae.safetensors", states[layout]) if layout in states else folder
     other = load(sdxl_settings(miniature.checkpoint, vae=str(vae)), torch.float32)
@@ -205,18 +207,18 @@ def test_a_tokenizer_of_another_size_is_not_taken(miniature: Any, file: dict[str
         load(sdxl_settings(alone), torch.float32)
 
 
-def test_latents_have_the_spread_of_sdxl_and_do_not_depend_on_the_batch(parts: Parts) -> None:
+def test_latents_have_the_spread_of_sdxl_and_do_not_depend_on_the_batch(components: Components) -> None:
     pixels = torch.rand(3, 3, 64, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    latents = encode_images(parts, pixels)
+    latents = encode_images(components, pixels)
     assert latents.shape == (3, 4, 8, 6)
     assert latents.dtype == torch.float32
-    torch.testing.assert_close(encode_images(parts, pixels[1:2]), latents[1:2], rtol=1e-4, atol=1e-4)
-    assert decode_latents(parts, latents * 0.13025).shape == pixels.shape
+    torch.testing.assert_close(encode_images(components, pixels[1:2]), latents[1:2], rtol=1e-4, atol=1e-4)
+    assert decode_latents(components, latents * 0.13025).shape == pixels.shape
 
 
-def test_a_vae_that_overflows_is_told_with_the_remedy(parts: Parts) -> None:
+def test_a_vae_that_overflows_is_told_with_the_remedy(components: Components) -> None:
     with pytest.raises(ValueError, match=r"^no_half_vae: the VAE overflowed"):
-        encode_images(parts, torch.full((1, 3, 16, 16), torch.inf))
+        encode_images(components, torch.full((1, 3, 16, 16), torch.inf))
 
 
 def _both_say(path: Path | None, told: str) -> None:
@@ -240,18 +242,18 @@ def _former(key: str) -> str:
 
 
 def _lend_tokenizers(miniature: Any, path: Path) -> None:
-    lent = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
-    shutil.copytree(lent, path.with_name(f"{path.stem}_tokenizers"))
+    on_device = miniature.checkpoint.with_name(f"{miniature.checkpoint.stem}_tokenizers")
+    shutil.copytree(on_device, path.with_name(f"{path.stem}_tokenizers"))
 
 
-def _pipeline(parts: Parts) -> StableDiffusionXLPipeline:
+def _pipeline(components: Components) -> StableDiffusionXLPipeline:
     return StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer=parts.tokenizers[0],
-        tokenizer_2=parts.tokenizers[1],
-        unet=parts.denoiser,
+        vae=components.vae,
+        text_encoder=components.text_encoders[0],
+        text_encoder_2=components.text_encoders[1],
+        tokenizer=components.tokenizers[0],
+        tokenizer_2=components.tokenizers[1],
+        unet=components.denoiser,
         scheduler=EulerDiscreteScheduler(),
     )
 

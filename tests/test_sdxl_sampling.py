@@ -1,4 +1,4 @@
-"""Pictures while training: the same seed gives the same picture, and training does not notice."""
+"""Images while training: the same seed gives the same image, and training does not notice."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
 from sd_scripts.families.sdxl.sampling import sample
@@ -22,34 +22,34 @@ PROMPT = {"prompt": "a red circle on a white background", "width": 64, "height":
 
 
 @pytest.fixture(scope="module")
-def parts(miniature: Any) -> Parts:
+def components(miniature: Any) -> Components:
     return load(sdxl_settings(miniature.checkpoint), torch.float32)
 
 
-def make(parts: Parts, **changes: Any) -> np.ndarray:
-    return np.asarray(sample(parts, SamplePrompt(**{**PROMPT, **changes}), sdxl_settings("model")))
+def make(components: Components, **changes: Any) -> np.ndarray:
+    return np.asarray(sample(components, SamplePrompt(**{**PROMPT, **changes}), sdxl_settings("model")))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_makes_a_picture_that_its_seed_decides(parts: Parts, sampler: str) -> None:
-    picture = make(parts, sampler=sampler)
-    assert picture.shape == (72, 64, 3)
-    assert np.array_equal(make(parts, sampler=sampler), picture)
-    assert not np.array_equal(make(parts, sampler=sampler, seed=2), picture)
+def test_every_sampler_makes_a_image_that_its_seed_decides(components: Components, sampler: str) -> None:
+    image = make(components, sampler=sampler)
+    assert image.shape == (72, 64, 3)
+    assert np.array_equal(make(components, sampler=sampler), image)
+    assert not np.array_equal(make(components, sampler=sampler, seed=2), image)
 
 
-def test_euler_is_what_diffusers_makes_of_the_same_noise(parts: Parts) -> None:
+def test_euler_is_what_diffusers_makes_of_the_same_noise(components: Components) -> None:
     scheduler = EulerDiscreteScheduler(
         beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1
     )
     pipeline = StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer=parts.tokenizers[0],
-        tokenizer_2=parts.tokenizers[1],
-        unet=parts.denoiser,
+        vae=components.vae,
+        text_encoder=components.text_encoders[0],
+        text_encoder_2=components.text_encoders[1],
+        tokenizer=components.tokenizers[0],
+        tokenizer_2=components.tokenizers[1],
+        unet=components.denoiser,
         scheduler=scheduler,
         force_zeros_for_empty_prompt=False,
         add_watermarker=False,
@@ -64,30 +64,30 @@ def test_euler_is_what_diffusers_makes_of_the_same_noise(parts: Parts) -> None:
         generator=torch.Generator().manual_seed(1),
         output_type="np",
     ).images[0]
-    ours = make(parts, sampler="euler").astype(np.float32) / 255
+    ours = make(components, sampler="euler").astype(np.float32) / 255
     assert np.abs(ours - theirs).max() < 2 / 255
 
 
-def test_k_euler_is_euler_and_sides_are_rounded_down_to_8(parts: Parts) -> None:
-    assert np.array_equal(make(parts, sampler="k_euler", width=71, height=79), make(parts, sampler="euler"))
+def test_k_euler_is_euler_and_sides_are_rounded_down_to_8(components: Components) -> None:
+    assert np.array_equal(make(components, sampler="k_euler", width=71, height=79), make(components, sampler="euler"))
 
 
-def test_scale_1_reads_no_negative_prompt(parts: Parts) -> None:
-    assert np.array_equal(make(parts, scale=1, negative_prompt="a blue square"), make(parts, scale=1))
-    assert not np.array_equal(make(parts, negative_prompt="a blue square"), make(parts))
+def test_scale_1_reads_no_negative_prompt(components: Components) -> None:
+    assert np.array_equal(make(components, scale=1, negative_prompt="a blue square"), make(components, scale=1))
+    assert not np.array_equal(make(components, negative_prompt="a blue square"), make(components))
 
 
-def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(parts: Parts) -> None:
-    parts.denoiser.train()
-    parts.denoiser.conv_in.eval()
+def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(components: Components) -> None:
+    components.denoiser.train()
+    components.denoiser.conv_in.eval()
     before = torch.get_rng_state()
-    make(parts, seed=None, sampler="euler_a")
+    make(components, seed=None, sampler="euler_a")
     assert torch.equal(torch.get_rng_state(), before)
-    assert parts.denoiser.training
-    assert not parts.denoiser.conv_in.training
-    assert not parts.vae.training
-    assert all(p.grad is None for p in parts.denoiser.parameters())
-    parts.denoiser.eval()
+    assert components.denoiser.training
+    assert not components.denoiser.conv_in.training
+    assert not components.vae.training
+    assert all(p.grad is None for p in components.denoiser.parameters())
+    components.denoiser.eval()
 
 
 def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> None:
@@ -113,6 +113,6 @@ def test_the_most_steps_that_a_prompt_may_have_are_none_too_many(name: str) -> N
     assert 0 <= float(sampler.timesteps.min()) <= float(sampler.timesteps.max()) < TIMESTEPS
 
 
-def test_an_unknown_sampler_is_told(parts: Parts) -> None:
+def test_an_unknown_sampler_is_told(components: Components) -> None:
     with pytest.raises(ValueError, match="sample_sampler: 'best' is not one of ddim, "):
-        make(parts, sampler="best")
+        make(components, sampler="best")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
-from training_help import pictures, settings_for
+from training_help import images, settings_for
 
 from kohya_gui.configuration import open_file, prepare, save_file
 from kohya_gui.live_routes import routes
@@ -18,8 +18,8 @@ from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import RunStore
-from sd_scripts.runs.story import ENDED
 
 SECRETS = {"wandb_api_key": "0123456789abcdef-the-key-of-wandb", "huggingface_token": "hf_TheTokenOfHuggingFace"}
 LONGEST = 600.0
@@ -53,7 +53,7 @@ def test_a_run_with_keys_tells_them_nowhere(miniature, tmp_path, queue):
     values: dict[str, Any] = {
         **{name: str(v) if isinstance(v, Path) else v for name, v in settings_for(miniature).items()},
         **SECRETS,
-        "train_data_dir": str(pictures(tmp_path / "pictures")),
+        "train_data_dir": str(images(tmp_path / "images")),
         "output_dir": str(tmp_path / "out"),
         "logging_dir": str(tmp_path / "out" / "log"),
         "log_with": "tensorboard",
@@ -83,7 +83,7 @@ def test_a_run_with_keys_tells_them_nowhere(miniature, tmp_path, queue):
 
 def test_a_printed_command_has_no_keys_and_its_file_neither(tmp_path):
     values = {**SECRETS, "output_dir": str(tmp_path), "pretrained_model_name_or_path": "org/model"}
-    values |= {"train_data_dir": str(pictures(tmp_path / "pictures")), "max_train_steps": 1, "resolution": "64"}
+    values |= {"train_data_dir": str(images(tmp_path / "images")), "max_train_steps": 1, "resolution": "64"}
     prepared = prepare(values, SDXL_LORA, {}, print_only=True)
     assert told_in(shell_line(prepared.command.argv).encode()) == []
     assert assert_no_file_tells(tmp_path) > 0
@@ -103,7 +103,7 @@ def test_a_saved_configuration_has_no_keys(tmp_path):
 def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path, secret):
     word = SECRETS[secret]
     values = {"output_dir": str(tmp_path / "out"), "pretrained_model_name_or_path": "org/model", "resolution": "64"}
-    values |= {"train_data_dir": str(pictures(tmp_path / "pictures")), "max_train_steps": 1, secret: word}
+    values |= {"train_data_dir": str(images(tmp_path / "images")), "max_train_steps": 1, secret: word}
     for name, other, unknown in (
         ("extra_accelerate_launch_args", {"extra_accelerate_launch_args": f"--env KEY={word}"}, {}),
         ("training_comment", {"training_comment": f"my {word}"}, {}),

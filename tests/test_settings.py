@@ -16,7 +16,7 @@ from sd_scripts.options.toml_files import read_toml, write_toml
 
 START = {
     "pretrained_model_name_or_path": "sdxl.safetensors",
-    "train_data_dir": "pictures",
+    "train_data_dir": "images",
     "output_dir": "results",
     "resolution": "1024",
     "learning_rate": 1e-4,
@@ -31,7 +31,7 @@ def remarks(**values) -> list[str]:
     return [str(remark) for remark in settings(**values).remarks]
 
 
-def test_a_start_needs_a_model_pictures_a_size_and_a_place_for_the_results():
+def test_a_start_needs_a_model_images_a_size_and_a_place_for_the_results():
     assert settings().problems() == []
     missing = Settings(SDXL_LORA.groups, {}).problems()
     assert [line.split(":")[0] for line in missing] == [

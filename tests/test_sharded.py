@@ -82,7 +82,7 @@ def with_prompts(folder: Path) -> dict[str, str]:
     return {"sample_prompts": str(prompts)}
 
 
-def test_masters_averages_validation_and_pictures_are_those_of_whole_weights(
+def test_masters_averages_validation_and_images_are_those_of_whole_weights(
     each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {**EVERYTHING, **with_prompts(tmp_path)}
@@ -122,7 +122,7 @@ def test_one_process_goes_on_from_a_state_of_two_and_two_from_that_of_one(flux_m
     two = train_shards(tmp_path / "two", flux_miniature, **values, max_train_steps=2)
     one = train_whole(
         flux_miniature, tmp_path / "one", **values, max_train_steps=4, resume=two.output / "short-state",
-        train_data_dir=tmp_path / "two" / "pictures",
+        train_data_dir=tmp_path / "two" / "images",
     )  # fmt: skip
     assert one.steps == [3, 4]
     state = torch.load(one.output / "short-state" / "state.pt", weights_only=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_help import TEXT_ENCODERS_TOO, Run, pictures, train
+from training_help import TEXT_ENCODERS_TOO, Run, images, train
 
 FOREIGN = {"network_module": "foreign_network", "network_args": ["preset=full"]}
 
@@ -34,7 +34,7 @@ def test_an_encoder_of_sdxl_with_rate_0_is_encoded_beside_the_step(
 def test_t5_with_rate_0_may_be_cached_and_gets_no_layers(
     more: dict[str, Any], flux_miniature: Any, tmp_path: Path
 ) -> None:
-    data = pictures(tmp_path / "pictures")
+    data = images(tmp_path / "images")
     rates = {"text_encoder_lr": [1e-3, 0.0], "train_data_dir": data}
     still = train(flux_miniature, tmp_path / "still", train_t5xxl=True, network_train_unet_only=None, **rates, **more)
     unasked = train(flux_miniature, tmp_path / "unasked", **TEXT_ENCODERS_TOO, **rates, **more)

@@ -17,7 +17,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import TextStore
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
 from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
 from sd_scripts.library import clip_tokenizer, t5_tokenizer
@@ -26,7 +26,7 @@ CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 SIZES = (49408, 32128)
 
 
-def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407) -> Parts:
+def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407) -> Components:
     """Both encoders in miniature, over the real vocabularies."""
     torch.manual_seed(0)
     clip = CLIPTextModel(
@@ -44,7 +44,7 @@ def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407)
             vocab_size=SIZES[1], d_model=48, d_kv=8, d_ff=64, num_heads=4, num_layers=2, feed_forward_proj="gated-gelu"
         )
     )
-    return Parts(
+    return Components(
         denoiser=nn.Identity(),
         vae=nn.Identity(),
         text_encoders=[clip.eval(), t5.eval()],
@@ -55,7 +55,7 @@ def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407)
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def components() -> Components:
     return tiny_parts()
 
 
@@ -110,14 +110,14 @@ def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_p
         load_tokenizers(tmp_path / "flux1-dev.safetensors", None, (49408, 300))
 
 
-def test_shapes_do_not_depend_on_the_captions(parts: Parts) -> None:
-    tokens = tokenize(parts, CAPTIONS, flux_settings())
+def test_shapes_do_not_depend_on_the_captions(components: Components) -> None:
+    tokens = tokenize(components, CAPTIONS, flux_settings())
     assert {name: tuple(each.shape) for name, each in tokens.items()} == {
         "ids1": (3, 77),
         "ids2": (3, 24),
         "mask2": (3, 24),
     }
-    outputs = encode_text(parts, tokens)
+    outputs = encode_text(components, tokens)
     assert {name: tuple(each.shape) for name, each in outputs.items()} == {
         "l_pooled": (3, 32),
         "t5_out": (3, 24, 48),
@@ -128,18 +128,18 @@ def test_shapes_do_not_depend_on_the_captions(parts: Parts) -> None:
     assert outputs["t5_attn_mask"].sum(1).tolist() == [10, 1, 24]
 
 
-def test_states_are_those_of_diffusers(parts: Parts) -> None:
+def test_states_are_those_of_diffusers(components: Components) -> None:
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
         vae=None,
         transformer=None,
-        text_encoder=parts.text_encoders[0],
-        tokenizer=parts.tokenizers[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer_2=parts.tokenizers[1],
+        text_encoder=components.text_encoders[0],
+        tokenizer=components.tokenizers[0],
+        text_encoder_2=components.text_encoders[1],
+        tokenizer_2=components.tokenizers[1],
     )
     with torch.no_grad():
-        ours = encode_text(parts, tokenize(parts, CAPTIONS, flux_settings()))
+        ours = encode_text(components, tokenize(components, CAPTIONS, flux_settings()))
         states, pooled, _ = pipeline.encode_prompt(CAPTIONS, None, device="cpu", max_sequence_length=24)
     torch.testing.assert_close(ours["t5_out"], states)
     torch.testing.assert_close(ours["l_pooled"], pooled)
@@ -151,8 +151,8 @@ def test_the_pooled_state_is_at_the_end_token_whatever_the_encoders_file_calls_i
     torch.testing.assert_close(told, untold)
 
 
-def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(parts: Parts) -> None:
-    tokens = tokenize(parts, CAPTIONS, flux_settings())
+def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(components: Components) -> None:
+    tokens = tokenize(components, CAPTIONS, flux_settings())
     plain, masked = (encode_text(tiny_parts(masked=hidden), tokens) for hidden in (False, True))
     mask = tokens["mask2"]
     t5 = tiny_parts().text_encoders[1]
@@ -162,17 +162,17 @@ def test_padding_is_hidden_from_t5_only_with_apply_t5_attn_mask(parts: Parts) ->
     assert (plain["apply_t5_attn_mask"].any(), masked["apply_t5_attn_mask"].all()) == (False, True)
 
 
-def test_only_encoders_whose_tokens_are_there_read(parts: Parts) -> None:
-    tokens = tokenize(parts, CAPTIONS, flux_settings())
-    assert set(encode_text(parts, {"ids1": tokens["ids1"]})) == {"l_pooled"}
-    assert "l_pooled" not in encode_text(parts, {name: tokens[name] for name in ("ids2", "mask2")})
+def test_only_encoders_whose_tokens_are_there_read(components: Components) -> None:
+    tokens = tokenize(components, CAPTIONS, flux_settings())
+    assert set(encode_text(components, {"ids1": tokens["ids1"]})) == {"l_pooled"}
+    assert "l_pooled" not in encode_text(components, {name: tokens[name] for name in ("ids2", "mask2")})
 
 
 def test_gradients_reach_both_encoders() -> None:
-    parts = tiny_parts()
-    outputs = encode_text(parts, tokenize(parts, CAPTIONS, flux_settings()))
+    components = tiny_parts()
+    outputs = encode_text(components, tokenize(components, CAPTIONS, flux_settings()))
     (outputs["l_pooled"].square().sum() + outputs["t5_out"].square().sum()).backward()
-    for encoder in parts.text_encoders:
+    for encoder in components.text_encoders:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.encoder.parameters())
 
 
@@ -185,34 +185,34 @@ def root(tmp_path: Path) -> Path:
 class Caching:
     """The text cache of a run, with the captions that had to be encoded for it."""
 
-    def __init__(self, root: Path, parts: Parts, **how: Any):
+    def __init__(self, root: Path, components: Components, **how: Any):
         self.encoded: list[str] = []
-        self.parts = parts
+        self.components = components
         self.plan = plan_of(root, train_batch_size=2, cache_latents=True)
         self.store: TextStore = cache_text(
             self.plan,
             self._encode,
-            fingerprint=str(text_facts(parts, flux_settings())),
+            fingerprint=str(text_facts(components, flux_settings())),
             warn=pytest.fail,
             suffix="flux_te",
-            fits=lambda arrays: text_cache_fits(parts, arrays),
+            fits=lambda arrays: text_cache_fits(components, arrays),
             **{"to_disk": True, **how},
         )
 
     @torch.no_grad()
     def _encode(self, captions: list[str]) -> dict[str, torch.Tensor]:
         self.encoded += captions
-        return encode_text(self.parts, tokenize(self.parts, captions, flux_settings()))
+        return encode_text(self.components, tokenize(self.components, captions, flux_settings()))
 
     def batch(self) -> Batch:
         return next(BatchLoader(self.plan, warn=pytest.fail, text=self.store).epoch(1))
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
-def test_cached_outputs_are_what_the_encoders_give(root: Path, parts: Parts, to_disk: bool) -> None:
-    batch = Caching(root, parts, to_disk=to_disk).batch()
+def test_cached_outputs_are_what_the_encoders_give(root: Path, components: Components, to_disk: bool) -> None:
+    batch = Caching(root, components, to_disk=to_disk).batch()
     with torch.no_grad():
-        fresh = encode_text(parts, tokenize(parts, batch.captions, flux_settings()))
+        fresh = encode_text(components, tokenize(components, batch.captions, flux_settings()))
     assert set(batch.text) == set(fresh)
     for name, tensor in fresh.items():
         torch.testing.assert_close(batch.text[name], tensor)
@@ -220,10 +220,10 @@ def test_cached_outputs_are_what_the_encoders_give(root: Path, parts: Parts, to_
 
 def test_a_cache_file_has_the_fields_arrays_and_names(root: Path) -> None:
     """In bf16, which numpy lacks: states are float32 then."""
-    parts = tiny_parts(masked=True)
-    for encoder in parts.text_encoders:
+    components = tiny_parts(masked=True)
+    for encoder in components.text_encoders:
         encoder.to(torch.bfloat16)
-    Caching(root, parts)
+    Caching(root, components)
     with np.load(root / "1_cat/00_flux_te.npz") as arrays:
         facts = {name: (arrays[name].shape, arrays[name].dtype.name) for name in arrays.files if name != "fingerprint"}
         assert bool(arrays["apply_t5_attn_mask"])
@@ -237,15 +237,15 @@ def test_a_cache_file_has_the_fields_arrays_and_names(root: Path) -> None:
 
 
 def test_in_memory_states_take_no_more_room_than_the_encoders_gave_them(root: Path) -> None:
-    parts = tiny_parts()
-    parts.text_encoders[1].to(torch.bfloat16)
-    text = Caching(root, parts, to_disk=False).batch().text
+    components = tiny_parts()
+    components.text_encoders[1].to(torch.bfloat16)
+    text = Caching(root, components, to_disk=False).batch().text
     assert (text["t5_out"].dtype, text["l_pooled"].dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_another_length_or_mask_makes_the_cache_anew(root: Path, parts: Parts) -> None:
-    assert len(Caching(root, parts).encoded) == 2
-    assert not Caching(root, parts).encoded
+def test_another_length_or_mask_makes_the_cache_anew(root: Path, components: Components) -> None:
+    assert len(Caching(root, components).encoded) == 2
+    assert not Caching(root, components).encoded
     assert len(Caching(root, tiny_parts(masked=True)).encoded) == 2
     assert len(Caching(root, tiny_parts(t5_length=30)).encoded) == 2
 
@@ -263,31 +263,31 @@ def write_foreign(root: Path, length: int, masked: bool) -> None:
         )
 
 
-def test_files_of_another_program_are_used_with_skip_cache_check(root: Path, parts: Parts) -> None:
+def test_files_of_another_program_are_used_with_skip_cache_check(root: Path, components: Components) -> None:
     write_foreign(root, length=24, masked=False)
-    caching = Caching(root, parts, skip_check=True)
+    caching = Caching(root, components, skip_check=True)
     assert not caching.encoded
     text = caching.batch().text
     assert (text["l_pooled"] == 7).all()
     assert not text["apply_t5_attn_mask"].any()
-    assert len(Caching(root, parts).encoded) == 2
+    assert len(Caching(root, components).encoded) == 2
 
 
 @pytest.mark.parametrize(("length", "masked"), [(24, True), (30, False)])
 def test_files_of_another_mask_or_length_are_made_anew_even_then(
-    root: Path, parts: Parts, length: int, masked: bool
+    root: Path, components: Components, length: int, masked: bool
 ) -> None:
     write_foreign(root, length, masked)
-    assert len(Caching(root, parts, skip_check=True).encoded) == 2
+    assert len(Caching(root, components, skip_check=True).encoded) == 2
 
 
-def test_a_file_that_lacks_states_is_made_anew_even_then(root: Path, parts: Parts) -> None:
+def test_a_file_that_lacks_states_is_made_anew_even_then(root: Path, components: Components) -> None:
     write_foreign(root, length=24, masked=False)
     for file in (root / "1_cat").glob("*.npz"):
         with np.load(file) as arrays:
             kept = {name: arrays[name] for name in arrays.files if name != "t5_out"}
         np.savez(file, **kept)
-    assert len(Caching(root, parts, skip_check=True).encoded) == 2
+    assert len(Caching(root, components, skip_check=True).encoded) == 2
 
 
 @pytest.mark.parametrize("given", [{"train_t5xxl": True}, {"network_args": ["train_t5xxl=True"]}])
@@ -328,9 +328,9 @@ def test_clip_learns_the_same_whether_t5_is_cached_or_read_in_each_step(
 def test_t5_learns_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniature: Any, tmp_path: Path) -> None:
     options = {**TEXT_ENCODERS_TOO, "train_t5xxl": True}
     whole = train(flux_miniature, tmp_path / "whole", **options)
-    parts = train(flux_miniature, tmp_path / "parts", gradient_checkpointing=True, **options)
+    components = train(flux_miniature, tmp_path / "parts", gradient_checkpointing=True, **options)
     assert learned(whole) == {"lora_unet", "lora_te1", "lora_te3"}
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert components.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_validation_reads_with_the_clip_that_learns(flux_miniature: Any, tmp_path: Path) -> None:

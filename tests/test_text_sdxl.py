@@ -8,7 +8,7 @@ import torch
 from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers
@@ -18,7 +18,7 @@ CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 
 
 @pytest.fixture(scope="module")
-def parts(miniature: Any) -> Parts:
+def components(miniature: Any) -> Components:
     return load(sdxl_settings(miniature.checkpoint), torch.float32)
 
 
@@ -37,26 +37,26 @@ def test_without_tokenizers_beside_the_model_the_shipped_ones_serve_and_the_seco
     assert (first.pad_token_id, second.pad_token_id) == (49407, 0)
 
 
-def test_tokenizers_are_found_in_the_cache_folder_of_sd_scripts(parts: Parts, tmp_path: Path) -> None:
-    for name, tokenizer in zip(CACHE_FOLDERS, parts.tokenizers, strict=True):
+def test_tokenizers_are_found_in_the_cache_folder_of_sd_scripts(components: Components, tmp_path: Path) -> None:
+    for name, tokenizer in zip(CACHE_FOLDERS, components.tokenizers, strict=True):
         tokenizer.save_pretrained(tmp_path / "cache" / name)
-    size = len(parts.tokenizers[0])
+    size = len(components.tokenizers[0])
     found = load_tokenizers(tmp_path / "model.safetensors", str(tmp_path / "cache"), (size, size))
     assert [len(tokenizer) for tokenizer in found] == [size, size]
 
 
-def test_states_are_those_of_diffusers(parts: Parts) -> None:
+def test_states_are_those_of_diffusers(components: Components) -> None:
     pipeline = StableDiffusionXLPipeline(
-        vae=parts.vae,
-        text_encoder=parts.text_encoders[0],
-        text_encoder_2=parts.text_encoders[1],
-        tokenizer=parts.tokenizers[0],
-        tokenizer_2=parts.tokenizers[1],
-        unet=parts.denoiser,
+        vae=components.vae,
+        text_encoder=components.text_encoders[0],
+        text_encoder_2=components.text_encoders[1],
+        tokenizer=components.tokenizers[0],
+        tokenizer_2=components.tokenizers[1],
+        unet=components.denoiser,
         scheduler=EulerDiscreteScheduler(),
     )
     with torch.no_grad():
-        ours = encode_text(parts, tokenize(parts, CAPTIONS, settings()))
+        ours = encode_text(components, tokenize(components, CAPTIONS, settings()))
         hidden, _, pooled, _ = pipeline.encode_prompt(CAPTIONS, do_classifier_free_guidance=False, device="cpu")
     torch.testing.assert_close(torch.cat([ours["hidden_state1"], ours["hidden_state2"]], -1), hidden)
     torch.testing.assert_close(ours["pool2"], pooled)
@@ -65,44 +65,46 @@ def test_states_are_those_of_diffusers(parts: Parts) -> None:
 @pytest.mark.parametrize(("clip_skip", "layer"), [(None, -2), (1, -2), (2, -2), (3, -3), (12, -4)])
 def test_clip_skip_reads_an_earlier_layer_but_never_the_last(miniature: Any, clip_skip: int | None, layer: int) -> None:
     """The miniature's encoders have three layers, so four states; what lies before them is the first."""
-    parts = load(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32)
+    components = load(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32)
     with torch.no_grad():
-        tokens = tokenize(parts, CAPTIONS[:1], settings())
-        ours = encode_text(parts, tokens)["hidden_state1"]
-        states = parts.text_encoders[0](tokens["ids1"].flatten(0, 1), output_hidden_states=True).hidden_states
+        tokens = tokenize(components, CAPTIONS[:1], settings())
+        ours = encode_text(components, tokens)["hidden_state1"]
+        states = components.text_encoders[0](tokens["ids1"].flatten(0, 1), output_hidden_states=True).hidden_states
     torch.testing.assert_close(ours, states[layer])
 
 
 @pytest.mark.parametrize(("length", "positions"), [(None, 77), (150, 152), (225, 227)])
-def test_every_75_tokens_are_a_chunk_and_join_to_one_sequence(parts: Parts, length: int, positions: int) -> None:
-    tokens = tokenize(parts, CAPTIONS, settings(max_token_length=length))
-    states = encode_text(parts, tokens)
+def test_every_75_tokens_are_a_chunk_and_join_to_one_sequence(
+    components: Components, length: int, positions: int
+) -> None:
+    tokens = tokenize(components, CAPTIONS, settings(max_token_length=length))
+    states = encode_text(components, tokens)
     assert tokens["ids1"].shape == (3, (positions - 2) // 75, 77)
     assert states["hidden_state1"].shape == (3, positions, 64)
     assert states["hidden_state2"].shape == (3, positions, 128)
     assert states["pool2"].shape == (3, 128)
 
 
-def test_a_long_caption_goes_on_in_the_next_chunk(parts: Parts) -> None:
-    tokenizer = parts.tokenizers[1]
+def test_a_long_caption_goes_on_in_the_next_chunk(components: Components) -> None:
+    tokenizer = components.tokenizers[1]
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     (red,) = tokenizer("red", add_special_tokens=False).input_ids
-    first, second = tokenize(parts, ["red " * 100], settings(max_token_length=150))["ids2"][0].tolist()
+    first, second = tokenize(components, ["red " * 100], settings(max_token_length=150))["ids2"][0].tolist()
     assert first == [start, *[red] * 75, end]
     assert second == [start, *[red] * 25, end, *[0] * 50]
 
 
-def test_the_first_chunk_of_a_long_budget_is_read_as_if_alone(parts: Parts) -> None:
+def test_the_first_chunk_of_a_long_budget_is_read_as_if_alone(components: Components) -> None:
     caption = CAPTIONS[:1]
-    short = encode_text(parts, tokenize(parts, caption, settings()))
-    long = encode_text(parts, tokenize(parts, caption, settings(max_token_length=225)))
+    short = encode_text(components, tokenize(components, caption, settings()))
+    long = encode_text(components, tokenize(components, caption, settings(max_token_length=225)))
     torch.testing.assert_close(long["hidden_state1"][:, :76], short["hidden_state1"][:, :76])
     torch.testing.assert_close(long["pool2"], short["pool2"])
 
 
-def test_a_weight_multiplies_the_states_of_its_words_and_nothing_else(parts: Parts) -> None:
-    plain = encode_text(parts, tokenize(parts, ["a red circle"], settings()))
-    weighted = encode_text(parts, tokenize(parts, ["a (red:1.5) circle"], settings(weighted_captions=True)))
+def test_a_weight_multiplies_the_states_of_its_words_and_nothing_else(components: Components) -> None:
+    plain = encode_text(components, tokenize(components, ["a red circle"], settings()))
+    weighted = encode_text(components, tokenize(components, ["a (red:1.5) circle"], settings(weighted_captions=True)))
     factor = torch.ones(77, 1)
     factor[2] = 1.5  # after the start and "a"
     for name in ("hidden_state1", "hidden_state2"):
@@ -110,18 +112,18 @@ def test_a_weight_multiplies_the_states_of_its_words_and_nothing_else(parts: Par
     torch.testing.assert_close(weighted["pool2"], plain["pool2"])
 
 
-def test_brackets_are_plain_text_without_weighted_captions(parts: Parts) -> None:
-    plain = tokenize(parts, ["a (red:1.5) circle"], settings())
+def test_brackets_are_plain_text_without_weighted_captions(components: Components) -> None:
+    plain = tokenize(components, ["a (red:1.5) circle"], settings())
     assert set(plain) == {"ids1", "ids2"}
-    weighted = tokenize(parts, ["a (red:1.5) circle"], settings(weighted_captions=True))
+    weighted = tokenize(components, ["a (red:1.5) circle"], settings(weighted_captions=True))
     assert not torch.equal(plain["ids1"], weighted["ids1"])
 
 
-def test_gradients_reach_both_encoders(parts: Parts, miniature: Any) -> None:
-    learning = load(sdxl_settings(miniature.checkpoint), torch.float32)
-    for encoder in learning.text_encoders:
+def test_gradients_reach_both_encoders(components: Components, miniature: Any) -> None:
+    trainable = load(sdxl_settings(miniature.checkpoint), torch.float32)
+    for encoder in trainable.text_encoders:
         encoder.requires_grad_(True)
-    states = encode_text(learning, tokenize(learning, CAPTIONS, settings()))
+    states = encode_text(trainable, tokenize(trainable, CAPTIONS, settings()))
     sum(state.sum() for state in states.values()).backward()
-    for encoder in learning.text_encoders:
+    for encoder in trainable.text_encoders:
         assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())

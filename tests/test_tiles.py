@@ -1,4 +1,4 @@
-"""A picture that does not fit into the GPU's memory is decoded in tiles, and the VAE is left as it was."""
+"""An image that does not fit into the GPU's memory is decoded in tiles, and the VAE is left as it was."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def memory_for(vae: Any, most: int) -> Iterator[list[tuple[int, int]]]:
         hook.remove()
 
 
-def test_without_memory_for_the_whole_picture_it_is_made_of_tiles(vae: Any) -> None:
+def test_without_memory_for_the_whole_image_it_is_made_of_tiles(vae: Any) -> None:
     whole = decoded(vae, LATENTS)
     with memory_for(vae, 12) as tried:
         tiled = decoded(vae, LATENTS)

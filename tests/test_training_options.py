@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from data_help import make_folder, make_picture
+from data_help import make_folder, make_image
 from safetensors import safe_open
-from training_help import TEXT_ENCODERS_TOO, Run, equal, pictures, train
+from training_help import TEXT_ENCODERS_TOO, Run, equal, images, train
 
 from sd_scripts.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("data") / "pictures")
+    return images(tmp_path_factory.mktemp("data") / "images")
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def test_what_is_told_of_an_option_is_told_once(data: Path, miniature: Any, tmp_
 
 
 def test_the_schedule_is_seen_in_the_events(data: Path, miniature: Any, tmp_path: Path) -> None:
-    def course(name: str, **options: Any) -> list[float]:
+    def train_plan(name: str, **options: Any) -> list[float]:
         steps = {"max_train_steps": 4, "lr_scheduler": name, "learning_rate": 1e-2, "train_data_dir": data}
         run = train(miniature, tmp_path / name, **steps, **options)
         return [event["lr"]["unet"] for event in run.told("step")]
 
-    assert course("linear") == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
-    assert course("constant_with_warmup", lr_warmup_steps=2) == pytest.approx([0, 5e-3, 1e-2, 1e-2])
-    assert course("cosine") == pytest.approx([1e-2 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)])
+    assert train_plan("linear") == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
+    assert train_plan("constant_with_warmup", lr_warmup_steps=2) == pytest.approx([0, 5e-3, 1e-2, 1e-2])
+    assert train_plan("cosine") == pytest.approx([1e-2 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)])
 
 
 def test_unet_and_text_encoders_learn_at_their_own_rates(data: Path, miniature: Any, tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_text_encoders_alone_lower_the_loss(data: Path, miniature: Any, tmp_path
         "network_alpha": 8.0,
         "train_data_dir": data,
     }
-    learning = train(miniature, tmp_path / "learning", **{**options, "learning_rate": 3e-3})
+    trainable = train(miniature, tmp_path / "learning", **{**options, "learning_rate": 3e-3})
     standing = train(miniature, tmp_path / "standing", **{**options, "learning_rate": 1e-12})
-    assert all(name.startswith("lora_te") for name in learning.tensors())
-    assert sum(learning.losses[5:]) < sum(standing.losses[5:])
+    assert all(name.startswith("lora_te") for name in trainable.tensors())
+    assert sum(trainable.losses[5:]) < sum(standing.losses[5:])
 
 
 def test_gradient_checkpointing_changes_no_loss(plain: Run, data: Path, miniature: Any, tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_gradient_checkpointing_changes_no_loss(plain: Run, data: Path, miniatur
     assert saving.losses == pytest.approx(plain.losses, rel=1e-5)
     with_text = {**TEXT_ENCODERS_TOO, "network_dropout": 0.1, "train_data_dir": data}
     whole = train(miniature, tmp_path / "whole", **with_text)
-    parts = train(miniature, tmp_path / "parts", gradient_checkpointing=True, **with_text)
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+    components = train(miniature, tmp_path / "parts", gradient_checkpointing=True, **with_text)
+    assert components.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_bf16_computes_in_halves_and_keeps_float32_masters(
@@ -129,12 +129,12 @@ def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
     monkeypatch.setattr(Trainer, "train", lambda trainer: made.append(trainer))
     train(miniature, tmp_path / "out", train_data_dir=data, train_batch_size=2)
     (trainer,) = made
-    inputs = trainer.material.inputs(next(trainer.loader.epoch(1)), "drawn once")
-    network = trainer.learning.network  # type: ignore[attr-defined]
+    inputs = trainer.training_data.inputs(next(trainer.loader.epoch(1)), "drawn once")
+    network = trainer.trainable.network  # type: ignore[attr-defined]
 
     loss = trainer.step.micro(inputs)
     whole = network.gradients.clone()
-    trainer.learning.updated()
+    trainer.trainable.updated()
     trainer.step.accumulation = 2
     losses = [trainer.step.micro({name: t[half : half + 1] for name, t in inputs.items()}) for half in (0, 1)]
     assert whole.any()
@@ -150,7 +150,7 @@ def test_a_step_of_two_batches_sees_the_whole_epoch(data: Path, miniature: Any, 
 
 
 def test_the_last_step_of_an_epoch_may_be_short(miniature: Any, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "three", count=3)
+    root = images(tmp_path / "three", count=3)
     run = train(
         miniature, tmp_path / "out", train_data_dir=root, gradient_accumulation_steps=2, max_train_epochs=2,
         max_train_steps=1,
@@ -199,8 +199,8 @@ def test_norms_are_kept_below_scale_weight_norms(data: Path, miniature: Any, tmp
 
 
 def test_what_a_mask_hides_does_not_count(miniature: Any, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "pictures", count=1)
-    (picture,) = root.rglob("*.png")
+    root = images(tmp_path / "images", count=1)
+    (image,) = root.rglob("*.png")
     masks = {"masked_loss": True, "train_data_dir": root, "max_train_steps": 1}
 
     def loss(name: str, grey: int) -> float:
@@ -208,7 +208,7 @@ def test_what_a_mask_hides_does_not_count(miniature: Any, tmp_path: Path) -> Non
 
         folder = tmp_path / name
         folder.mkdir()
-        Image.new("L", (64, 64), grey).save(folder / picture.name)
+        Image.new("L", (64, 64), grey).save(folder / image.name)
         run = train(miniature, tmp_path / f"{name}-out", conditioning_data_dir=folder, **masks)
         return run.losses[0]
 
@@ -218,7 +218,7 @@ def test_what_a_mask_hides_does_not_count(miniature: Any, tmp_path: Path) -> Non
     )
 
 
-def test_regularisation_pictures_count_by_prior_loss_weight(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_regularisation_images_count_by_prior_loss_weight(data: Path, miniature: Any, tmp_path: Path) -> None:
     reg = tmp_path / "reg"
     make_folder(reg / "1_noise", [(64, 64)] * 2, caption="something")
     options = {"train_data_dir": data, "reg_data_dir": reg, "max_train_epochs": 1}
@@ -231,8 +231,8 @@ def test_regularisation_pictures_count_by_prior_loss_weight(data: Path, miniatur
     )
 
 
-def test_a_data_set_file_describes_the_data(miniature: Any, tmp_path: Path) -> None:
-    make_picture(tmp_path / "here" / "a.png")
+def test_a_dataset_file_describes_the_data(miniature: Any, tmp_path: Path) -> None:
+    make_image(tmp_path / "here" / "a.png")
     config = tmp_path / "data.toml"
     config.write_text(
         "[[datasets]]\nresolution = 64\nbatch_size = 1\n"
@@ -248,7 +248,7 @@ def test_every_path_may_begin_with_the_home(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "models").symlink_to(each_miniature.checkpoint.parent)
-    pictures(tmp_path / "data")
+    images(tmp_path / "data")
     (tmp_path / "data.toml").write_text("[[datasets]]\n[[datasets.subsets]]\nimage_dir = '~/data/1_noise'\n")
     (tmp_path / "prompts.txt").write_text("a circle --w 64 --h 64 --s 1")
     home: dict[str, Any] = {name: f"~/models/{path.name}" for name, path in each_miniature.files.items()}
@@ -287,8 +287,8 @@ def test_every_path_may_begin_with_the_home(
     )
 
 
-def test_a_picture_that_cannot_be_read_is_named_and_replaced(miniature: Any, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "pictures", count=3)
+def test_a_image_that_cannot_be_read_is_named_and_replaced(miniature: Any, tmp_path: Path) -> None:
+    root = images(tmp_path / "images", count=3)
     broken = sorted(root.rglob("*.png"))[1]
     broken.write_bytes(broken.read_bytes()[:200])
     run = train(miniature, tmp_path / "out", train_data_dir=root, cache_latents=None)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-from training_help import CAPTIONS_IN_THE_STEP, SHORT, Run, equal, pictures, run, train
+from training_help import CAPTIONS_IN_THE_STEP, SHORT, Run, equal, images, run, train
 
 from sd_scripts.options.toml_files import read_toml
 
@@ -46,7 +46,7 @@ def test_flags_give_the_run_that_the_file_gives(plain: Run, miniature: Any, tmp_
     given = {
         **SHORT,
         "pretrained_model_name_or_path": miniature.checkpoint,
-        "train_data_dir": plain.output.parent / "pictures",
+        "train_data_dir": plain.output.parent / "images",
         "output_dir": output,
         "run_dir": output / "run",
     }
@@ -66,7 +66,7 @@ def test_workers_do_not_change_a_loss(workers: int, miniature: Any, tmp_path: Pa
 
 
 def test_weights_in_captions_count(miniature: Any, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "weighted", count=1)
+    root = images(tmp_path / "weighted", count=1)
     next(root.rglob("*.txt")).write_text("a (red:1.5) circle")
     with_weights, without = (
         train(miniature, tmp_path / f"{weighted}", train_data_dir=root, max_train_steps=1, weighted_captions=weighted)
@@ -76,7 +76,7 @@ def test_weights_in_captions_count(miniature: Any, tmp_path: Path) -> None:
 
 
 def test_long_captions_train_with_150_tokens(miniature: Any, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "long", count=1)
+    root = images(tmp_path / "long", count=1)
     next(root.rglob("*.txt")).write_text("a red circle " * 40)
     long, short = (
         train(miniature, tmp_path / f"{length}", train_data_dir=root, max_train_steps=1, max_token_length=length)
@@ -98,7 +98,7 @@ def test_nothing_grows_with_the_steps(miniature: Any, tmp_path: Path, monkeypatc
 
     def counted(trainer: Trainer, batches: Any) -> None:
         step(trainer, batches)
-        if trainer.trained.progress.step % 4 == 0:  # at an epoch's end, when nothing is read ahead
+        if trainer.train_state.progress.step % 4 == 0:  # at an epoch's end, when nothing is read ahead
             gc.collect()
             alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
 

@@ -1,17 +1,17 @@
-"""Validation loss: on pictures that training never sees, the same when measured again, and without a trace."""
+"""Validation loss: on images that training never sees, the same when measured again, and without a trace."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_help import CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO, Run, equal, pictures, train
+from training_help import CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO, Run, equal, images, train
 
 SPLIT = {"validation_split": 0.4, "max_train_steps": 4, "validation_seed": 3}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("data") / "pictures", count=5)
+    return images(tmp_path_factory.mktemp("data") / "images", count=5)
 
 
 @pytest.mark.parametrize("where", [{}, CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO], ids=["cached", "encoded", "learning"])
@@ -25,7 +25,7 @@ def test_the_same_weights_measure_the_same(where: dict[str, Any], data: Path, mi
     assert {round(event["loss"], 6) for event in told} == {round(told[0]["loss"], 6)}
 
 
-def test_no_picture_is_in_both(data: Path, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_image_is_in_both(data: Path, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sd_scripts.training.trainer import Trainer
     from sd_scripts.training.validation import Validator
 

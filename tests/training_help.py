@@ -37,7 +37,7 @@ SHORT: dict[str, Any] = {
     "output_name": "short",
     "save_state": False,
 }
-"""Three steps on pictures of 64 pixels; None in what is given beside takes a setting away."""
+"""Three steps on images of 64 pixels; None in what is given beside takes a setting away."""
 
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "sdxl": {},
@@ -88,10 +88,10 @@ class Run:
 
 
 def train(miniature: Any, output: Path, method: str = "lora", **values: Any) -> Run:
-    """Train on two pictures beside the output, or on train_data_dir; settings go through a TOML file."""
+    """Train on two images beside the output, or on train_data_dir; settings go through a TOML file."""
     settings = {**settings_for(miniature), "output_dir": output, "run_dir": output / "run", **values}
     if "train_data_dir" not in settings and "dataset_config" not in settings:
-        settings["train_data_dir"] = pictures(output.parent / "pictures")
+        settings["train_data_dir"] = images(output.parent / "images")
     config = output.with_name(f"{output.name}.toml")
     write_toml(config, {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
     return run(["--config_file", str(config)], output, miniature.family, method)
@@ -122,8 +122,8 @@ def run(flags: list[str], output: Path, family: str = "sdxl", method: str = "lor
     return Run(status, output, RunFolder(output / "run"))
 
 
-def pictures(root: Path, count: int = 2, repeats: int = 1) -> Path:
-    """A train_data_dir of pictures of 64x64, once each in an epoch."""
+def images(root: Path, count: int = 2, repeats: int = 1) -> Path:
+    """A train_data_dir of images of 64x64, once each in an epoch."""
     folder = root / f"{repeats}_noise"
     if not folder.exists():
         make_folder(folder, [(64, 64)] * count)

@@ -1,4 +1,4 @@
-"""What one micro-step learns from: some pictures of one bucket, with their captions."""
+"""What one micro-step learns from: some images of one bucket, with their captions."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ class Batch:
     """Everything lies on the CPU, as the loader's workers made it; sizes are height first, as SDXL takes them."""
 
     keys: list[str]
-    """One name for each picture: its path."""
+    """One name for each image: its path."""
     captions: list[str]
     """After the caption pipeline: what the text encoders shall read."""
     pixels: Tensor | None
@@ -22,17 +22,17 @@ class Batch:
     text: dict[str, Tensor] = field(default_factory=dict)
     """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
     original_size: Tensor
-    """(B, 2) int64: height and width of each picture before resizing."""
+    """(B, 2) int64: height and width of each image before resizing."""
     crop_top_left: Tensor
     """(B, 2) int64: top and left of the crop."""
     target_size: Tensor
     """(B, 2) int64: height and width of the bucket."""
     loss_weight: Tensor
-    """(B,) float32: 1, or prior_loss_weight for a regularisation picture."""
+    """(B,) float32: 1, or prior_loss_weight for a regularisation image."""
     mask: Tensor | None
     """(B, 1, H, W) float32 in 0..1: how much each pixel counts; None without masked_loss and alpha_mask."""
     custom_attributes: list[dict[str, Any]] = field(default_factory=list)
-    """What each picture's subset says under custom_attributes."""
+    """What each image's subset says under custom_attributes."""
 
     def __len__(self) -> int:
         return len(self.keys)

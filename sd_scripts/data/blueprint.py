@@ -1,4 +1,4 @@
-"""Which folders make which data sets, with every value resolved: subset, then data set, general, settings, default."""
+"""Which folders make which datasets, with every value resolved: subset, then dataset, general, settings, default."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
-from sd_scripts.data.images import Look
+from sd_scripts.data.images import Augmentation
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.image_folders import FoundFolders, image_folders, regularisation_folders
@@ -23,7 +23,7 @@ PLACES = ("image_dir", "metadata_file", "conditioning_data_dir")
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """One folder, or one metadata file, and how its pictures are seen."""
+    """One folder, or one metadata file, and how its images are seen."""
 
     image_dir: str | None = None
     metadata_file: str | None = None
@@ -35,7 +35,7 @@ class Subset:
     cache_info: bool = False
     custom_attributes: dict[str, Any] | None = None
     captions: CaptionRules
-    look: Look
+    look: Augmentation
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """All data sets of a run, before any picture was looked at."""
+    """All datasets of a run, before any image was looked at."""
 
     datasets: tuple[Dataset, ...]
     source: str
@@ -69,7 +69,7 @@ class Blueprint:
 
 
 def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
-    """The data sets that the settings ask for; ValueError, naming option or key path, when they cannot be had."""
+    """The datasets that the settings ask for; ValueError, naming option or key path, when they cannot be had."""
     options = settings[DatasetOptions]
     if options.dataset_config:
         for name in ("train_data_dir", "reg_data_dir", "in_json"):
@@ -87,7 +87,7 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
 
 
 def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | None = None) -> Blueprint:
-    """The data sets of a dataset description; ValueError with one sentence for each mistake in it."""
+    """The datasets of a dataset description; ValueError with one sentence for each mistake in it."""
     found = schema.problems(config, masked_loss=settings.values()["masked_loss"], lines=lines)
     if found:
         raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
@@ -128,10 +128,10 @@ def _resolve_dataset(config: schema.Config, general: schema.Config, fallback: di
 
 def _resolve_subset(lookup: Lookup) -> Subset:
     face = lookup("face_crop_aug_range")
-    look = _filled(Look, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
+    look = _filled(Augmentation, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
     captions = CaptionRules(**_filled(CaptionRules, lookup))
     places = {name: os.path.expanduser(place) for name in PLACES if (place := lookup(name))}
-    return Subset(**_filled(Subset, lookup) | places | {"captions": captions, "look": Look(**look)})
+    return Subset(**_filled(Subset, lookup) | places | {"captions": captions, "look": Augmentation(**look)})
 
 
 def _chain(*levels: dict[str, Any]) -> Lookup:

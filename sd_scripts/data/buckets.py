@@ -1,4 +1,4 @@
-"""Which size a picture is trained at: aspect buckets and the way into them. Sizes are (width, height)."""
+"""Which size an image is trained at: aspect buckets and the way into them. Sizes are (width, height)."""
 
 import math
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How one picture comes into its bucket: resized to cover it, then cropped."""
+class BucketFit:
+    """How one image comes into its bucket: resized to cover it, then cropped."""
 
     bucket: Size
     resized: Size
     """Size after resizing: at least the bucket in both directions."""
     ar_error: float
-    """Aspect ratio of the bucket minus that of the picture."""
+    """Aspect ratio of the bucket minus that of the image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketRules:
-    """What a data set says about its sizes; the names are those of the options."""
+    """What a dataset says about its sizes; the names are those of the options."""
 
     resolution: Size
     enable_bucket: bool = False
@@ -76,33 +76,33 @@ def bucket_resolutions(rules: BucketRules) -> list[Size]:
 
 
 class Buckets:
-    """Chooses the bucket of each picture of a data set."""
+    """Chooses the bucket of each image of a dataset."""
 
     def __init__(self, rules: BucketRules):
         self.rules = rules
         self.sizes = bucket_resolutions(rules)
 
-    def fit(self, image: Size) -> Fit | None:
-        """How a picture of size `image` is brought into its bucket; None if it is smaller than the smallest one."""
+    def fit(self, image: Size) -> BucketFit | None:
+        """How an image of size `image` is brought into its bucket; None if it is smaller than the smallest one."""
         if self.rules.enable_bucket and self.rules.bucket_no_upscale:
             resized = _shrunk(image, math.prod(self.rules.resolution), self.rules.bucket_reso_steps)
             bucket = tuple(side - side % self.rules.bucket_reso_steps for side in resized)
             if not all(bucket):
                 return None
-            return Fit(bucket=bucket, resized=resized, ar_error=_aspect(bucket) - _aspect(image))  # type: ignore[arg-type]
+            return BucketFit(bucket=bucket, resized=resized, ar_error=_aspect(bucket) - _aspect(image))  # type: ignore[arg-type]
         return fit_into(image if image in self.sizes else self._nearest(image), image)
 
     def _nearest(self, image: Size) -> Size:
         return min(self.sizes, key=lambda size: abs(_aspect(size) - _aspect(image)))
 
 
-def fit_into(bucket: Size, image: Size) -> Fit:
-    """How a picture of size `image` covers a bucket."""
-    return Fit(bucket=bucket, resized=_covering(image, bucket), ar_error=_aspect(bucket) - _aspect(image))
+def fit_into(bucket: Size, image: Size) -> BucketFit:
+    """How an image of size `image` covers a bucket."""
+    return BucketFit(bucket=bucket, resized=_covering(image, bucket), ar_error=_aspect(bucket) - _aspect(image))
 
 
 def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
-    """The crop that SDXL is told: left, top, right, bottom of the picture letterboxed into its bucket.
+    """The crop that SDXL is told: left, top, right, bottom of the image letterboxed into its bucket.
 
     It is not the crop that is made; models are trained with these values, so they stay.
     """
@@ -115,7 +115,7 @@ def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
 
 
 def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int]:
-    """Top and left of the told crop; of a flipped picture left is measured from the right edge."""
+    """Top and left of the told crop; of a flipped image left is measured from the right edge."""
     left, top, right, _ = crop_ltrb(bucket, image)
     return int(top), int(bucket[0] - right if flipped else left)
 

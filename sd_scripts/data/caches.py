@@ -14,7 +14,7 @@ class LatentStore(Protocol):
     """Where the loader finds latents."""
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        """Latents (C, H/8, W/8) float32, and the opacity of an alpha_mask subset, not flipped; UnreadablePicture."""
+        """Latents (C, H/8, W/8) float32, and the opacity of an alpha_mask subset, not flipped; UnreadableImage."""
         ...
 
 
@@ -22,16 +22,16 @@ class TextStore(Protocol):
     """Where the loader finds encoded captions."""
 
     def read(self, item: Item, caption: str) -> dict[str, Tensor]:
-        """The outputs of the text encoders for one picture, by name; UnreadablePicture where there is none."""
+        """The outputs of the text encoders for one image, by name; UnreadableImage where there is none."""
         ...
 
 
 def claim_files(endings: Mapping[Path, str]) -> dict[Path, Path]:
-    """A file for each picture, named after its stem; `a.jpg` beside `a.png` takes its whole name."""
+    """A file for each image, named after its stem; `a.jpg` beside `a.png` takes its whole name."""
     files: dict[Path, Path] = {}
     taken: set[Path] = set()
-    for picture, ending in endings.items():
-        file = picture.with_name(picture.stem + ending)
-        files[picture] = picture.with_name(picture.name + ending) if file in taken else file
+    for image, ending in endings.items():
+        file = image.with_name(image.stem + ending)
+        files[image] = image.with_name(image.name + ending) if file in taken else file
         taken.add(file)
     return files

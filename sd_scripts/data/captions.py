@@ -1,4 +1,4 @@
-"""From the text beside a picture to the words the model reads, in the field's exact order."""
+"""From the text beside an image to the words the model reads, in the field's exact order."""
 
 import math
 import re
@@ -29,7 +29,7 @@ class CaptionRules:
     secondary_separator: str | None = None
 
     def changing(self) -> list[str]:
-        """The options that make one picture's caption differ between steps: it cannot be encoded once for all."""
+        """The options that make one image's caption differ between steps: it cannot be encoded once for all."""
         changes = (
             "shuffle_caption",
             "caption_dropout_rate",
@@ -44,7 +44,7 @@ class CaptionRules:
 def process_caption(
     caption: str, rules: CaptionRules, random: Random, *, epoch: int, step: int, max_train_steps: int
 ) -> str:
-    """The caption of one picture in one step. `epoch` counts from 1, `step` from 0.
+    """The caption of one image in one step. `epoch` counts from 1, `step` from 0.
 
     Prefix and suffix are glued on first, so a line chosen from several carries at most one of them, as upstream.
     """

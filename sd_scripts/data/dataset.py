@@ -1,4 +1,4 @@
-"""The data of a run, looked at and sorted: every picture with its bucket, its repeats and its weight in the loss."""
+"""The data of a run, looked at and sorted: every image with its bucket, its repeats and its weight in the loss."""
 
 import dataclasses
 import math
@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
-from sd_scripts.data.buckets import BucketRules, Buckets, Fit, Size, fit_into
+from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Size, fit_into
 from sd_scripts.data.captions import CaptionRules
-from sd_scripts.data.folders import Picture, read_sizes, read_subset
-from sd_scripts.data.images import RESIZE_FILTERS, Look, is_too_long
+from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
+from sd_scripts.data.images import RESIZE_FILTERS, Augmentation, is_too_long
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.words import some
@@ -20,16 +20,16 @@ from sd_scripts.options.words import some
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One picture in one data set."""
+    """One image in one dataset."""
 
     index: int
     """Its place in the plan; part of the key of its random draws."""
     path: Path
     size: Size
-    """Width and height of the picture before resizing."""
+    """Width and height of the image before resizing."""
     caption: str
     """As written, before the caption pipeline."""
-    fit: Fit
+    fit: BucketFit
     dataset: int
     subset: Subset
     repeats: int
@@ -50,23 +50,23 @@ class DataPlan:
     items: tuple[Item, ...]
     seed: int
     validation: "DataPlan | None" = None
-    """Pictures kept out of training, each once, without chance; None without validation_split."""
+    """Images kept out of training, each once, without chance; None without validation_split."""
 
     def every_item(self) -> Iterator[Item]:
-        """The pictures of training, then those of validation: what caches must hold."""
+        """The images of training, then those of validation: what caches must hold."""
         yield from self.items
         if self.validation:
             yield from self.validation.items
 
     def groups(self) -> dict[tuple[int, Size], list[Item]]:
-        """Pictures that may share a batch, by data set and bucket, in the order of data sets and sizes."""
+        """Images that may share a batch, by dataset and bucket, in the order of datasets and sizes."""
         groups: dict[tuple[int, Size], list[Item]] = {}
         for item in sorted(self.items, key=lambda item: (item.dataset, item.fit.bucket, item.index)):
             groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
         return groups
 
     def buckets(self) -> dict[Size, int]:
-        """Pictures seen in an epoch by (width, height), sorted."""
+        """Images seen in an epoch by (width, height), sorted."""
         counts: Counter[Size] = Counter()
         for item in self.items:
             counts[item.fit.bucket] += item.repeats
@@ -82,12 +82,12 @@ def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int
     """Read the folders that the settings name.
 
     `seed` orders epochs and, without validation_seed, splits off validation; `bucket_multiple` is what the family
-    called `title` needs of a size. ValueError names the option at fault; pictures left out are told through `warn`.
+    called `title` needs of a size. ValueError names the option at fault; images left out are told through `warn`.
     """
     blueprint = read_blueprint(settings, warn)
     plan = plan_blueprint(blueprint, seed=seed, warn=warn, multiple=bucket_multiple, title=title)
     if settings[AugmentOptions].masked_loss and not plan.wants_masks:
-        warn("masked_loss: has no effect, since no picture has a mask; set conditioning_data_dir or alpha_mask")
+        warn("masked_loss: has no effect, since no image has a mask; set conditioning_data_dir or alpha_mask")
     return plan
 
 
@@ -105,41 +105,43 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
         validation += _at_multiples(kept_out, multiple, title, warn)
     if not training and all(dataset.validation_split == 1 for dataset in datasets):
         raise ValueError(
-            "validation_split: 1 keeps every image out of training; set less than 1 in one of the data sets"
+            "validation_split: 1 keeps every image out of training; set less than 1 in one of the datasets"
         )
     if not training:
-        raise ValueError(f"{blueprint.source}: no picture to train on; {_remedy(blueprint)}")
+        raise ValueError(f"{blueprint.source}: no image to train on; {_remedy(blueprint)}")
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
     return DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
 
 
-def plan_pictures(
-    paths: Sequence[Path], rules: BucketRules, look: Look, *, warn: Warn, multiple: int, title: str
+def plan_images(
+    paths: Sequence[Path], rules: BucketRules, look: Augmentation, *, warn: Warn, multiple: int, title: str
 ) -> DataPlan:
-    """Pictures without words, each once: what is encoded ahead of any run. What cannot be used is told."""
+    """Images without words, each once: what is encoded ahead of any run. What cannot be used is told."""
     subset = Subset(captions=CaptionRules(), look=look)
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, title, warn)
     _check(dataset, warn)
-    pictures = [Picture(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
-    items = _items(pictures, 0, subset, 1.0, Buckets(dataset.buckets), warn)
+    images = [ImageRecord(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
+    items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
-        raise ValueError("train_data_dir: none of its pictures can be used")
+        raise ValueError("train_data_dir: none of its images can be used")
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
-def split_validation(pictures: Sequence[Picture], split: float, seed: int) -> tuple[list[Picture], list[Picture]]:
-    """Training and validation pictures: disjoint, together everything, the same for the same seed."""
-    order = list(pictures)
+def split_validation(
+    images: Sequence[ImageRecord], split: float, seed: int
+) -> tuple[list[ImageRecord], list[ImageRecord]]:
+    """Training and validation images: disjoint, together everything, the same for the same seed."""
+    order = list(images)
     Random(seed).shuffle(order)
     kept = math.ceil(len(order) * (1 - split))
     return (
-        sorted(order[:kept], key=lambda picture: picture.path),
-        sorted(order[kept:], key=lambda picture: picture.path),
+        sorted(order[:kept], key=lambda image: image.path),
+        sorted(order[kept:], key=lambda image: image.path),
     )
 
 
-def balance_regularisation(repeats: Sequence[int], trained: int) -> list[int]:
-    """How often each regularisation picture is seen so that together they match `trained` pictures.
+def balance_regularisation(repeats: Sequence[int], train_state: int) -> list[int]:
+    """How often each regularisation image is seen so that together they match `train_state` images.
 
     Too many: the surplus gets 0. Too few: one more time each, in turn, until the counts match.
     """
@@ -148,11 +150,11 @@ def balance_regularisation(repeats: Sequence[int], trained: int) -> list[int]:
     balanced = [0] * len(repeats)
     seen = 0
     for index, repeat in enumerate(repeats):
-        if seen >= trained:
+        if seen >= train_state:
             break
         balanced[index] = repeat
         seen += repeat
-    each, more = divmod(max(0, trained - seen), len(repeats))
+    each, more = divmod(max(0, train_state - seen), len(repeats))
     return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
 
 
@@ -162,17 +164,17 @@ def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple
     kept_out: list[Item] = []
     regularisation: list[Item] = []
     for subset in _used_subsets(dataset, warn):
-        pictures = read_subset(subset, warn)
-        if not pictures:
-            warn(f"{subset.name}: no picture in this folder")
+        images = read_subset(subset, warn)
+        if not images:
+            warn(f"{subset.name}: no image in this folder")
         if subset.is_reg:
-            regularisation += _items(pictures, number, subset, dataset.prior_loss_weight, buckets, warn)
+            regularisation += _items(images, number, subset, dataset.prior_loss_weight, buckets, warn)
             continue
         if dataset.validation_split:
             split_seed = seed if dataset.validation_seed is None else dataset.validation_seed
-            pictures, held = split_validation(pictures, dataset.validation_split, split_seed)
-            kept_out += _items(held, number, _steady(subset), 1.0, buckets, warn)
-        learned += _items(pictures, number, subset, 1.0, buckets, warn)
+            images, held = split_validation(images, dataset.validation_split, split_seed)
+            kept_out += _items(held, number, _static_graph(subset), 1.0, buckets, warn)
+        learned += _items(images, number, subset, 1.0, buckets, warn)
     balanced = balance_regularisation([item.repeats for item in regularisation], sum(item.repeats for item in learned))
     learned += [
         dataclasses.replace(item, repeats=repeats)
@@ -183,42 +185,42 @@ def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple
 
 
 def _items(
-    pictures: Sequence[Picture], dataset: int, subset: Subset, weight: float, buckets: Buckets, warn: Warn
+    images: Sequence[ImageRecord], dataset: int, subset: Subset, weight: float, buckets: Buckets, warn: Warn
 ) -> list[Item]:
     items = []
     others = 0
     long = []
-    for picture in pictures:
-        fit = buckets.fit(picture.size)
-        if picture.bucket and (fit is None or fit.bucket != picture.bucket):
-            fit = fit_into(picture.bucket, picture.size)
+    for image in images:
+        fit = buckets.fit(image.size)
+        if image.bucket and (fit is None or fit.bucket != image.bucket):
+            fit = fit_into(image.bucket, image.size)
             others += 1
         if fit is None:
-            warn(f"{picture.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
+            warn(f"{image.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
             continue
         if is_too_long(fit):
-            long.append(f"{picture.path.name} ({picture.size[0]}x{picture.size[1]})")
+            long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
         item = Item(
             index=0,
-            path=picture.path,
-            size=picture.size,
-            caption=picture.caption,
+            path=image.path,
+            size=image.size,
+            caption=image.caption,
             fit=fit,
             dataset=dataset,
             subset=subset,
             repeats=subset.num_repeats,
             loss_weight=weight,
-            mask=picture.mask,
+            mask=image.mask,
         )
         items.append(item)
     if long:
         remedy = "crop them" if buckets.rules.enable_bucket else "turn enable_bucket on, or crop them"
         warn(
-            f"{len(long)} of {len(pictures)} images in {subset.name!r} are so long that less than a sixteenth fits the "
+            f"{len(long)} of {len(images)} images in {subset.name!r} are so long that less than a sixteenth fits the "
             f"bucket; {remedy}: {some(long)}"
         )
     if others:
-        warn(f"resolution: {others} pictures of {subset.name} are trained at the size that their train_resolution says")
+        warn(f"resolution: {others} images of {subset.name} are trained at the size that their train_resolution says")
     return items
 
 
@@ -233,14 +235,14 @@ def _used_subsets(dataset: Dataset, warn: Warn) -> list[Subset]:
         if subset.num_repeats < 1:
             warn(f"num_repeats: {source} is left out, since it is to be seen {subset.num_repeats} times")
         elif source in used:
-            warn(f"{source} stands twice in one data set; the first one counts")
+            warn(f"{source} stands twice in one dataset; the first one counts")
         else:
             used[source] = subset
     return list(used.values())
 
 
-def _steady(subset: Subset) -> Subset:
-    """The same pictures without chance, once each: what validation measures must not wander."""
+def _static_graph(subset: Subset) -> Subset:
+    """The same images without chance, once each: what validation measures must not wander."""
     captions = dataclasses.replace(
         subset.captions,
         shuffle_caption=False,
@@ -249,7 +251,7 @@ def _steady(subset: Subset) -> Subset:
         caption_tag_dropout_rate=0.0,
         token_warmup_step=0,
     )
-    look = Look(resize_interpolation=subset.look.resize_interpolation, alpha_mask=subset.look.alpha_mask)
+    look = Augmentation(resize_interpolation=subset.look.resize_interpolation, alpha_mask=subset.look.alpha_mask)
     return dataclasses.replace(subset, num_repeats=1, captions=captions, look=look)
 
 
@@ -274,7 +276,7 @@ def _check(dataset: Dataset, warn: Warn) -> None:
         if name is not None and name not in RESIZE_FILTERS:
             raise ValueError(f"resize_interpolation: {name!r} is not one of {', '.join(RESIZE_FILTERS)}")
     if dataset.network_multiplier != 1:
-        warn("network_multiplier: has no effect yet; every data set trains the network at full strength")
+        warn("network_multiplier: has no effect yet; every dataset trains the network at full strength")
 
 
 def _at_multiples(items: Sequence[Item], multiple: int, title: str, warn: Warn) -> list[Item]:
@@ -299,5 +301,5 @@ def _remedy(blueprint: Blueprint) -> str:
         return "describe at least one subset with an image_dir"
     if subsets[0].metadata_file:
         where = "image_dir" if blueprint.from_config else "train_data_dir"
-        return f"name the folder of the pictures of {subsets[0].name} in {where}"
-    return f"put pictures (png, jpg, webp, bmp) into {subsets[0].image_dir!r}"
+        return f"name the folder of the images of {subsets[0].name} in {where}"
+    return f"put images (png, jpg, webp, bmp) into {subsets[0].image_dir!r}"

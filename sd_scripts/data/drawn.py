@@ -1,4 +1,4 @@
-"""A dozen drawn pictures with captions: a data set that needs no download, for the demo and for tests."""
+"""A dozen drawn images with captions: a dataset that needs no download, for the demo and for tests."""
 
 import math
 from pathlib import Path
@@ -22,18 +22,18 @@ def captions() -> list[str]:
 
 
 def draw(caption: str, size: tuple[int, int]) -> Image.Image:
-    """The picture that one of `captions()` tells, of (width, height)."""
+    """The image that one of `captions()` tells, of (width, height)."""
     _, colour, shape, _, _, background, _ = caption.split()
-    picture = Image.new("RGB", size, BACKGROUNDS[background])
+    image = Image.new("RGB", size, BACKGROUNDS[background])
     width, height = size
     radius, sides = 0.36 * min(size), SIDES[shape]
     turns = [(n + 0.5) * 2 * math.pi / sides + math.pi / 2 for n in range(sides)]
     corners = [(width / 2 + radius * math.cos(t), height / 2 + radius * math.sin(t)) for t in turns]
-    ImageDraw.Draw(picture).polygon(corners, fill=COLOURS[colour])
-    return picture
+    ImageDraw.Draw(image).polygon(corners, fill=COLOURS[colour])
+    return image
 
 
-def write_pictures(folder: Path) -> Path:
+def write_images(folder: Path) -> Path:
     """Make `folder/10_shapes` with a .png and a .txt for each caption; returns `folder`, the train_data_dir."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     for number, caption in enumerate(captions()):

@@ -1,4 +1,4 @@
-"""The batches of an epoch, in order: every picture as often as it shall be seen, whoever loads them."""
+"""The batches of an epoch, in order: every image as often as it shall be seen, whoever loads them."""
 
 from array import array
 from bisect import bisect_right
@@ -13,12 +13,12 @@ from sd_scripts.data.buckets import Size
 from sd_scripts.data.dataset import DataPlan
 
 ShortBatches = Literal["keep", "drop", "fill"]
-"""What becomes of the pictures left over in a bucket: a smaller batch, nothing, or a batch filled with others of it."""
+"""What becomes of the images left over in a bucket: a smaller batch, nothing, or a batch filled with others of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
-    """One batch by the places of its pictures in the plan."""
+    """One batch by the places of its images in the plan."""
 
     dataset: int
     bucket: Size
@@ -28,24 +28,24 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class BatchShape:
-    """What decides a graph: size in pixels, and how many pictures."""
+    """What decides a graph: size in pixels, and how many images."""
 
     width: int
     height: int
-    pictures: int
+    images: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """The pictures of a bucket in the order of an epoch; a pick is a number among all repeats of all pictures."""
+    """The images of a bucket in the order of an epoch; a pick is a number among all repeats of all images."""
 
     dataset: int
     bucket: Size
     size: int
-    """Pictures in a batch."""
+    """Images in a batch."""
     items: Sequence[int]
     ends: Sequence[int]
-    """Where the repeats of each picture end."""
+    """Where the repeats of each image end."""
     order: "array[int]"
     filled: int
     """How many picks more complete the last batch."""
@@ -63,7 +63,7 @@ class _Group:
         number = self.order[place % len(self.order)]
         owner = bisect_right(self.ends, number)
         if place >= len(self.order):
-            # a further repeat of a picture draws its own flip, crop and caption
+            # a further repeat of an image draws its own flip, crop and caption
             return self.items[owner], 1_000_000 + place - len(self.order)
         return self.items[owner], number - (self.ends[owner - 1] if owner else 0)
 
@@ -93,7 +93,7 @@ class _Epoch(Sequence[PlannedBatch]):
 
 
 def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "keep") -> Sequence[PlannedBatch]:
-    """The same for the same (plan, plan.seed, epoch). With "keep" and "fill" every repeat of every picture is there."""
+    """The same for the same (plan, plan.seed, epoch). With "keep" and "fill" every repeat of every image is there."""
     random = Random(f"{plan.seed}/order/{epoch}")
     groups = []
     for (dataset, bucket), items in plan.groups().items():
@@ -129,8 +129,8 @@ def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dic
         size = plan.blueprint.datasets[dataset].batch_size
         full, rest = divmod(sum(item.repeats for item in items), size)
         if rest and short_batches == "keep":
-            shapes[BatchShape(width=width, height=height, pictures=rest)] += 1
+            shapes[BatchShape(width=width, height=height, images=rest)] += 1
         full += bool(rest) and short_batches == "fill"
         if full:
-            shapes[BatchShape(width=width, height=height, pictures=size)] += full
+            shapes[BatchShape(width=width, height=height, images=size)] += full
     return dict(sorted(shapes.items()))

@@ -1,4 +1,4 @@
-"""What lies in the folders: pictures, caption files, masks, metadata files."""
+"""What lies in the folders: images, caption files, masks, metadata files."""
 
 import glob
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.cache_files import DamagedCache, open_arrays
-from sd_scripts.data.images import SUFFIXES, Pixels, UnreadablePicture, read_mask, read_size
+from sd_scripts.data.images import SUFFIXES, Pixels, UnreadableImage, read_mask, read_size
 from sd_scripts.options.caption_files import find_captions
 from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.metadata_file import read_metadata
@@ -24,8 +24,8 @@ SAME_SHAPE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A picture that can be read, with the words that belong to it."""
+class ImageRecord:
+    """An image that can be read, with the words that belong to it."""
 
     path: Path
     size: Size
@@ -37,8 +37,8 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A picture before it is opened."""
+class FoundImage:
+    """An image before it is opened."""
 
     path: Path
     caption: str
@@ -47,15 +47,15 @@ class Found:
     bucket: Size | None = None
 
 
-def read_subset(subset: Subset, warn: Warn) -> list[Picture]:
-    """The readable pictures of a subset, those of a folder sorted by name; each that is left out is told."""
+def read_subset(subset: Subset, warn: Warn) -> list[ImageRecord]:
+    """The readable images of a subset, those of a folder sorted by name; each that is left out is told."""
     found = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
     sizes = {each.path: each.size for each in found if each.size}
     sizes |= read_sizes([each.path for each in found if not each.size], warn)
     masks = _find_masks(subset, [each.path for each in found if each.path in sizes])
     _tell_masks({mask: sizes[image] for image, mask in masks.items()}, warn)
     return [
-        Picture(
+        ImageRecord(
             path=each.path,
             size=sizes[each.path],
             caption=each.caption,
@@ -67,7 +67,7 @@ def read_subset(subset: Subset, warn: Warn) -> list[Picture]:
     ]
 
 
-def _read_folder(subset: Subset, warn: Warn) -> list[Found]:
+def _read_folder(subset: Subset, warn: Warn) -> list[FoundImage]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
@@ -75,7 +75,7 @@ def _read_folder(subset: Subset, warn: Warn) -> list[Found]:
     captions = _read_captions(folder, images, subset, warn)
     if subset.cache_info:
         return _remembered(captions, folder / "metadata_cache.json", warn)
-    return [Found(path=path, caption=caption) for path, caption in captions.items()]
+    return [FoundImage(path=path, caption=caption) for path, caption in captions.items()]
 
 
 def _readable_kinds(images: list[Path], warn: Warn) -> list[Path]:
@@ -126,7 +126,7 @@ def read_caption_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Found]:
+def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[FoundImage]:
     """Sizes through metadata_cache.json: what has not changed since it was written is not opened again."""
     stamps = {path: _stamp(path) for path in captions}
     sizes = _known_sizes(read_json(cache), stamps)
@@ -141,7 +141,7 @@ def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[Foun
             write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
         except OSError as error:
             warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so sizes are not remembered")
-    return [Found(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
+    return [FoundImage(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
 
 
 def _stamp(path: Path) -> list[object]:
@@ -165,26 +165,26 @@ def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Siz
 
 
 def read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
-    """Sizes of the pictures that can be opened; the others are told."""
+    """Sizes of the images that can be opened; the others are told."""
     sizes: dict[Path, Size] = {}
     with ThreadPoolExecutor(8) as pool:  # most of the time goes into waiting for the disk
         for path, found in zip(paths, pool.map(_size_or_error, paths), strict=True):
-            if isinstance(found, UnreadablePicture):
+            if isinstance(found, UnreadableImage):
                 warn(f"{found}; it is left out")
             else:
                 sizes[path] = found
     return sizes
 
 
-def _size_or_error(path: Path) -> Size | UnreadablePicture:
+def _size_or_error(path: Path) -> Size | UnreadableImage:
     try:
         return read_size(path)
-    except UnreadablePicture as error:
+    except UnreadableImage as error:
         return error
 
 
-def _find_masks(subset: Subset, pictures: Iterable[Path]) -> dict[Path, Path]:
-    """The mask of each picture: of the same name, in conditioning_data_dir or its folder named like the subset's."""
+def _find_masks(subset: Subset, images: Iterable[Path]) -> dict[Path, Path]:
+    """The mask of each image: of the same name, in conditioning_data_dir or its folder named like the subset's."""
     if not subset.conditioning_data_dir:
         return {}
     root = Path(subset.conditioning_data_dir)
@@ -192,11 +192,9 @@ def _find_masks(subset: Subset, pictures: Iterable[Path]) -> dict[Path, Path]:
         raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
     own = root / subset.name
     masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
-    found = {path: masks[path.stem] for path in pictures if path.stem in masks}
-    if missing := [path.name for path in pictures if path not in found]:
-        raise ValueError(
-            f"conditioning_data_dir: no mask in {str(root)!r} for {some(missing)}; name it like the picture"
-        )
+    found = {path: masks[path.stem] for path in images if path.stem in masks}
+    if missing := [path.name for path in images if path not in found]:
+        raise ValueError(f"conditioning_data_dir: no mask in {str(root)!r} for {some(missing)}; name it like the image")
     return found
 
 
@@ -205,7 +203,7 @@ def _tell_masks(masks: dict[Path, Size], warn: Warn) -> None:
     stretched, black = [], []
     with ThreadPoolExecutor(8) as pool:
         for path, size, found in zip(masks, masks.values(), pool.map(_mask_or_error, masks), strict=True):
-            if isinstance(found, UnreadablePicture):
+            if isinstance(found, UnreadableImage):
                 continue  # told where a step reads it
             height, width = found.shape
             if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
@@ -224,10 +222,10 @@ def _tell_masks(masks: dict[Path, Size], warn: Warn) -> None:
         )
 
 
-def _mask_or_error(path: Path) -> Pixels | UnreadablePicture:
+def _mask_or_error(path: Path) -> Pixels | UnreadableImage:
     try:
         return read_mask(path)
-    except UnreadablePicture as error:
+    except UnreadableImage as error:
         return error
 
 
@@ -238,15 +236,15 @@ def _read_text(path: Path) -> str:
         raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
 
 
-def _read_metadata(subset: Subset, warn: Warn) -> list[Found]:
-    """The pictures of a metadata file that are there, or of which at least a cache of latents is."""
+def _read_metadata(subset: Subset, warn: Warn) -> list[FoundImage]:
+    """The images of a metadata file that are there, or of which at least a cache of latents is."""
     file = Path(subset.metadata_file or "")
-    found: dict[Path, Found] = {}
+    found: dict[Path, FoundImage] = {}
     missing = []
     look = _Look(Path(subset.image_dir) if subset.image_dir else None)
     for key, entry in read_metadata(file, "metadata_file").items():
         bucket = _size(entry.get("train_resolution"))
-        path = look.picture(key)
+        path = look.image(key)
         size = None
         if path is None:
             path, cache = look.cache(key)
@@ -254,26 +252,26 @@ def _read_metadata(subset: Subset, warn: Warn) -> list[Found]:
                 missing.append(key)
                 continue
             size = _size(entry.get("image_size")) or _size_in_cache(path, cache) or bucket
-        found[path] = Found(path=path, caption=_metadata_caption(entry, subset), size=size, bucket=bucket)
+        found[path] = FoundImage(path=path, caption=_metadata_caption(entry, subset), size=size, bucket=bucket)
     if missing:
         where = f"in {subset.image_dir}" if subset.image_dir else "where it says, and no image_dir is named"
-        warn(f"metadata_file: {len(missing)} pictures of {file.name} are not {where} and are left out: {some(missing)}")
+        warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are left out: {some(missing)}")
     return list(found.values())
 
 
 class _Look:
-    """Finds the pictures of keys that may lack folder and ending; each folder is listed once."""
+    """Finds the images of keys that may lack folder and ending; each folder is listed once."""
 
     def __init__(self, folder: Path | None):
         self._folder = folder
         self._listed: dict[Path, dict[str, Path]] = {}
 
-    def picture(self, key: str) -> Path | None:
+    def image(self, key: str) -> Path | None:
         """Below the folder, else where the key itself says."""
         return next((file for place in self._places(key) if (file := self._file(place))), None)
 
     def cache(self, key: str) -> tuple[Path, Path | None]:
-        """The path that a picture had of which latents are left, and their file."""
+        """The path that an image had of which latents are left, and their file."""
         for place in self._places(key):
             # a name without ending gets one, so that a point in it does not become one
             path = place if place.suffix.lower() in SUFFIXES else place.with_name(f"{place.name}.png")
@@ -291,23 +289,23 @@ class _Look:
         return names.get(place.name) or (None if place.suffix.lower() in SUFFIXES else names.get(place.name + "."))
 
     def _names(self, folder: Path) -> dict[str, Path]:
-        """The pictures of a folder by name, and by name without ending but with the point."""
+        """The images of a folder by name, and by name without ending but with the point."""
         if folder not in self._listed:
-            pictures = find_images(folder) if folder.is_dir() else []
-            bare = {f"{path.stem}.": path for path in reversed(pictures)}
-            self._listed[folder] = bare | {path.name: path for path in pictures}
+            images = find_images(folder) if folder.is_dir() else []
+            bare = {f"{path.stem}.": path for path in reversed(images)}
+            self._listed[folder] = bare | {path.name: path for path in images}
         return self._listed[folder]
 
 
-def _told_size(picture: Path, cache: Path) -> Size | None:
-    """Of the picture, in the name of a cache of its latents."""
-    told = re.match(r"_(\d+)x(\d+)_", cache.name[len(picture.stem) :])
+def _told_size(image: Path, cache: Path) -> Size | None:
+    """Of the image, in the name of a cache of its latents."""
+    told = re.match(r"_(\d+)x(\d+)_", cache.name[len(image.stem) :])
     return (int(told[1]), int(told[2])) if told else None
 
 
-def _size_in_cache(picture: Path, cache: Path) -> Size | None:
-    """As the name of a cache tells it, or, of those that are named like the picture alone, what lies in it."""
-    if told := _told_size(picture, cache):
+def _size_in_cache(image: Path, cache: Path) -> Size | None:
+    """As the name of a cache tells it, or, of those that are named like the image alone, what lies in it."""
+    if told := _told_size(image, cache):
         return told
     try:
         with open_arrays(cache) as arrays:

@@ -1,4 +1,4 @@
-"""Pictures and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
+"""Images and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from sd_scripts.data.buckets import Fit, Size
-from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN
+from sd_scripts.data.buckets import BucketFit, Size
+from sd_scripts.options.folder_names import IMAGES, IMAGES_BY_PLUGIN
 
 cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
 
-SUFFIXES = PICTURES | PICTURES_BY_PLUGIN & Image.registered_extensions().keys()
+SUFFIXES = IMAGES | IMAGES_BY_PLUGIN & Image.registered_extensions().keys()
 
 RESIZE_FILTERS = {
     "nearest": cv2.INTER_NEAREST,
@@ -46,7 +46,7 @@ LONGEST = 16
 whole of it would not fit into memory."""
 
 Pixels = NDArray[np.uint8]
-"""(H, W, 3) for a picture, (H, W) for a mask."""
+"""(H, W, 3) for an image, (H, W) for a mask."""
 
 _EXIF_ORIENTATION = 0x0112
 _TURNS = {
@@ -63,8 +63,8 @@ SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 """Pillow's modes of 16-bit grey, whose values it clips at 255 when it converts them."""
 
 
-class UnreadablePicture(ValueError):
-    """A picture that no step can learn from; the message names it."""
+class UnreadableImage(ValueError):
+    """An image that no step can learn from; the message names it."""
 
     def __init__(self, path: Path, why: object):
         super().__init__(f"{path} cannot be read: {why}")
@@ -72,8 +72,8 @@ class UnreadablePicture(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What a subset allows to be changed about its pictures; the names are those of the options."""
+class Augmentation:
+    """What a subset allows to be changed about its images; the names are those of the options."""
 
     color_aug: bool = False
     flip_aug: bool = False
@@ -89,8 +89,8 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Face:
-    """Where the face is, in pixels of the picture: the last four fields of a name like `x_120_80_60_60.png`."""
+class FaceBox:
+    """Where the face is, in pixels of the image: the last four fields of a name like `x_120_80_60_60.png`."""
 
     x: int
     y: int
@@ -98,7 +98,7 @@ class Face:
     height: int
 
     @classmethod
-    def of(cls, path: Path) -> "Face | None":
+    def of(cls, path: Path) -> "FaceBox | None":
         fields = path.stem.split("_")[-4:]
         if len(fields) < 4 or len(path.stem.split("_")) < 5 or not all(field.isdecimal() for field in fields):
             return None
@@ -117,7 +117,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A picture as a step sees it."""
+    """An image as a step sees it."""
 
     pixels: Pixels
     mask: Pixels | None
@@ -125,16 +125,16 @@ class Prepared:
 
 
 def read_size(path: Path) -> Size:
-    """Width and height as the picture is seen, without decoding it; UnreadablePicture if it is none."""
+    """Width and height as the image is seen, without decoding it; UnreadableImage if it is none."""
     try:
         with Image.open(path) as image:
             width, height = image.size
             return (height, width) if _orientation(image, path) >= 5 else (width, height)
     except Exception as error:  # what a broken file raises differs from format to format
-        raise UnreadablePicture(path, error) from error
+        raise UnreadableImage(path, error) from error
 
 
-def read_picture(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:
+def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:
     """Colours (H, W, 3) and, where asked for, opacity (H, W). A rotation noted in the file (EXIF) is applied.
 
     Without `alpha` what is transparent becomes white, so that the colour hidden there is not trained.
@@ -150,12 +150,12 @@ def read_picture(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | N
             pixels = np.array(image.convert("RGBA"))
             return np.ascontiguousarray(pixels[..., :3]), np.ascontiguousarray(pixels[..., 3])
     except Exception as error:
-        raise UnreadablePicture(path, error) from error
+        raise UnreadableImage(path, error) from error
 
 
 def read_mask(path: Path) -> Pixels:
     """The red channel (H, W) of a mask, as other trainers read it, whatever is transparent in it."""
-    return np.ascontiguousarray(read_picture(path, alpha=True)[0][..., 0])
+    return np.ascontiguousarray(read_image(path, alpha=True)[0][..., 0])
 
 
 def is_read_anew(path: Path, *, alpha: bool) -> bool:
@@ -171,22 +171,22 @@ def is_read_anew(path: Path, *, alpha: bool) -> bool:
         return False
 
 
-def is_too_long(fit: Fit) -> bool:
+def is_too_long(fit: BucketFit) -> bool:
     """Whether only a small part of an image is seen in its bucket."""
     return math.prod(fit.resized) > LONGEST * math.prod(fit.bucket)
 
 
-def draw_flip(look: Look, random: Random) -> bool:
-    """The first draw for a picture, so that cached latents flip exactly as pixels would."""
+def draw_flip(look: Augmentation, random: Random) -> bool:
+    """The first draw for an image, so that cached latents flip exactly as pixels would."""
     return look.flip_aug and random.random() < 0.5
 
 
-def prepare_picture(path: Path, mask_path: Path | None, fit: Fit, look: Look, random: Random) -> Prepared:
-    """One picture in its bucket, not yet flipped, with the mask that belongs to it."""
-    pixels, mask = read_picture(path, alpha=look.alpha_mask and mask_path is None)
+def prepare_image(path: Path, mask_path: Path | None, fit: BucketFit, look: Augmentation, random: Random) -> Prepared:
+    """One image in its bucket, not yet flipped, with the mask that belongs to it."""
+    pixels, mask = read_image(path, alpha=look.alpha_mask and mask_path is None)
     if mask_path is not None:
         mask = read_mask(mask_path)
-    face = Face.of(path) if look.face_crop_aug_range else None
+    face = FaceBox.of(path) if look.face_crop_aug_range else None
     size = (pixels.shape[1], pixels.shape[0])
     place = _place_on_face(size, face, fit.bucket, look, random) if face else _place(fit, look, random)
     opacity = mask if mask_path is None else None
@@ -198,20 +198,20 @@ def prepare_picture(path: Path, mask_path: Path | None, fit: Fit, look: Look, ra
     return Prepared(pixels=pixels, mask=mask)
 
 
-def prepare_mask(path: Path, mask_path: Path | None, fit: Fit, look: Look) -> Pixels | None:
-    """The mask alone, (H, W), for pictures whose latents are cached: these are cropped in the middle."""
+def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, look: Augmentation) -> Pixels | None:
+    """The mask alone, (H, W), for images whose latents are cached: these are cropped in the middle."""
     if mask_path is not None:
         mask = read_mask(mask_path)
     elif look.alpha_mask:
-        mask = read_picture(path, alpha=True)[1]  # type: ignore[assignment]
+        mask = read_image(path, alpha=True)[1]  # type: ignore[assignment]
     else:
         return None
-    return _bring(mask, _place(fit, Look(), Random(0)), fit.bucket, look.resize_interpolation)
+    return _bring(mask, _place(fit, Augmentation(), Random(0)), fit.bucket, look.resize_interpolation)
 
 
-def stack_pixels(pictures: list[Pixels]) -> Tensor:
-    """(B, 3, H, W) float32 in -1..1 from pictures of one size."""
-    stacked = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+def stack_pixels(images: list[Pixels]) -> Tensor:
+    """(B, 3, H, W) float32 in -1..1 from images of one size."""
+    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     return stacked.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
@@ -229,7 +229,7 @@ def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:
 
 
 def vary_colour(pixels: Pixels, random: Random) -> Pixels:
-    """One picture in three gets a hue turned by up to 16 degrees or a gamma of 0.95 to 1.05."""
+    """One image in three gets a hue turned by up to 16 degrees or a gamma of 0.95 to 1.05."""
     if random.random() > 0.33:
         return pixels
     if random.random() < 0.5:
@@ -283,17 +283,17 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
-def _place(fit: Fit, look: Look, random: Random) -> Placement:
+def _place(fit: BucketFit, look: Augmentation, random: Random) -> Placement:
     """In the middle, or anywhere with random_crop."""
     surplus = [have - need for have, need in zip(fit.resized, fit.bucket, strict=True)]
     left, top = (random.randint(0, more) if look.random_crop else more // 2 for more in surplus)
     return Placement(resized=fit.resized, left=left, top=top)
 
 
-def _place_on_face(size: Size, face: Face, bucket: Size, look: Look, random: Random) -> Placement:
+def _place_on_face(size: Size, face: FaceBox, bucket: Size, look: Augmentation, random: Random) -> Placement:
     """The face in the middle, the bucket's shorter side being face_crop_aug_range times the face.
 
-    A picture is enlarged only as far as it must be to cover the bucket.
+    An image is enlarged only as far as it must be to cover the bucket.
     """
     assert look.face_crop_aug_range is not None
     covering = max(bucket[0] / size[0], bucket[1] / size[1])

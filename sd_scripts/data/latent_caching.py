@@ -1,4 +1,4 @@
-"""Encode every picture of a plan once, before the first step."""
+"""Encode every image of a plan once, before the first step."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from sd_scripts.data.blueprint import Warn
 from sd_scripts.data.cache_files import CacheFound, DamagedCache, missing_of
 from sd_scripts.data.caches import LatentStore
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import Look, Prepared, UnreadablePicture, prepare_picture, stack_pixels
+from sd_scripts.data.images import Augmentation, Prepared, UnreadableImage, prepare_image, stack_pixels
 from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_fingerprint
 
 Progress = Callable[[int, int], None]
@@ -23,12 +23,12 @@ Progress = Callable[[int, int], None]
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, H, W) float32 in -1..1 on the CPU -> (B, C, H/8, W/8) on any device."""
 READERS = 4
-"""Threads that decode pictures while the encoder works."""
+"""Threads that decode images while the encoder works."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One picture at one size, and what must be kept of it."""
+    """One image at one size, and what must be kept of it."""
 
     item: Item
     flip: bool
@@ -50,18 +50,18 @@ def cache_latents(
     rank: int = 0,
     world: int = 1,
 ) -> LatentStore:
-    """Latents of training and validation pictures, of so many `channels`.
+    """Latents of training and validation images, of so many `channels`.
 
     `fingerprint` names the autoencoder and all that changes its result. On disk, what is current is kept, and each of
     `world` ranks makes its share: wait for all of them before loading. In memory every rank makes everything. With
-    `skip_check` a file that exists is believed. A picture that cannot be read is told, and left to the loader.
+    `skip_check` a file that exists is believed. An image that cannot be read is told, and left to the loader.
     """
-    refuse_chance_in_pictures(plan, warn)
+    require_static_images(plan, warn)
     wanted = _wanted_latents(plan)
     memory = LatentsInMemory()
     disk = LatentsOnDisk((each.item for each in wanted), suffix, channels) if to_disk else None
     if disk is not None:
-        # by file, since the sizes of one picture share it
+        # by file, since the sizes of one image share it
         order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in wanted))}
         wanted = [each for each in wanted if order[disk.file(each.item)] % world == rank]
     total = len(wanted)
@@ -70,8 +70,8 @@ def cache_latents(
         wanted = missing_of(wanted, look, warn)
     done = total - len(wanted)
     progress(done, total)
-    for batch, pictures in _prepared_ahead(_batches_of_one_size(wanted, batch_size)):
-        for each, entry in _encode(_readable(batch, pictures, warn), encode):
+    for batch, images in _prepared_ahead(_batches_of_one_size(wanted, batch_size)):
+        for each, entry in _encode(_readable(batch, images, warn), encode):
             if disk is None:
                 memory.entries[each.item.path, each.item.fit.bucket] = entry
             elif made_from := latent_fingerprint(each.item, fingerprint, alpha=each.alpha):
@@ -82,7 +82,7 @@ def cache_latents(
 
 
 def _wanted_latents(plan: DataPlan) -> list[Wanted]:
-    """Each picture at each of its sizes once, with all that any of its data sets needs of it."""
+    """Each image at each of its sizes once, with all that any of its datasets needs of it."""
     merged: dict[object, Wanted] = {}
     for item in plan.every_item():
         key = (item.path, item.fit.bucket)
@@ -106,49 +106,49 @@ def _batches_of_one_size(wanted: Sequence[Wanted], batch_size: int) -> Iterator[
 
 def _prepared_ahead(
     batches: Iterator[list[Wanted]],
-) -> Iterator[tuple[list[Wanted], list[Prepared | UnreadablePicture]]]:
-    """Batches with their pictures, the next ones being read meanwhile."""
+) -> Iterator[tuple[list[Wanted], list[Prepared | UnreadableImage]]]:
+    """Batches with their images, the next ones being read meanwhile."""
     with ThreadPoolExecutor(READERS) as pool:
 
-        def submit(batch: list[Wanted]) -> tuple[list[Wanted], list[Future[Prepared | UnreadablePicture]]]:
+        def submit(batch: list[Wanted]) -> tuple[list[Wanted], list[Future[Prepared | UnreadableImage]]]:
             return batch, [pool.submit(_prepare, each) for each in batch]
 
         waiting = deque(submit(batch) for batch in islice(batches, READERS))
         while waiting:
-            batch, pictures = waiting.popleft()
+            batch, images = waiting.popleft()
             waiting.extend(submit(following) for following in islice(batches, 1))
-            yield batch, [picture.result() for picture in pictures]
+            yield batch, [image.result() for image in images]
 
 
-def _prepare(each: Wanted) -> Prepared | UnreadablePicture:
-    """The picture in its bucket, without chance."""
-    look = Look(resize_interpolation=each.item.subset.look.resize_interpolation, alpha_mask=each.alpha)
+def _prepare(each: Wanted) -> Prepared | UnreadableImage:
+    """The image in its bucket, without chance."""
+    look = Augmentation(resize_interpolation=each.item.subset.look.resize_interpolation, alpha_mask=each.alpha)
     try:
-        return prepare_picture(each.item.path, None, each.item.fit, look, Random(0))
-    except UnreadablePicture as error:
+        return prepare_image(each.item.path, None, each.item.fit, look, Random(0))
+    except UnreadableImage as error:
         return error
 
 
 def _readable(
-    batch: Sequence[Wanted], pictures: Sequence[Prepared | UnreadablePicture], warn: Warn
+    batch: Sequence[Wanted], images: Sequence[Prepared | UnreadableImage], warn: Warn
 ) -> list[tuple[Wanted, Prepared]]:
-    for picture in pictures:
-        if isinstance(picture, UnreadablePicture):
-            warn(f"{picture}; another picture of its bucket takes its place")
-    return [(each, picture) for each, picture in zip(batch, pictures, strict=True) if isinstance(picture, Prepared)]
+    for image in images:
+        if isinstance(image, UnreadableImage):
+            warn(f"{image}; another image of its bucket takes its place")
+    return [(each, image) for each, image in zip(batch, images, strict=True) if isinstance(image, Prepared)]
 
 
 def _encode(batch: Sequence[tuple[Wanted, Prepared]], encode: EncodeImages) -> Iterator[tuple[Wanted, LatentEntry]]:
     if not batch:
         return
-    pixels = stack_pixels([picture.pixels for _, picture in batch])
+    pixels = stack_pixels([image.pixels for _, image in batch])
     latents = _finite(encode(pixels), batch)
     flipped = _finite(encode(pixels.flip(3)), batch) if any(each.flip for each, _ in batch) else None
-    for row, (each, picture) in enumerate(batch):
+    for row, (each, image) in enumerate(batch):
         entry = LatentEntry(
             latents=latents[row].clone(),  # a row alone would keep the whole batch alive
             flipped=flipped[row].clone() if flipped is not None and each.flip else None,
-            alpha=picture.mask if each.alpha else None,
+            alpha=image.mask if each.alpha else None,
         )
         yield each, entry
 
@@ -170,11 +170,11 @@ def _latents_found(disk: LatentsOnDisk, each: Wanted, *, fingerprint: str, skip_
         return error
 
 
-def refuse_chance_in_pictures(plan: DataPlan, warn: Warn) -> None:
-    """ValueError where pictures of the plan are not the same in every step."""
+def require_static_images(plan: DataPlan, warn: Warn) -> None:
+    """ValueError where images of the plan are not the same in every step."""
     for look in {item.subset.look for item in plan.items}:
         for name in ("color_aug", "random_crop"):
             if getattr(look, name):
-                raise ValueError(f"cache_latents: {name} changes pictures in every step; switch one of the two off")
+                raise ValueError(f"cache_latents: {name} changes images in every step; switch one of the two off")
         if look.face_crop_aug_range:
-            warn("face_crop_aug_range: has no effect on cached latents; pictures are cropped in the middle")
+            warn("face_crop_aug_range: has no effect on cached latents; images are cropped in the middle")

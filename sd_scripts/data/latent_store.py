@@ -1,7 +1,7 @@
-"""Latents of pictures, in memory or in npz files beside them.
+"""Latents of images, in memory or in npz files beside them.
 
 Both dialects of the field are read, array names with and without the `_{height}x{width}` of the latents; the one with
-it is written, so that several sizes of a picture share its file.
+it is written, so that several sizes of an image share its file.
 """
 
 import re
@@ -19,7 +19,7 @@ from sd_scripts.data.buckets import Size, crop_ltrb
 from sd_scripts.data.cache_files import Arrays, DamagedCache, content_digest, digest, open_arrays, write_arrays
 from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import Pixels, UnreadablePicture, is_read_anew
+from sd_scripts.data.images import Pixels, UnreadableImage, is_read_anew
 
 PIXELS_PER_LATENT = 8
 OF_OLD = "sdxl"
@@ -28,11 +28,11 @@ OF_OLD = "sdxl"
 
 @dataclass(frozen=True, kw_only=True)
 class LatentEntry:
-    """What is kept of one picture at one size."""
+    """What is kept of one image at one size."""
 
     latents: Tensor
     flipped: Tensor | None = None
-    """The latents of the mirrored picture, for flip_aug."""
+    """The latents of the mirrored image, for flip_aug."""
     alpha: Pixels | None = None
     """(H, W) opacity in the bucket, for alpha_mask."""
 
@@ -46,14 +46,14 @@ class LatentsInMemory:
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         entry = self.entries.get((item.path, item.fit.bucket))
         if entry is None:
-            raise UnreadablePicture(item.path, "its latents could not be made")
+            raise UnreadableImage(item.path, "its latents could not be made")
         latents = entry.flipped if flipped else entry.latents
         assert latents is not None, "cached without flip_aug"
         return latents, entry.alpha if item.subset.look.alpha_mask else None
 
 
 class LatentsOnDisk:
-    """Latents in one file for each picture, all its sizes together."""
+    """Latents in one file for each image, all its sizes together."""
 
     def __init__(self, items: Iterable[Item], suffix: str, channels: int):
         self._suffix, self._channels = suffix, channels
@@ -63,7 +63,7 @@ class LatentsOnDisk:
         return self._files[item.path]
 
     def find(self, item: Item) -> Path | None:
-        """The file to read: ours, or the one that old versions of SDXL's training named after the picture alone."""
+        """The file to read: ours, or the one that old versions of SDXL's training named after the image alone."""
         old = [item.path.with_suffix(".npz")] if self._suffix == OF_OLD else []
         return next((path for path in (self.file(item), *old) if path.is_file()), None)
 
@@ -77,14 +77,14 @@ class LatentsOnDisk:
                 wants_alpha = item.subset.look.alpha_mask and item.mask is None
                 alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
         except DamagedCache as error:
-            raise UnreadablePicture(self.file(item), error.why) from error
+            raise UnreadableImage(self.file(item), error.why) from error
         return latents, None if alpha is None else alpha.astype(np.uint8)
 
     def is_current(self, item: Item, encoder: str, *, flip: bool, alpha: bool) -> bool:
         """Whether the file holds what `encoder` would make now; DamagedCache when it is broken.
 
         All that a step will read is read here, so that no damage is found after the encoder has gone. An entry without
-        fingerprint was written elsewhere: it counts when its sizes agree with picture and bucket.
+        fingerprint was written elsewhere: it counts when its sizes agree with image and bucket.
         """
         path = self.find(item)
         if path is None:
@@ -96,7 +96,7 @@ class LatentsOnDisk:
             if any(key not in arrays for key in keys):
                 return False
             written = arrays.get(_key("fingerprint", item, arrays))
-            if written is None or not item.path.is_file():  # a picture of which only the cache is left tells nothing
+            if written is None or not item.path.is_file():  # an image of which only the cache is left tells nothing
                 return self._fits(arrays, keys, item) and _told_alike(arrays, item)
             return _is_made_from(str(written), item, encoder, alpha=alpha) and self._fits(arrays, keys, item)
 
@@ -128,7 +128,7 @@ class LatentsOnDisk:
 
 
 def latent_fingerprint(item: Item, encoder: str, *, alpha: bool) -> str | None:
-    """Of picture file, way into the bucket, and encoder; None when only the cache is left of a picture.
+    """Of image file, way into the bucket, and encoder; None when only the cache is left of an image.
 
     With `alpha` the colours under transparency are kept, without they are white.
     """
@@ -142,14 +142,14 @@ def latent_fingerprint(item: Item, encoder: str, *, alpha: bool) -> str | None:
 def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> bool:
     if written == latent_fingerprint(item, encoder, alpha=alpha):
         return True
-    # of earlier versions, which asked for the time of the picture instead of its content
+    # of earlier versions, which asked for the time of the image instead of its content
     stat = item.path.stat()
     earlier = digest([stat.st_size, stat.st_mtime_ns, *_way(item), encoder])
     return written == earlier and not is_read_anew(item.path, alpha=alpha)
 
 
 def _way(item: Item) -> list[object]:
-    """What decides how the picture comes into its bucket."""
+    """What decides how the image comes into its bucket."""
     return [item.fit.bucket, item.fit.resized, item.subset.look.resize_interpolation]
 
 

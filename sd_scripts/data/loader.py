@@ -60,7 +60,7 @@ class Threads:
 
 
 class Processes:
-    """Reads in worker processes: decoding pictures needs more than one core."""
+    """Reads in worker processes: decoding images needs more than one core."""
 
     def __init__(self, reader: BatchReader, pin_memory: bool, workers: int, persistent: bool):
         # not a reference back to this object: workers of a loader within a reference cycle take 5 s each to end
@@ -97,8 +97,8 @@ class BatchLoader:
     """The batches of one rank, epoch by epoch, from any batch on.
 
     `accumulation` micro-batches make one step (the last step of an epoch may have fewer), which token_warmup_step
-    counts in. `workers` processes decode pictures, `persistent` ones live on between epochs; with cached latents, or
-    without workers, threads of this process read ahead. A picture that cannot be read is told once through `warn` and
+    counts in. `workers` processes decode images, `persistent` ones live on between epochs; with cached latents, or
+    without workers, threads of this process read ahead. An image that cannot be read is told once through `warn` and
     replaced by another of its bucket.
     """
 
@@ -144,18 +144,18 @@ class BatchLoader:
                     self._warn(remark)
             if batch is None:
                 last = remarks[-1].removesuffix(REPLACED)
-                raise ValueError(f"train_data_dir: no picture of a whole bucket can be read: {last}")
+                raise ValueError(f"train_data_dir: no image of a whole bucket can be read: {last}")
             yield batch
 
     def _count_batches(self) -> int:
         """Batches of all ranks in an epoch; tells what fills none."""
         shapes = batch_shapes(self.plan, short_batches=self._short_batches)
         if not shapes:
-            raise ValueError("train_batch_size: no bucket has enough pictures for one batch; make it smaller")
-        seen = sum(shape.pictures * count for shape, count in shapes.items())
+            raise ValueError("train_batch_size: no bucket has enough images for one batch; make it smaller")
+        seen = sum(shape.images * count for shape, count in shapes.items())
         planned = sum(self.plan.buckets().values())
         if seen < planned:
-            self._warn(f"train_batch_size: {planned - seen} of {planned} pictures of an epoch fill no batch")
+            self._warn(f"train_batch_size: {planned - seen} of {planned} images of an epoch fill no batch")
         return sum(shapes.values())
 
     def _requests(self, epoch: int, start: int) -> "_EpochRequests":

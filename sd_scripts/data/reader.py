@@ -16,7 +16,7 @@ from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import PlannedBatch
-from sd_scripts.data.images import UnreadablePicture, draw_flip, prepare_mask, prepare_picture, stack_pixels
+from sd_scripts.data.images import UnreadableImage, draw_flip, prepare_image, prepare_mask, stack_pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Request:
 
 Read = tuple[Batch | None, list[str]]
 """A batch and remarks about it."""
-REPLACED = "; another picture of its bucket takes its place"
-"""How a remark ends that tells of a picture."""
+REPLACED = "; another image of its bucket takes its place"
+"""How a remark ends that tells of an image."""
 
 
 @dataclass(kw_only=True)
 class Sample:
-    """One picture of a batch, before stacking."""
+    """One image of a batch, before stacking."""
 
     item: Item
     caption: str
@@ -63,7 +63,7 @@ class BatchReader(TorchDataset[Read]):
         self.groups = plan.groups()
 
     def __getitem__(self, request: Request) -> Read:
-        """The batch, and a remark for each picture that had to be replaced because it could not be read.
+        """The batch, and a remark for each image that had to be replaced because it could not be read.
 
         No batch when none of its bucket can be: an error raised here would reach the user wrapped in a traceback.
         """
@@ -73,11 +73,11 @@ class BatchReader(TorchDataset[Read]):
         return self._stack(found, request.batch.bucket) if len(found) == len(samples) else None, remarks
 
     def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample | None:
-        """The sample, or that of the next picture of the bucket that can be read: shapes stay as planned."""
+        """The sample, or that of the next image of the bucket that can be read: shapes stay as planned."""
         for candidate in self._candidates(self.plan.items[item], request.batch):
             try:
                 return self._sample(candidate, repeat, request)
-            except UnreadablePicture as error:
+            except UnreadableImage as error:
                 remarks.append(f"{error}{REPLACED}")
         return None
 
@@ -107,7 +107,7 @@ class BatchReader(TorchDataset[Read]):
             if item.mask is not None or (mask is None and look.alpha_mask):
                 mask = prepare_mask(item.path, item.mask, item.fit, look)
         else:
-            prepared = prepare_picture(item.path, item.mask, item.fit, look, random)
+            prepared = prepare_image(item.path, item.mask, item.fit, look, random)
             pixels, mask = prepared.pixels, prepared.mask
         text = self.text.read(item, caption) if self.text is not None else {}
         return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
@@ -139,7 +139,7 @@ def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
 
 
 def _stack_masks(samples: Sequence[Sample], bucket: Size) -> Tensor:
-    """(B, 1, H, W) float32 in 0..1; a picture without a mask counts fully."""
+    """(B, 1, H, W) float32 in 0..1; an image without a mask counts fully."""
     full = np.full((bucket[1], bucket[0]), 255, dtype=np.uint8)
     masks = [full if each.mask is None else each.mask for each in samples]
     masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]

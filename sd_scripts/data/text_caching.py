@@ -39,7 +39,7 @@ def cache_text(
     by the option's name. Ranks and `skip_check` as in cache_latents; a file that `fits` turns down is made anew all the
     same. In memory outputs keep the dtype of the encoders.
     """
-    refuse_chance_in_captions(plan)
+    require_static_captions(plan)
     pairs = [(item, steady_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if to_disk else None
@@ -69,7 +69,7 @@ def cache_text(
 
 
 def steady_caption(item: Item) -> str:
-    """The caption of a picture whose caption rules leave nothing to chance."""
+    """The caption of an image whose caption rules leave nothing to chance."""
     return process_caption(item.caption, item.subset.captions, Random(0), epoch=1, step=0, max_train_steps=0)
 
 
@@ -90,7 +90,7 @@ def _text_found(
         return error
 
 
-def refuse_chance_in_captions(plan: DataPlan) -> None:
+def require_static_captions(plan: DataPlan) -> None:
     """ValueError where captions of the plan are not the same in every step."""
     for rules in {item.subset.captions for item in plan.items}:
         if names := rules.changing():

@@ -1,4 +1,4 @@
-"""Encoded captions, in memory or in npz files beside the pictures."""
+"""Encoded captions, in memory or in npz files beside the images."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 from sd_scripts.data.cache_files import Arrays, DamagedCache, digest, open_arrays, write_arrays
 from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import UnreadablePicture
+from sd_scripts.data.images import UnreadableImage
 
 
 class TextInMemory:
@@ -24,7 +24,7 @@ class TextInMemory:
 
 
 class TextOnDisk:
-    """Encoded captions in one file for each picture, and one more for each further caption it has in the plan."""
+    """Encoded captions in one file for each image, and one more for each further caption it has in the plan."""
 
     def __init__(self, captions: Iterable[tuple[Item, str]], suffix: str):
         by_path: dict[Path, list[str]] = {}
@@ -49,7 +49,7 @@ class TextOnDisk:
             with open_arrays(path) as arrays:
                 return {name: torch.from_numpy(array) for name, array in arrays.items() if name != "fingerprint"}
         except DamagedCache as error:
-            raise UnreadablePicture(path, error.why) from error
+            raise UnreadableImage(path, error.why) from error
 
     def is_current(self, item: Item, caption: str, fingerprint: str) -> bool:
         """Whether the file was made from this caption; DamagedCache when it is broken.

@@ -1,4 +1,4 @@
-"""Pictures through a diffusers autoencoder and back: what the families share."""
+"""Images through a diffusers autoencoder and back: what the families share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 PIXELS_AT_ONCE = 4 * 1024 * 1024
-"""The encoder's activations are large: a batch above four pictures of 1024x1024 goes through in slices."""
+"""The encoder's activations are large: a batch above four images of 1024x1024 goes through in slices."""
 
 TILE = 64
-"""Latents along a side of a tile at most, where a picture is decoded in tiles: 512 pixels."""
+"""Latents along a side of a tile at most, where an image is decoded in tiles: 512 pixels."""
 LARGEST_AT_ONCE = 6
 """So many of the decoder's largest activations exist at the same time, workspaces of convolutions included."""
 
@@ -30,9 +30,9 @@ def encoded(vae: Any, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def decoded(vae: Any, latents: Tensor) -> Tensor:
-    """Latents (B, C, h, w), neither shifted nor scaled -> pictures (B, 3, 8h, 8w) float32 in 0..1.
+    """Latents (B, C, h, w), neither shifted nor scaled -> images (B, 3, 8h, 8w) float32 in 0..1.
 
-    Half precision is tried first; where it overflows the picture is decoded in float32 instead of turning black.
+    Half precision is tried first; where it overflows the image is decoded in float32 instead of turning black.
     """
     dtype = vae.dtype
     pixels = _decoded(vae, latents.to(dtype)).float()
@@ -45,7 +45,7 @@ def decoded(vae: Any, latents: Tensor) -> Tensor:
 
 
 def _decoded(vae: Any, latents: Tensor) -> Tensor:
-    """In tiles where the whole picture does not fit into the GPU's memory beside what trains there."""
+    """In tiles where the whole image does not fit into the GPU's memory beside what trains there."""
     if _has_room(vae, latents):
         with suppress(torch.OutOfMemoryError):
             return vae.decode(latents).sample

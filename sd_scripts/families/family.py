@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Parts:
+class Components:
     """The modules of a loaded base model."""
 
     denoiser: nn.Module
@@ -46,7 +46,7 @@ class Load(Protocol):
         *,
         denoiser_dtype: torch.dtype | None = None,
         encoder_dtype: torch.dtype | None = None,
-    ) -> Parts: ...
+    ) -> Components: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Family:
     """As the compile log names the denoiser: "SDXL UNet"."""
     base_model_version: str
     """ss_base_model_version of saved LoRAs."""
-    architecture: Callable[[Parts], str]
+    architecture: Callable[[Components], str]
     """modelspec.architecture, without "/lora"."""
     implementation: str
     """modelspec.implementation."""
@@ -78,9 +78,9 @@ class Family:
     """Of latent cache files: "sdxl" in `name_1024x1024_sdxl.npz`."""
     text_cache_suffix: str
     """Of text cache files: "te_outputs" in `name_te_outputs.npz`."""
-    text_facts: Callable[[Parts, Settings], tuple[object, ...]]
+    text_facts: Callable[[Components, Settings], tuple[object, ...]]
     """All beside the encoders that changes what they give: a cache made under others is made anew."""
-    text_cache_fits: Callable[[Parts, Arrays], bool] | None = None
+    text_cache_fits: Callable[[Components, Arrays], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
     encoders_learn: bool = False
     """Whether full training can train its text encoders."""
@@ -90,17 +90,17 @@ class Family:
     """What is wrong with the model files as far as names and headers tell; nothing is loaded."""
     load: Load
     load_vae: Callable[[Settings, torch.dtype], nn.Module]
-    """The autoencoder alone, as `load` would have it: for encoding pictures ahead of any run."""
-    remarks: Callable[[Parts, Settings], list[str]]
+    """The autoencoder alone, as `load` would have it: for encoding images ahead of any run."""
+    remarks: Callable[[Components, Settings], list[str]]
     """Settings that do nothing on this model."""
-    encode_images: Callable[[Parts, Tensor], Tensor]
+    encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
-    tokenize: Callable[[Parts, Sequence[str], Settings], dict[str, Tensor]]
+    tokenize: Callable[[Components, Sequence[str], Settings], dict[str, Tensor]]
     """Captions -> token ids and weights, on the CPU; names end with the number of the encoder, from 1."""
-    encode_text: Callable[[Parts, dict[str, Tensor]], dict[str, Tensor]]
+    encode_text: Callable[[Components, dict[str, Tensor]], dict[str, Tensor]]
     """Tokens -> what the text cache stores, batch first, of the encoders whose tokens are there. Differentiable where
     encoders learn."""
-    place: Callable[[Parts, Settings, torch.device], None]
+    place: Callable[[Components, Settings, torch.device], None]
     """Bring the denoiser to where steps compute: quantized and swapped as the options say."""
     checkpoint_gradients: Callable[[nn.Module, Settings], None]
     """Let the denoiser keep little for backward and compute the rest again."""
@@ -109,12 +109,12 @@ class Family:
     -> inputs, without text."""
     validation_timesteps: Callable[[Settings], list[float]]
     """Where the validation loss is measured, in this family's own unit of time."""
-    loss: Callable[[Parts, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
-    """Parts, inputs, text outputs, settings -> loss of each picture (B,)."""
+    loss: Callable[[Components, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
+    """Parts, inputs, text outputs, settings -> loss of each image (B,)."""
     compile_targets: Callable[[nn.Module], list[list[nn.Module]]]
     """The repeated blocks of the denoiser that share graphs, in lists as they lie in the model."""
     graph_kinds: Callable[[nn.Module], dict[str, int]]
-    """How many graphs each class of block needs at one picture size."""
+    """How many graphs each class of block needs at one image size."""
     block_of: Callable[[str], int] | None = None
     """Name of a parameter of the denoiser -> its place in block_lr; None: this family has no block_lr."""
     lora: LoraTarget
@@ -123,15 +123,15 @@ class Family:
     """Names of network_module that mean our LoRA."""
     sample_defaults: SamplePrompt
     """What a prompt does not say."""
-    sample: Callable[[Parts, SamplePrompt, Settings], Any]
+    sample: Callable[[Components, SamplePrompt, Settings], Any]
     """A PIL image, made eagerly."""
     prediction_type: Callable[[Settings], str | None]
     """modelspec.prediction_type: epsilon, v, or None."""
-    metadata: Callable[[Settings, Parts], dict[str, str]]
+    metadata: Callable[[Settings, Components], dict[str, str]]
     """What LoRA files of this family say beside the common ss_ entries."""
-    saved_form: Callable[[Parts, str | None], str]
+    saved_form: Callable[[Components, str | None], str]
     """save_model_as, None where it is unset -> the form that `save` writes, which is also the ending of a file:
     safetensors or ckpt; diffusers is a folder."""
-    save: Callable[[Parts, ModelWeights, Path, str, torch.dtype | None, dict[str, str]], None]
+    save: Callable[[Components, ModelWeights, Path, str, torch.dtype | None, dict[str, str]], None]
     """Parts, weights, where, form, dtype of all tensors (None: as they are held), metadata -> a whole model, at once or
     not at all. OSError in one sentence where it cannot be written; what was there before is still there then."""

@@ -1,4 +1,4 @@
-"""What the miniatures of all families share: models of the real layout with tiny widths, and pictures to train on."""
+"""What the miniatures of all families share: models of the real layout with tiny widths, and images to train on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from sd_scripts.library.clip_tokenizer import make_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Miniature:
-    """Where a tiny model and its pictures are."""
+    """Where a tiny model and its images are."""
 
     family: str
     files: dict[str, Path]
@@ -28,7 +28,7 @@ class Miniature:
 
 
 def words() -> list[str]:
-    """Of the captions of the drawn pictures. Vocabularies are made from them and not trained: that gives others in each
+    """Of the captions of the drawn images. Vocabularies are made from them and not trained: that gives others in each
     process, where pieces are equally frequent."""
     return sorted({word for caption in drawn.captions() for word in caption.split()})
 
@@ -67,7 +67,7 @@ def randomize(part: Any, generator: torch.Generator) -> None:
             parameter.zero_()
 
 
-def pictures() -> Tensor:
+def images() -> Tensor:
     """The drawn ones, (12, 3, 128, 128) in -1..1."""
     drawings = [np.asarray(drawn.draw(caption, (128, 128)), np.float32) for caption in drawn.captions()]
     return torch.from_numpy(np.stack(drawings)).permute(0, 3, 1, 2) / 127.5 - 1

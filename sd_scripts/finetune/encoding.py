@@ -1,4 +1,4 @@
-"""Pictures to latents beside them, exactly as a run with the same settings would encode them."""
+"""Images to latents beside them, exactly as a run with the same settings would encode them."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ import torch
 
 from sd_scripts.data.blueprint import parse_resolution
 from sd_scripts.data.buckets import BucketRules, Size
-from sd_scripts.data.dataset import plan_pictures
-from sd_scripts.data.images import Look
+from sd_scripts.data.dataset import plan_images
+from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.finetune.tool import Teller
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import DTYPES
-from sd_scripts.training.material import weights_digest
+from sd_scripts.training.training_data import weights_digest
 
 
 def encode(
-    asked: Namespace, family: str, settings: Settings, pictures: Sequence[Path], teller: Teller
+    asked: Namespace, family: str, settings: Settings, images: Sequence[Path], teller: Teller
 ) -> dict[Path, Size]:
-    """The size to train at of each picture that can be read; ValueError names the option at fault.
+    """The size to train at of each image that can be read; ValueError names the option at fault.
 
     `asked` has the flags of prepare_buckets_latents.
     """
@@ -30,21 +30,23 @@ def encode(
     if asked.mixed_precision == "fp16" and device.type == "cpu":
         raise ValueError("mixed_precision: fp16 is for GPUs; set bf16, or no")
     record: Family = getattr(import_module(f"sd_scripts.families.{family}"), family.upper())
-    plan = plan_pictures(
-        pictures,
+    plan = plan_images(
+        images,
         _rules(asked),
-        Look(flip_aug=asked.flip_aug, alpha_mask=asked.alpha_mask, resize_interpolation=asked.resize_interpolation),
+        Augmentation(
+            flip_aug=asked.flip_aug, alpha_mask=asked.alpha_mask, resize_interpolation=asked.resize_interpolation
+        ),
         warn=teller.warn,
         multiple=record.bucket_multiple,
         title=record.title.split()[0],
     )
     vae = record.load_vae(settings, DTYPES[asked.mixed_precision])
     digest = weights_digest([vae])
-    parts = Parts(denoiser=torch.nn.Module(), vae=vae.to(device), text_encoders=[], tokenizers=[], source="")
+    components = Components(denoiser=torch.nn.Module(), vae=vae.to(device), text_encoders=[], tokenizers=[], source="")
     try:
         cache_latents(
             plan,
-            lambda pixels: record.encode_images(parts, pixels),
+            lambda pixels: record.encode_images(components, pixels),
             fingerprint=digest,
             warn=teller.warn,
             to_disk=True,

@@ -1,4 +1,4 @@
-"""From text files beside the pictures into a metadata file: what the two merging tools share."""
+"""From text files beside the images into a metadata file: what the two merging tools share."""
 
 from argparse import SUPPRESS
 from pathlib import Path
@@ -9,14 +9,14 @@ from sd_scripts.options.metadata_file import Words, check_target, merge_words, r
 
 def main(script: str, words: Words, extension: str, argv: list[str] | None) -> int:
     """Merge, and return the exit status; `extension` is the default of caption_extension."""
-    flags = parser(script, f"Gather the {words} of pictures into a metadata file.")
+    flags = parser(script, f"Gather the {words} of images into a metadata file.")
     flags.add_argument("out_json", help="Metadata file to write.")
     flags.add_argument("--in_json", help="Metadata file to add to; without it out_json, where there is one.")
     flags.add_argument(
-        "--caption_extension", default=extension, help="Ending of the text files beside the pictures; %(default)s."
+        "--caption_extension", default=extension, help="Ending of the text files beside the images; %(default)s."
     )
     flags.add_argument("--caption_extention", dest="caption_extension", default=SUPPRESS, help=SUPPRESS)
-    flags.add_argument("--debug", action="store_true", help="Show what each picture gets.")
+    flags.add_argument("--debug", action="store_true", help="Show what each image gets.")
     asked = flags.parse_args(argv)
 
     def work(teller: Teller) -> Path:

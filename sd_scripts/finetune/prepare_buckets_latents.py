@@ -1,4 +1,4 @@
-"""Latents of the pictures beside them, and the size that each is trained at into the metadata file.
+"""Latents of the images beside them, and the size that each is trained at into the metadata file.
 
 python sd_scripts/finetune/prepare_buckets_latents.py images meta_clean.json meta_lat.json model.safetensors \
     --max_resolution 1024,1024 --mixed_precision bf16
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from sd_scripts.finetune.tool import Teller, parser, run
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
-from sd_scripts.options.metadata_file import check_target, find_pictures, keys_of, read_metadata, write_metadata
+from sd_scripts.options.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
 from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.words import some
 
 
 def setup_parser() -> argparse.ArgumentParser:
-    """What says how pictures are encoded has the names and the meaning that it has in training."""
-    flags = parser(__file__, "Encode the pictures of a metadata file ahead of training.")
+    """What says how images are encoded has the names and the meaning that it has in training."""
+    flags = parser(__file__, "Encode the images of a metadata file ahead of training.")
     flags.add_argument("in_json", help="Metadata file to read.")
     flags.add_argument("out_json", help="Metadata file to write; it may be the same.")
     flags.add_argument("model_name_or_path", help="The model whose VAE encodes: file, diffusers folder or hub id.")
@@ -27,17 +27,17 @@ def setup_parser() -> argparse.ArgumentParser:
     flags.add_argument("--no_half_vae", action="store_true", help="SDXL: keep the VAE in float32.")
     flags.add_argument("--ae", help="FLUX.1: the file of the autoencoder.")
     flags.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="As training will have.")
-    flags.add_argument("--batch_size", type=int, default=1, help="Pictures encoded at once.")
-    flags.add_argument("--max_data_loader_n_workers", type=int, help="Has no effect: pictures are always read ahead.")
+    flags.add_argument("--batch_size", type=int, default=1, help="Images encoded at once.")
+    flags.add_argument("--max_data_loader_n_workers", type=int, help="Has no effect: images are always read ahead.")
     flags.add_argument("--max_resolution", default="512,512", help="Size to train at: one number, or width,height.")
     flags.add_argument("--enable_bucket", action=argparse.BooleanOptionalAction, default=True, help="Aspect buckets.")
     flags.add_argument("--min_bucket_reso", type=int, default=256, help="Smallest side of a bucket.")
     flags.add_argument("--max_bucket_reso", type=int, default=1024, help="Largest side of a bucket.")
     flags.add_argument("--bucket_reso_steps", type=int, default=64, help="Sides are multiples of this.")
-    flags.add_argument("--bucket_no_upscale", action="store_true", help="Never enlarge a picture.")
-    flags.add_argument("--resize_interpolation", help="Filter that resizes pictures.")
-    flags.add_argument("--flip_aug", action="store_true", help="Encode the mirrored picture, too.")
-    flags.add_argument("--alpha_mask", action="store_true", help="Keep the opacity of the picture as its mask.")
+    flags.add_argument("--bucket_no_upscale", action="store_true", help="Never enlarge an image.")
+    flags.add_argument("--resize_interpolation", help="Filter that resizes images.")
+    flags.add_argument("--flip_aug", action="store_true", help="Encode the mirrored image, too.")
+    flags.add_argument("--alpha_mask", action="store_true", help="Keep the opacity of the image as its mask.")
     flags.add_argument("--disable_mmap_load_safetensors", action="store_true", help="Read model files in one go.")
     flags.add_argument("--skip_existing", action="store_true", help="Believe every cache that is there.")
     return flags
@@ -52,18 +52,18 @@ def prepare(asked: argparse.Namespace, teller: Teller) -> Path:
     """Encode what is not there yet, and write the metadata file. ValueError names the option at fault."""
     folder, source, out = Path(asked.train_data_dir), Path(asked.in_json), Path(asked.out_json)
     entries = read_metadata(source, "in_json")
-    pictures = find_pictures(folder, recursive=asked.recursive)
-    keys = keys_of(pictures, folder, entries, full_path=asked.full_path)
+    images = require_images(folder, recursive=asked.recursive)
+    keys = keys_of(images, folder, entries, full_path=asked.full_path)
     family = _family(asked)
     if asked.batch_size < 1:
         raise ValueError(f"batch_size: {asked.batch_size} must be at least 1")
     check_target(out, "out_json")
-    if unknown := [path.name for path in pictures if keys[path] not in entries]:
-        teller.warn(f"in_json: {len(unknown)} pictures are not in {source.name}, so they get no words: {some(unknown)}")
+    if unknown := [path.name for path in images if keys[path] not in entries]:
+        teller.warn(f"in_json: {len(unknown)} images are not in {source.name}, so they get no words: {some(unknown)}")
     teller.tell("phase", name="loading the VAE")
     from sd_scripts.finetune.encoding import encode  # torch is slow: what names and small files tell is found before
 
-    for path, (width, height) in encode(asked, family, _settings(asked, family), pictures, teller).items():
+    for path, (width, height) in encode(asked, family, _settings(asked, family), images, teller).items():
         entries[keys[path]] = {**entries.get(keys[path], {}), "train_resolution": [width, height]}
     write_metadata(out, entries, "out_json")
     return out

@@ -99,8 +99,8 @@ def _failed(teller: Teller, error: Exception) -> int:
 def parser(script: str, description: str) -> Parser:
     """With the flags that all tools have."""
     made = Parser(prog=Path(script).name, description=description)
-    made.add_argument("train_data_dir", help="Folder of the pictures.")
-    made.add_argument("--full_path", action="store_true", help="Keys are whole paths: for pictures in several folders.")
-    made.add_argument("--recursive", action="store_true", help="Pictures in folders below it, too.")
+    made.add_argument("train_data_dir", help="Folder of the images.")
+    made.add_argument("--full_path", action="store_true", help="Keys are whole paths: for images in several folders.")
+    made.add_argument("--recursive", action="store_true", help="Images in folders below it, too.")
     made.add_argument("--run_dir", help=RUN_DIR)
     return made

@@ -53,28 +53,28 @@ def moving(blocks: int, count: int, slots: int = SLOTS) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bus:
+class CopyStreams:
     """A stream for each direction, so that they do not wait for each other; on the CPU copies are made at once."""
 
     there: torch.cuda.Stream | None = None
     back: torch.cuda.Stream | None = None
 
     @classmethod
-    def of(cls, device: torch.device) -> Bus:
+    def of(cls, device: torch.device) -> CopyStreams:
         return cls(there=torch.cuda.Stream(device), back=torch.cuda.Stream(device)) if device.type == "cuda" else cls()
 
 
 class _Slot:
     """A place on the device that blocks share, and the copies into it and out of it."""
 
-    def __init__(self, size: int, device: torch.device, bus: Bus):
+    def __init__(self, size: int, device: torch.device, streams: CopyStreams):
         self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
         self.within: int | None = None
         """Which block lies there, or is on its way."""
         self.changed = False
         """Whether that block is newer here than in main memory."""
-        self._bus, self._host = bus, self.bytes[:0]
-        if bus.there:
+        self._streams, self._host = streams, self.bytes[:0]
+        if streams.there:
             self._left, self._come, self._gone = (torch.cuda.Event() for _ in range(3))
 
     def load(self, number: int, host: Tensor, pieces: Sequence[Tensor] = ()) -> None:
@@ -82,7 +82,7 @@ class _Slot:
         the device already."""
         self.write_back()
         self.within, self._host = number, host
-        target, there = self.bytes[: len(host)], self._bus.there
+        target, there = self.bytes[: len(host)], self._streams.there
         if there:
             self._left.record(torch.cuda.current_stream(there.device))
             there.wait_event(self._left)
@@ -98,14 +98,14 @@ class _Slot:
 
     def wait(self) -> None:
         """What is computed from now on finds the block."""
-        if there := self._bus.there:
+        if there := self._streams.there:
             torch.cuda.current_stream(there.device).wait_event(self._come)
 
     def write_back(self) -> None:
         """Send what the work queued so far has changed to main memory."""
         if not self.changed:
             return
-        self.changed, back = False, self._bus.back
+        self.changed, back = False, self._streams.back
         if back:
             back.wait_stream(torch.cuda.current_stream(back.device))
         with torch.cuda.stream(back):
@@ -113,15 +113,15 @@ class _Slot:
             if back:
                 self._gone.record(back)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until main memory holds whatever changed here."""
         self.write_back()
-        if self._bus.back:
+        if self._streams.back:
             self._gone.synchronize()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Home:
+class _HostCopy:
     """A tensor's value in main memory, and the slot that changes it."""
 
     part: Tensor
@@ -153,27 +153,27 @@ class _Layout:
         for tensor, start in self.places:
             part = _part(host, start, tensor).copy_(tensor)
             tensor.data = _part(slot.bytes, start, tensor)
-            tensor.home = _Home(part=part, slot=slot)  # type: ignore[attr-defined]
+            tensor.host_copy = _HostCopy(part=part, slot=slot)  # type: ignore[attr-defined]
         return host
 
 
-def held_value(tensor: Tensor) -> Tensor:
+def host_value(tensor: Tensor) -> Tensor:
     """What a weight is: of a moving block's the values in main memory, else the tensor itself.
 
-    Waits for what has changed on the device. Who writes into it calls `reload` of the swapper then.
+    Waits for what has changed on the device. Who writes into it calls `refill` of the swapper then.
     """
-    home: _Home | None = getattr(tensor, "home", None)
-    if home is None:
+    host_copy: _HostCopy | None = getattr(tensor, "host_copy", None)
+    if host_copy is None:
         return tensor
-    home.slot.settle()
-    return home.part
+    host_copy.slot.synchronize()
+    return host_copy.part
 
 
 def _complete(block: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
     """state_dict() gives what main memory holds: on the device another block may lie there."""
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
         if prefix + name in state:
-            state[prefix + name] = held_value(tensor).detach()
+            state[prefix + name] = host_value(tensor).detach()
 
 
 class BlockSwap:
@@ -189,16 +189,16 @@ class BlockSwap:
         count: int,
         device: torch.device,
         slots: int = SLOTS,
-        bus: Bus | None = None,
+        streams: CopyStreams | None = None,
         *,
         learns: bool = False,
     ):
         chosen = moving(len(blocks), count, slots)
         self.blocks, self.learns = [blocks[i] for i in chosen], learns
-        self.bus = bus or Bus.of(device)
+        self.streams = streams or CopyStreams.of(device)
         layouts = [_Layout.of(block, learns) for block in self.blocks]
         size = max((layout.size for layout in layouts), default=0)
-        self._slots = [_Slot(size, device, self.bus) for _ in self.blocks[:slots]]
+        self._slots = [_Slot(size, device, self.streams) for _ in self.blocks[:slots]]
         self._held: list[Tensor] = []
         """Each block's bytes in main memory."""
         for number, (block, layout) in enumerate(zip(self.blocks, layouts, strict=True)):
@@ -219,13 +219,13 @@ class BlockSwap:
     def _load(self, number: int) -> None:
         self._slot(number).load(number, self._held[number], self._waiting.pop(number, ()))
 
-    def bring(self, number: int) -> None:
+    def load(self, number: int) -> None:
         """What is computed from now on finds the weights of moving block `number`."""
         if self._slot(number).within != number:
             self._load(number)
         self._slot(number).wait()
 
-    def done(self, number: int, then: int) -> None:
+    def release(self, number: int, then: int) -> None:
         """What was computed so far was the last use of block `number` for now; let `then` take its place."""
         self._slot(number).write_back()
         if 0 <= then < len(self._held) and self._slot(then).within != then:
@@ -237,18 +237,18 @@ class BlockSwap:
         self._slot(number).changed = True
 
     @contextlib.contextmanager
-    def at_hand(self, number: int) -> Iterator[None]:
+    def resident(self, number: int) -> Iterator[None]:
         """Block `number` lies on the device meanwhile; cheapest where they come in the order of forward."""
-        self.bring(number)
+        self.load(number)
         yield
-        self.done(number, self._following(number))
+        self.release(number, self._following(number))
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until main memory holds every block as it is."""
         for slot in self._slots:
-            slot.settle()
+            slot.synchronize()
 
-    def reload(self) -> None:
+    def refill(self) -> None:
         """Fill the slots anew: main memory has other values now."""
         self._waiting.clear()
         for slot in self._slots:
@@ -260,7 +260,7 @@ class BlockSwap:
         after = number + len(self._slots)
         return after if after < len(self._held) else number % len(self._slots)
 
-    def send_ahead(self, room: int) -> None:
+    def prefetch(self, room: int) -> None:
         """Bring bytes of the blocks that the next forward loads first onto the device, into memory that is free now.
 
         A forward takes less than half of the time of a step with checkpointing, but half of the copies: they would be
@@ -279,7 +279,7 @@ class BlockSwap:
                 begin, room = begin + len(piece), room - len(piece)
 
     def _on_device(self, piece: Tensor) -> Tensor:
-        there, stream = torch.empty_like(piece, device=self._slots[0].bytes.device), self.bus.there
+        there, stream = torch.empty_like(piece, device=self._slots[0].bytes.device), self.streams.there
         if stream:  # whoever had this memory before may still be at work
             stream.wait_stream(torch.cuda.current_stream(stream.device))
             there.record_stream(stream)
@@ -288,13 +288,13 @@ class BlockSwap:
 
     def enter(self, number: int, hidden: Hidden) -> Hidden:
         """Before block `number` computes; in backward this is the last of it."""
-        self.bring(number)
+        self.load(number)
         return _Enter.apply(self, number, *hidden) if _learns(hidden) else hidden
 
     def leave(self, number: int, hidden: Hidden) -> Hidden:
         """After block `number`; in backward this comes first. The last blocks stay where backward will follow."""
         returns = _learns(hidden)
-        self.done(number, number + len(self._slots) if returns else self._following(number))
+        self.release(number, number + len(self._slots) if returns else self._following(number))
         return _Leave.apply(self, number, *hidden) if returns else hidden
 
 
@@ -322,7 +322,7 @@ class _Enter(_Beside):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        ctx.swap.done(ctx.number, ctx.number - len(ctx.swap._slots))
+        ctx.swap.release(ctx.number, ctx.number - len(ctx.swap._slots))
         if ctx.swap.spare:
             ctx.swap.spare.use()
         return None, None, *grads
@@ -335,7 +335,7 @@ class _Leave(_Beside):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         if ctx.swap.spare:
             ctx.swap.spare.look()
-        ctx.swap.bring(ctx.number)
+        ctx.swap.load(ctx.number)
         return None, None, *grads
 
 
@@ -352,21 +352,23 @@ class Spare:
 
     def use(self) -> None:
         """After it, when what it needed is given back."""
-        self._first.send_ahead(self._most - self._allocated())
+        self._first.prefetch(self._most - self._allocated())
 
 
 class SwapGroup:
     """Several BlockSwaps as the one swapper of a model, in the order of its forward.
 
     Of blocks that learn, an optimizer may touch only the one that lies on the device, and says so: in backward as soon
-    as a block has its gradients, `changed(block)`; after backward block by block, `with at_hand(block): ...;
+    as a block has its gradients, `changed(block)`; after backward block by block, `with resident(block): ...;
     changed(block)`. Other blocks than the moving ones may be given as well, and need nothing.
     """
 
     def __init__(self, swaps: Iterable[BlockSwap]):
         self._swaps = list(swaps)
         first = next((swap for swap in self._swaps if swap.blocks), None)
-        if first and not first.learns and (stream := first.bus.there):  # what learns changes before the next forward
+        if (
+            first and not first.learns and (stream := first.streams.there)
+        ):  # what learns changes before the next forward
             spare = Spare(first, lambda: torch.cuda.memory_allocated(stream.device))
             for swap in self._swaps:
                 swap.spare = spare
@@ -377,7 +379,7 @@ class SwapGroup:
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Those that move, in the order in which `at_hand` is cheapest."""
+        """Those that move, in the order in which `resident` is cheapest."""
         return list(self._turns)
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> Hidden:
@@ -389,26 +391,26 @@ class SwapGroup:
         return swap.leave(number, hidden) if swap else hidden
 
     def changed(self, block: nn.Module) -> None:
-        """An optimizer has changed `block`, or a part of it; main memory gets it when backward or `at_hand` is done
+        """An optimizer has changed `block`, or a part of it; main memory gets it when backward or `resident` is done
         with the block, and at the latest when somebody asks for its values."""
         swap, number = self._turns.get(block, (None, 0))
         if swap:
             swap.changed(number)
 
-    def at_hand(self, block: nn.Module) -> contextlib.AbstractContextManager[None]:
+    def resident(self, block: nn.Module) -> contextlib.AbstractContextManager[None]:
         """`block` lies on the device meanwhile."""
         swap, number = self._turns.get(block, (None, 0))
-        return swap.at_hand(number) if swap else contextlib.nullcontext()
+        return swap.resident(number) if swap else contextlib.nullcontext()
 
-    def settle(self) -> None:
-        """Wait until main memory holds every block as it is; `state_dict` and `held_value` do so by themselves."""
+    def synchronize(self) -> None:
+        """Wait until main memory holds every block as it is; `state_dict` and `host_value` do so by themselves."""
         for swap in self._swaps:
-            swap.settle()
+            swap.synchronize()
 
-    def reload(self) -> None:
-        """After writing into `held_value(parameter)`: let the device have it."""
+    def refill(self) -> None:
+        """After writing into `host_value(parameter)`: let the device have it."""
         for swap in self._swaps:
-            swap.reload()
+            swap.refill()
 
 
 def _part(flat: Tensor, start: int, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rectified flow: pictures on their way to noise, from sigma = 0, the picture, to sigma = 1, noise alone.
+"""Rectified flow: images on their way to noise, from sigma = 0, the image, to sigma = 1, noise alone.
 
 Timesteps here are these sigmas, float32; where people count to 1000, as min_timestep does, they are 1000 * sigma.
 """
@@ -13,14 +13,14 @@ from sd_scripts.options.flux import FluxObjectiveOptions
 
 FEW_TOKENS, MANY_TOKENS = 256, 4096
 SHIFT_OF_FEW, SHIFT_OF_MANY = 0.5, 1.15
-"""Logarithms of the shift at pictures of so many tokens: FLUX.1 makes larger pictures noisier."""
+"""Logarithms of the shift at images of so many tokens: FLUX.1 makes larger images noisier."""
 
 LEAST_SIGMA = 1e-4
-"""Weights that divide by sigma² take no smaller one, else one picture that is hardly noisy would be all that counts."""
+"""Weights that divide by sigma² take no smaller one, else one image that is hardly noisy would be all that counts."""
 
 
 def draw_sigmas(count: int, options: FluxObjectiveOptions, tokens: int, generator: torch.Generator) -> Tensor:
-    """(B,) as timestep_sampling and weighting_scheme say, for pictures of so many tokens."""
+    """(B,) as timestep_sampling and weighting_scheme say, for images of so many tokens."""
     how = options.timestep_sampling
     if how == "sigma":
         steps = (TIMESTEPS * _draw_density(count, options, generator)).floor().clamp(0, TIMESTEPS - 1)
@@ -39,7 +39,7 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
 
 
 def shift_of(tokens: int) -> float:
-    """The shift that suits a picture of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
+    """The shift that suits an image of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
     share = (tokens - FEW_TOKENS) / (MANY_TOKENS - FEW_TOKENS)
     return math.exp(SHIFT_OF_FEW + share * (SHIFT_OF_MANY - SHIFT_OF_FEW))
 

@@ -1,4 +1,4 @@
-"""From prediction and target to one loss for each picture: element loss, mask, mean, weights by timestep.
+"""From prediction and target to one loss for each image: element loss, mask, mean, weights by timestep.
 
 Pure tensor functions of static shape: nothing here waits for the device, so that a step can be compiled and captured.
 """
@@ -18,7 +18,7 @@ SNR_LIMIT = 1000.0
 WITH_WIDTH = ("huber", "smooth_l1")
 
 
-def picture_losses(
+def per_sample_loss(
     prediction: Tensor,
     target: Tensor,
     timesteps: Tensor,
@@ -29,18 +29,18 @@ def picture_losses(
     mask: Tensor | None = None,
     v_parameterization: bool = False,
 ) -> Tensor:
-    """The loss of each picture (B,), float32, weighted as Stable Diffusion is: by the SNR of its timestep.
+    """The loss of each image (B,), float32, weighted as Stable Diffusion is: by the SNR of its timestep.
 
-    Prediction, target, loss_weight and mask as `compared` takes them, timesteps (B,) int64.
+    Prediction, target, loss_weight and mask as `diffusion_loss` takes them, timesteps (B,) int64.
     """
     sigmas = schedule.sigmas[timesteps]
-    loss = compared(
+    loss = diffusion_loss(
         prediction, target, timesteps / TIMESTEPS, options, loss_weight=loss_weight, mask=mask, sigmas=sigmas
     )
-    return weigh(loss, schedule.snr[timesteps], options, v_parameterization)
+    return apply_snr_weighting(loss, schedule.snr[timesteps], options, v_parameterization)
 
 
-def compared(
+def diffusion_loss(
     prediction: Tensor,
     target: Tensor,
     timesteps: Tensor,
@@ -50,12 +50,12 @@ def compared(
     mask: Tensor | None = None,
     sigmas: Tensor | None = None,
 ) -> Tensor:
-    """The loss of each picture (B,), float32, as loss_type counts it.
+    """The loss of each image (B,), float32, as loss_type counts it.
 
-    Prediction and target are (B, C, H, W), loss_weight (B,), timesteps and sigmas as huber_width takes them; mask is
+    Prediction and target are (B, C, H, W), loss_weight (B,), timesteps and sigmas as huber_c_at takes them; mask is
     (B, 1, any, any) in 0..1 and multiplies the loss at each place, without making up for what it hides.
     """
-    width = huber_width(timesteps, options, sigmas) if options.loss_type in WITH_WIDTH else None
+    width = huber_c_at(timesteps, options, sigmas) if options.loss_type in WITH_WIDTH else None
     loss = element_loss(prediction.float(), target.float(), options.loss_type, width)
     if mask is not None:
         loss = loss * functional.interpolate(mask.float(), size=loss.shape[-2:], mode="area")
@@ -75,7 +75,7 @@ def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tens
     return pseudo_huber * width if loss_type == "huber" else pseudo_huber
 
 
-def huber_width(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None = None) -> Tensor:
+def huber_c_at(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None = None) -> Tensor:
     """huber_c (B,) at timesteps (B,) in 0..1.
 
     The snr schedule reads the sigmas (B,) of Stable Diffusion, and takes no huber_scale, as in the scripts we agree
@@ -90,7 +90,7 @@ def huber_width(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None =
     return (1 - c) / (1 + sigmas) ** 2 + c
 
 
-def weigh(loss: Tensor, snr: Tensor, options: LossOptions, v_parameterization: bool) -> Tensor:
+def apply_snr_weighting(loss: Tensor, snr: Tensor, options: LossOptions, v_parameterization: bool) -> Tensor:
     """Losses (B,) weighted by the SNR (B,) of their timesteps, in the order in which the options build on another."""
     limited = snr.clamp(max=SNR_LIMIT)
     if options.min_snr_gamma:

@@ -86,7 +86,7 @@ def make_scheduler(
         raise ValueError(f"lr_scheduler_args: {name} does not take them ({error})") from error
 
 
-def rehearse(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[str]:
+def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[str]:
     """Make both for a single number, so that what is wrong with them is told before a model is loaded.
 
     Raises ValueError as make_optimizer and make_scheduler do; gives back what will have no effect, one sentence each.

@@ -37,7 +37,7 @@ Texts = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingFacts:
+class TrainingMetadata:
     """What a run knows beyond its options when it begins."""
 
     session_id: int
@@ -54,7 +54,7 @@ class TrainingFacts:
     num_epochs: int
     num_batches_per_epoch: int
     total_batch_size: int
-    """Pictures in each micro-step, over all processes."""
+    """Images in each micro-step, over all processes."""
     num_train_images: int
     """With repeats, as the next two."""
     num_reg_images: int = 0
@@ -133,7 +133,7 @@ ALWAYS = (
 METADATA_GROUPS: Groups = tuple({**SAME_NAME, **SAME_NAME_WITHOUT_CONFIG, CacheOptions: ()})
 
 
-def training_metadata(settings: Settings, facts: TrainingFacts, *, epoch: int, steps: int, now: float) -> Texts:
+def training_metadata(settings: Settings, facts: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
     """The ss_* entries of a LoRA saved at `now`, after so many epochs and optimizer steps.
 
     `settings` must hold METADATA_GROUPS.
@@ -216,7 +216,7 @@ def _same_name(settings: Settings, table: dict[type[OptionGroup], tuple[str, ...
     return {f"ss_{name}": getattr(settings[group], name) for group, names in table.items() for name in names}
 
 
-def _identity(facts: TrainingFacts, epoch: int, steps: int, now: float) -> dict[str, Any]:
+def _identity(facts: TrainingMetadata, epoch: int, steps: int, now: float) -> dict[str, Any]:
     return {
         "ss_session_id": facts.session_id,
         "ss_training_started_at": facts.started_at,
@@ -239,7 +239,7 @@ def _identity(facts: TrainingFacts, epoch: int, steps: int, now: float) -> dict[
     }
 
 
-def _adjusted(settings: Settings, facts: TrainingFacts) -> dict[str, Any]:
+def _adjusted(settings: Settings, facts: TrainingMetadata) -> dict[str, Any]:
     """Options whose entry has another name or form."""
     network, cache = settings[NetworkOptions], settings[CacheOptions]
     rates = network.text_encoder_lr
@@ -256,11 +256,11 @@ def _adjusted(settings: Settings, facts: TrainingFacts) -> dict[str, Any]:
     return adjusted
 
 
-def _described_by_config(facts: TrainingFacts) -> dict[str, Any]:
+def _described_by_config(facts: TrainingMetadata) -> dict[str, Any]:
     return {"ss_datasets": json.dumps(facts.datasets)}
 
 
-def _described_by_options(settings: Settings, facts: TrainingFacts) -> dict[str, Any]:
+def _described_by_options(settings: Settings, facts: TrainingMetadata) -> dict[str, Any]:
     return {
         **_same_name(settings, SAME_NAME_WITHOUT_CONFIG),
         "ss_batch_size_per_device": settings[DatasetOptions].train_batch_size,

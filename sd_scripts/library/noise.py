@@ -56,7 +56,7 @@ def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _strength(limit: float, drawn: bool, count: int, generator: torch.Generator) -> float | Tensor:
-    """The limit itself, or for each of `count` pictures a number drawn uniformly below it (B, 1, 1, 1)."""
+    """The limit itself, or for each of `count` images a number drawn uniformly below it (B, 1, 1, 1)."""
     if not drawn:
         return limit
     return limit * torch.rand((count, 1, 1, 1), generator=generator, device=generator.device)

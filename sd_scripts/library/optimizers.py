@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.portions import Portions
+from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
 
@@ -190,7 +190,7 @@ def remarks(options: OptimizerOptions) -> list[str]:
 
 def updater(optimizer: Optimizer) -> Optimizer:
     """Who changes the weights: of portions, the optimizer of one of them."""
-    return optimizer.one if isinstance(optimizer, Portions) else optimizer
+    return optimizer.one if isinstance(optimizer, PartitionedOptimizer) else optimizer
 
 
 def is_schedule_free(optimizer: Optimizer) -> bool:

@@ -69,7 +69,7 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
     """
     if target.dtype == torch.float32:
         target.copy_(source)
-    elif (kernels := _kernels(source.device)) and _alike(source, target):
+    elif (kernels := _kernels(source.device)) and _same_layout(source, target):
         kernels.round_stochastically(source, target, key)
     else:
         half = _HALVES[target.dtype]
@@ -82,7 +82,7 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
         target.copy_(torch.where((size >= half.lowest) & (size < half.end), moved, source))
 
 
-class Job(NamedTuple):
+class ParamUpdate(NamedTuple):
     """The update of one weight."""
 
     weight: Tensor
@@ -95,7 +95,7 @@ class Job(NamedTuple):
     number: int
 
 
-class Rates(NamedTuple):
+class Hyperparams(NamedTuple):
     """What all weights of a group share. lr and factor may be tensors on the device, 0-dim float32."""
 
     lr: float | Tensor
@@ -115,7 +115,7 @@ class _Plan(NamedTuple):
     """Of the kernels, for the weights that fit them; or None."""
     others: list[tuple[Tensor, int]]
     """What goes by plain PyTorch, with its number."""
-    learning: list[Tensor]
+    trainable: list[Tensor]
 
 
 class RoundingAdamW(Optimizer):
@@ -175,14 +175,14 @@ class RoundingAdamW(Optimizer):
                 loss = closure()
         for group, plan in zip(self.param_groups, self._plans(), strict=True):
             shared = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "seed")}
-            rates = Rates(**shared, factor=self.gradient_factor)
+            rates = Hyperparams(**shared, factor=self.gradient_factor)
             if plan.tables:
                 plan.tables.update(rates)
             for weight, number in plan.others:
                 grad = self.gradient(weight)
                 assert grad is not None
-                _update(self._job(weight, grad, number), rates)
-            for weight in plan.learning:
+                _update(self._param_update(weight, grad, number), rates)
+            for weight in plan.trainable:
                 self.state[weight]["step"] += 1
         return loss
 
@@ -215,28 +215,28 @@ class RoundingAdamW(Optimizer):
         return plans
 
     def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, mark: list[Any]) -> _Plan:
-        learning = [(weight, grad, begin + i) for i, (weight, grad) in enumerate(zip(weights, grads, strict=True))]
-        jobs = [self._job(weight, grad, number) for weight, grad, number in learning if grad is not None]
+        trainable = [(weight, grad, begin + i) for i, (weight, grad) in enumerate(zip(weights, grads, strict=True))]
+        jobs = [self._param_update(weight, grad, number) for weight, grad, number in trainable if grad is not None]
         kernels = _kernels(jobs[0].weight.device) if jobs else None
         fitting = [
-            job for job in jobs if kernels and _alike(job.weight, job.grad, job.exp_avg, job.exp_avg_sq, job.copy)
+            job for job in jobs if kernels and _same_layout(job.weight, job.grad, job.exp_avg, job.exp_avg_sq, job.copy)
         ]
         numbers = {job.number for job in fitting}
         return _Plan(
             mark=mark,
             tables=kernels.Tables(fitting) if kernels and fitting else None,
             others=[(job.weight, job.number) for job in jobs if job.number not in numbers],
-            learning=[job.weight for job in jobs],
+            trainable=[job.weight for job in jobs],
         )
 
-    def _job(self, weight: Tensor, grad: Tensor, number: int) -> Job:
+    def _param_update(self, weight: Tensor, grad: Tensor, number: int) -> ParamUpdate:
         state = self.state[weight]
         if not state:
             state["step"] = 0  # Python's, so that nobody asks the device for it
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
         copy = self.copies.get(weight) if self.copies else None
-        return Job(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"] + 1, number)
+        return ParamUpdate(weight, grad, state["exp_avg"], state["exp_avg_sq"], copy, state["step"] + 1, number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -249,7 +249,7 @@ class RoundingAdamW(Optimizer):
                     self.state[weight][name] = saved[name].to(weight.device, MOMENTS[weight.dtype])
 
 
-def _update(job: Job, rates: Rates) -> None:
+def _update(job: ParamUpdate, rates: Hyperparams) -> None:
     """One weight by plain PyTorch."""
     beta1, beta2 = rates.betas
     grad = job.grad.float()
@@ -269,7 +269,7 @@ def _update(job: Job, rates: Rates) -> None:
         job.copy.copy_(weight)
 
 
-def _alike(first: Tensor, *others: Tensor | None) -> bool:
+def _same_layout(first: Tensor, *others: Tensor | None) -> bool:
     """Whether tensors of one shape have their values in the same order, without gaps."""
     if first.is_contiguous():
         return all(other is None or other.is_contiguous() for other in others)

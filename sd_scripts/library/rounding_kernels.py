@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sd_scripts.library.rounding_adamw import Job, Key, Rates
+from sd_scripts.library.rounding_adamw import Hyperparams, Key, ParamUpdate
 
 LANES = tl.constexpr(1024)
 """Of a program, which does so many values twice: one draw of Philox has bits for two values."""
@@ -27,7 +27,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @triton.jit
-def _by_chance(value, bits, kind: tl.constexpr):  # type: ignore[no-untyped-def]
+def _stochastic(value, bits, kind: tl.constexpr):  # type: ignore[no-untyped-def]
     """float32 as one of its neighbours in kind; of `bits` (uint32) the lower 16 decide."""
     if kind == tl.bfloat16:
         moved = (value.to(tl.uint32, bitcast=True) + (bits & 0xFFFF)) & 0xFFFF0000
@@ -49,7 +49,7 @@ def _round(source, target, size, seed, step, number, part):  # type: ignore[no-u
         at = begin + half * LANES + lane
         value = tl.load(source + at, mask=at < size)
         bits = low if half == 0 else high
-        tl.store(target + at, _by_chance(value, bits, target.dtype.element_ty), mask=at < size)
+        tl.store(target + at, _stochastic(value, bits, target.dtype.element_ty), mask=at < size)
 
 
 def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
@@ -146,9 +146,9 @@ def _update(  # type: ignore[no-untyped-def]
         if weight_type != tl.float32:
             bits = bits0 if half == 0 else bits2
             more = bits1 if half == 0 else bits3
-            weight = _by_chance(weight, bits, weight_type)
-            first = _by_chance(first, bits >> 16, moment_type)
-            second = _by_chance(second, more, moment_type)
+            weight = _stochastic(weight, bits, weight_type)
+            first = _stochastic(first, bits >> 16, moment_type)
+            second = _stochastic(second, more, moment_type)
         tl.store(weights + at, weight, mask=inside)
         tl.store(firsts + at, first, mask=inside)
         tl.store(seconds + at, second, mask=inside)
@@ -158,8 +158,8 @@ class Tables:
     """Where some weights and all that their update needs lie; holds as long as none of it moves. The tensors of each
     weight have their values in the same order, without gaps."""
 
-    def __init__(self, jobs: Iterable[Job]):
-        alike: defaultdict[object, list[Job]] = defaultdict(list)
+    def __init__(self, jobs: Iterable[ParamUpdate]):
+        alike: defaultdict[object, list[ParamUpdate]] = defaultdict(list)
         for job in jobs:
             if job.weight.numel():
                 copy = None if job.copy is None else job.copy.dtype
@@ -170,7 +170,7 @@ class Tables:
         """Sums of squared gradients, float32."""
         return [part.squares() for part in self._parts]
 
-    def update(self, rates: Rates) -> None:
+    def update(self, rates: Hyperparams) -> None:
         """One step further than with the last call; the first is the step of the jobs."""
         for part in self._parts:
             part.update(rates)
@@ -197,7 +197,7 @@ class _Part:
             )
         return sums
 
-    def update(self, rates: Rates) -> None:
+    def update(self, rates: Hyperparams) -> None:
         beta1, beta2 = (float(beta) for beta in rates.betas)
         held = isinstance(rates.lr, Tensor) and rates.lr.is_cuda
         with torch.cuda.device(self.table.device):
@@ -227,7 +227,7 @@ class _Part:
         self.step += 1
 
 
-def _parts(jobs: list[Job]) -> Iterator[_Part]:
+def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
     """Of jobs that are alike but for their addresses."""
     rows, one = _rows(jobs), jobs[0]
     aligned = (rows[:, : SIZE + 1] % VECTOR.value == 0).all(1)
@@ -245,7 +245,7 @@ def _parts(jobs: list[Job]) -> Iterator[_Part]:
             )
 
 
-def _rows(jobs: list[Job]) -> Tensor:
+def _rows(jobs: list[ParamUpdate]) -> Tensor:
     """(T, COLUMNS) int64."""
     known = (
         [job.weight.data_ptr() for job in jobs],

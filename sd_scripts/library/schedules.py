@@ -15,7 +15,7 @@ class NoiseSchedule:
     """Tables by timestep, float32, (1000,). `noisy = sqrt(ᾱ)·latents + sqrt(1 - ᾱ)·noise`."""
 
     alphas_cumprod: Tensor
-    """ᾱ, the share of the picture's variance that is left."""
+    """ᾱ, the share of the image's variance that is left."""
     sigmas: Tensor
     """sqrt((1 - ᾱ)/ᾱ); infinite at the last timestep of a schedule with zero terminal SNR."""
     snr: Tensor

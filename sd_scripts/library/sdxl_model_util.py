@@ -20,7 +20,7 @@ TEXT_ENCODER1_PREFIX = "conditioner.embedders.0.transformer."
 TEXT_ENCODER2_PREFIX = "conditioner.embedders.1.model."
 VAE_PREFIX = "first_stage_model."
 LOGIT_SCALE = TEXT_ENCODER2_PREFIX + "logit_scale"
-"""CLIP's temperature: training pictures does not use it, but a whole checkpoint has it."""
+"""CLIP's temperature: training images does not use it, but a whole checkpoint has it."""
 
 VAE_SCALE = 0.13025
 HEAD_WIDTH = 64

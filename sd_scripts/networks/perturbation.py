@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library.block_swap import held_value
+from sd_scripts.library.block_swap import host_value
 from sd_scripts.networks.layers import LoraLinear
 
 if TYPE_CHECKING:
@@ -69,5 +69,5 @@ def row_squares(up: Tensor, down: Tensor) -> Tensor:
 
 def _row_squares_of(layer: nn.Module, device: torch.device) -> Tensor:
     weight, scale = layer.weight, getattr(layer, "weight_scale", None)
-    rows = held_value(weight).detach().to(device).float()  # type: ignore[arg-type]
-    return (rows if scale is None else rows * held_value(scale).to(device)).square().sum(dim=1)
+    rows = host_value(weight).detach().to(device).float()  # type: ignore[arg-type]
+    return (rows if scale is None else rows * host_value(scale).to(device)).square().sum(dim=1)

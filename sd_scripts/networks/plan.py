@@ -113,11 +113,11 @@ def parameter_groups(network: LoraNetwork) -> list[dict[str, Any]]:
         for parameter, factor, suffix in ((layer.down, 1.0, ""), (layer.up, plus or 1.0, " plus" if plus else "")):
             name = group.name + suffix
             groups.setdefault(name, {"params": [], "lr": group.lr * factor, "name": name})["params"].append(parameter)
-    learning = [group for group in groups.values() if group["lr"] > 0]
-    if not learning:
+    trainable = [group for group in groups.values() if group["lr"] > 0]
+    if not trainable:
         raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
     network.freeze(p for group in groups.values() if group["lr"] == 0 for p in group["params"])
-    return learning
+    return trainable
 
 
 def _group(each: Adapted, name: str, args: NetworkArgs) -> Group | None:

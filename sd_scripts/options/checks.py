@@ -71,7 +71,7 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
         return
     sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
     steps = rounded_steps(buckets.bucket_reso_steps)
-    if not buckets.enable_bucket or buckets.bucket_no_upscale or not sides:  # sizes then come from the pictures
+    if not buckets.enable_bucket or buckets.bucket_no_upscale or not sides:  # sizes then come from the images
         return
     if min(sides) < buckets.min_bucket_reso // steps * steps:
         yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
@@ -79,15 +79,15 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
         yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
 
 
-def latents_that_change(cache: CacheOptions, augment: AugmentOptions) -> Findings:
+def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOptions) -> Findings:
     if not (cache.cache_latents or cache.cache_latents_to_disk):
         return
     for name in ("color_aug", "random_crop", "face_crop_aug_range"):
         if getattr(augment, name):
-            yield name, "changes the picture each time, so latents cannot be cached; turn off one of the two"
+            yield name, "changes the image each time, so latents cannot be cached; turn off one of the two"
 
 
-def captions_that_change(cache: CacheOptions, captions: CaptionOptions) -> Findings:
+def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) -> Findings:
     if not (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
         return
     for name in (
@@ -102,7 +102,7 @@ def captions_that_change(cache: CacheOptions, captions: CaptionOptions) -> Findi
             yield name, "changes captions from step to step; turn it off, or turn cache_text_encoder_outputs off"
 
 
-def text_encoders_that_learn(
+def text_encoder_training_conflicts(
     cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions | None
 ) -> Findings:
     cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
@@ -118,7 +118,7 @@ def text_encoders_that_learn(
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
-def rates_of_nothing(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
+def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
     rated = any(item.startswith("network_reg_lrs") for item in network.network_args)
     if not network.is_ours or rated:
         return
@@ -179,7 +179,7 @@ def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
     return optimizer.optimizer_type.lower().endswith("schedulefree")
 
 
-def one_graph_of_foreign_code(compiled: CompileOptions, network: NetworkOptions) -> Findings:
+def one_graph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
     if compiled.compile and compiled.compile_fullgraph and not network.is_ours:
         yield (
             "compile_fullgraph",
@@ -197,7 +197,7 @@ def products_in_fp8(memory: FluxMemoryOptions, training: TrainingOptions) -> Fin
         yield "fp8_compute", f"needs mixed_precision = bf16, which is {training.mixed_precision}"
 
 
-def weights_that_learn_and_move(memory: FluxMemoryOptions, network: NetworkOptions) -> Findings:
+def swapped_adapter_conflicts(memory: FluxMemoryOptions, network: NetworkOptions) -> Findings:
     """LyCORIS' networks that begin from the base's weights, of which swapped blocks have none at hand."""
     if not memory.blocks_to_swap or network.is_ours:
         return
@@ -228,12 +228,12 @@ def updates_within_backward(fused: FusedOptions, training: TrainingOptions, full
         yield name, "cannot scale losses as fp16 needs it; set mixed_precision = bf16"
 
 
-def models_that_learn_and_move(memory: FluxMemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+def swapped_model_conflicts(memory: FluxMemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
     if memory.blocks_to_swap and not training.full_bf16:
         yield "blocks_to_swap", "blocks that learn can move only in bf16; set full_bf16 and mixed_precision = bf16"
 
 
-def text_that_learns_and_rests(cache: CacheOptions, full: FullOptions) -> Findings:
+def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
     if full.train_text_encoder and (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
         yield (
             "cache_text_encoder_outputs",
@@ -241,7 +241,7 @@ def text_that_learns_and_rests(cache: CacheOptions, full: FullOptions) -> Findin
         )
 
 
-def rates_of_no_model(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
+def model_learning_rates_missing(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
     encoders = (full.learning_rate_te1, full.learning_rate_te2) if full.train_text_encoder else ()
     if not any((optimizer.learning_rate, *encoders, *full.block_rates)):
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
@@ -251,7 +251,7 @@ def validation_of_everything(validation: ValidationOptions, data: DatasetOptions
     if validation.validation_split == 1 and not data.dataset_config:
         yield (
             "validation_split",
-            "1 keeps every image out of training; set less, or describe a data set for validation alone in a "
+            "1 keeps every image out of training; set less, or describe a dataset for validation alone in a "
             "dataset_config",
         )
 
@@ -259,22 +259,22 @@ def validation_of_everything(validation: ValidationOptions, data: DatasetOptions
 PROBLEMS = (
     validation_of_everything,
     training_size,
-    latents_that_change,
-    captions_that_change,
-    text_encoders_that_learn,
-    rates_of_nothing,
+    cached_latents_with_augmentation,
+    cached_captions_with_changes,
+    text_encoder_training_conflicts,
+    learning_rates_missing,
     velocity_losses,
     warmup_of_the_schedule,
     schedule_of_another,
-    one_graph_of_foreign_code,
+    one_graph_with_external_network,
     products_in_fp8,
-    weights_that_learn_and_move,
+    swapped_adapter_conflicts,
     huber_schedule_of_another,
     network_of_another_family,
     updates_within_backward,
-    models_that_learn_and_move,
-    text_that_learns_and_rests,
-    rates_of_no_model,
+    swapped_model_conflicts,
+    text_encoders_trained_and_cached,
+    model_learning_rates_missing,
 )
 
 
@@ -290,7 +290,7 @@ def sizes_that_are_rounded(data: DatasetOptions, buckets: BucketOptions) -> Find
         yield "resolution", f"{data.resolution} is rounded to {rounded}, multiples of {SIDE_MULTIPLE}"
 
 
-def data_set_twice(data: DatasetOptions) -> Findings:
+def dataset_given_twice(data: DatasetOptions) -> Findings:
     for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
             yield name, "has no effect, since dataset_config describes the data"
@@ -301,7 +301,7 @@ def repeats_of_a_metadata_file(data: DatasetOptions) -> Findings:
         yield "num_repeats", "has no effect with in_json; set dataset_repeats"
 
 
-def masks_from_nowhere(data: DatasetOptions, augment: AugmentOptions) -> Findings:
+def masks_missing(data: DatasetOptions, augment: AugmentOptions) -> Findings:
     if data.conditioning_data_dir and not data.dataset_config and not augment.masked_loss:
         yield "conditioning_data_dir", "has no effect without masked_loss"
     if augment.masked_loss and not (data.conditioning_data_dir or data.dataset_config or augment.alpha_mask):
@@ -313,7 +313,7 @@ def workers_to_keep(data: DatasetOptions) -> Findings:
         yield "persistent_data_loader_workers", "has no effect with max_data_loader_n_workers = 0"
 
 
-def validation_without_pictures(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+def validation_without_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
     if validation.validation_split or data.dataset_config:
         return
     for name in ("validate_every_n_steps", "validate_every_n_epochs", "max_validation_steps"):
@@ -334,7 +334,7 @@ def zero_terminal_without_velocity(model: ModelOptions, noise: NoiseOptions) -> 
         )
 
 
-def strength_of_no_noise(noise: NoiseOptions) -> Findings:
+def noise_strength_without_noise(noise: NoiseOptions) -> Findings:
     if noise.noise_offset_random_strength and not noise.noise_offset:
         yield "noise_offset_random_strength", "has no effect without noise_offset"
     if noise.ip_noise_gamma_random_strength and not noise.ip_noise_gamma:
@@ -367,7 +367,7 @@ def learning_rate_of_a_model(optimizer: OptimizerOptions, full: FullOptions) -> 
         )
 
 
-def rates_of_resting_text_encoders(full: FullOptions) -> Findings:
+def te_lr_without_te_training(full: FullOptions) -> Findings:
     for name in ("learning_rate_te1", "learning_rate_te2"):
         if getattr(full, name) and not full.train_text_encoder:
             yield name, "has no effect without train_text_encoder"
@@ -375,8 +375,8 @@ def rates_of_resting_text_encoders(full: FullOptions) -> Findings:
 
 def schedule_without_use(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
     if _is_schedule_free(optimizer):
-        for name, idle in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
-            if getattr(schedule, name) != idle:
+        for name, without_effect in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
+            if getattr(schedule, name) != without_effect:
                 yield name, f"has no effect: {optimizer.optimizer_type} needs no schedule"
     elif _sets_its_own_rate(optimizer) and schedule.lr_scheduler.partition(":")[0] not in ("adafactor", "constant"):
         yield "lr_scheduler", "has no effect: Adafactor sets its own rate; add relative_step=False to optimizer_args"
@@ -387,7 +387,7 @@ def decay_that_never_comes(schedule: LrSchedulerOptions) -> Findings:
         yield "lr_decay_steps", f"has no effect with lr_scheduler = {schedule.lr_scheduler}"
 
 
-def samples_of_nothing(sample: SampleOptions) -> Findings:
+def samples_without_prompts(sample: SampleOptions) -> Findings:
     if sample.sample_prompts:
         if not (sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first):
             yield (
@@ -407,14 +407,16 @@ def keeping_what_is_not_saved(saving: SavingOptions) -> Findings:
         yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
 
 
-def rates_of_what_rests(network: NetworkOptions) -> Findings:
+def unet_lr_without_unet_training(network: NetworkOptions) -> Findings:
     if network.network_train_unet_only and network.text_encoder_lr:
         yield "text_encoder_lr", "has no effect with network_train_unet_only"
     if network.network_train_text_encoder_only and network.unet_lr is not None:
         yield "unet_lr", "has no effect with network_train_text_encoder_only"
 
 
-def t5_that_does_not_learn(network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions) -> Findings:
+def t5_lr_without_t5_training(
+    network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions
+) -> Findings:
     if not trains_t5xxl(network, flux):
         return
     if network.network_train_unet_only:
@@ -423,7 +425,7 @@ def t5_that_does_not_learn(network: NetworkOptions, optimizer: OptimizerOptions,
         yield "train_t5xxl", "has no effect, since text_encoder_lr is 0 for T5, its second number"
 
 
-def layers_of_foreign_code(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
+def layers_of_external_network(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
     if network.is_ours:
         return
     for field in fields(flux):  # type: ignore[arg-type]
@@ -517,7 +519,7 @@ def compiled_for_nothing(
     if more.compile_text_encoder and cached and not learns:
         yield "compile_text_encoder", "has no effect: captions are cached, and no text encoder learns"
     if more.compile_vae and (cache.cache_latents or cache.cache_latents_to_disk):
-        yield "compile_vae", "latents are cached, so the VAE runs before the first step only; pays with many pictures"
+        yield "compile_vae", "latents are cached, so the VAE runs before the first step only; pays with many images"
 
 
 REMARKS = (
@@ -525,24 +527,24 @@ REMARKS = (
     compiled_for_nothing,
     checkpoints_in_main_memory,
     sizes_that_are_rounded,
-    data_set_twice,
+    dataset_given_twice,
     repeats_of_a_metadata_file,
-    masks_from_nowhere,
+    masks_missing,
     workers_to_keep,
-    validation_without_pictures,
+    validation_without_images,
     warmup_that_is_ignored,
     zero_terminal_without_velocity,
-    strength_of_no_noise,
+    noise_strength_without_noise,
     learning_rate_of_a_lora,
     learning_rate_of_a_model,
-    rates_of_resting_text_encoders,
+    te_lr_without_te_training,
     schedule_without_use,
     decay_that_never_comes,
-    samples_of_nothing,
+    samples_without_prompts,
     keeping_what_is_not_saved,
-    rates_of_what_rests,
-    t5_that_does_not_learn,
-    layers_of_foreign_code,
+    unet_lr_without_unet_training,
+    t5_lr_without_t5_training,
+    layers_of_external_network,
     prediction_unlike_the_target,
     timesteps_without_use,
 )

@@ -68,7 +68,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
     compile_cache_size_limit: int = option(
         0,
         "How many graphs to keep for each kind of block; what comes after them runs uncompiled. 0 computes it from the "
-        "model and the number of sizes in the data set.",
+        "model and the number of sizes in the dataset.",
         label="Cache size limit",
         within=(0, 8192),
         shown_when="compile",
@@ -98,7 +98,7 @@ class CompileMoreOptions(OptionGroup, title="Compile more"):
     )
     compile_vae: bool = option(
         False,
-        "Compile the VAE's encoder too. Worth it where latents are not cached, or many pictures of few sizes are.",
+        "Compile the VAE's encoder too. Worth it where latents are not cached, or many images of few sizes are.",
         label="Compile the VAE",
         offered_with="compile",
     )

@@ -1,4 +1,4 @@
-"""Options: folders and data set, aspect buckets, captions, augmentation and masks, caches, validation."""
+"""Options: folders and dataset, aspect buckets, captions, augmentation and masks, caches, validation."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -23,23 +23,23 @@ def rounded_side(side: int, multiple: int = SIDE_MULTIPLE) -> int:
     return max(1, (side + multiple // 2) // multiple) * multiple
 
 
-class DatasetOptions(OptionGroup, title="Folders and data set"):
-    """Where the pictures are and how they are grouped."""
+class DatasetOptions(OptionGroup, title="Folders and dataset"):
+    """Where the images are and how they are grouped."""
 
     train_data_dir: str | None = option(
         None,
-        "Folder with the training pictures, in subfolders named like 10_cat: the number says how often each picture "
+        "Folder with the training images, in subfolders named like 10_cat: the number says how often each image "
         "is seen in an epoch, the rest is its caption where no caption file lies beside it. A folder named like 10_cat "
         "that holds images itself is taken too. With in_json or num_repeats any folder.",
-        label="Training pictures",
+        label="Training images",
         placeholder="/data/cats, with 10_cat inside",
         path=True,
     )
     reg_data_dir: str | None = option(
         None,
-        "Folder with regularisation pictures, in subfolders named like 1_cat: examples that keep the model "
+        "Folder with regularisation images, in subfolders named like 1_cat: examples that keep the model "
         "from forgetting the class.",
-        label="Regularisation pictures",
+        label="Regularisation images",
         path=True,
     )
     num_repeats: int | None = option(
@@ -57,70 +57,70 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
     )
     dataset_config: str | None = option(
         None,
-        "TOML or JSON file that describes the data set: several folders, resolutions and batch sizes in one run. "
+        "TOML or JSON file that describes the dataset: several folders, resolutions and batch sizes in one run. "
         "It takes the place of the folders above.",
-        label="Data set file",
+        label="Dataset file",
         path=True,
     )
     in_json: str | None = option(
         None,
-        "Metadata file with captions, .json or .jsonl; pictures are then looked up under train_data_dir.",
+        "Metadata file with captions, .json or .jsonl; images are then looked up under train_data_dir.",
         label="Metadata file",
         path=True,
     )
     dataset_repeats: int = option(
-        1, "How often each picture of the metadata file is seen in an epoch.", within=(1, MOST_REPEATS)
+        1, "How often each image of the metadata file is seen in an epoch.", within=(1, MOST_REPEATS)
     )
     conditioning_data_dir: str | None = option(
         None,
-        "Folder with a mask for each picture, of the same name; used with masked_loss. White counts, black does not.",
-        label="Mask pictures",
+        "Folder with a mask for each image, of the same name; used with masked_loss. White counts, black does not.",
+        label="Mask images",
         path=True,
     )
     dataset_class: str | None = option(
         None,
-        "Dotted path of a data set class of your own.",
-        not_yet="data set classes of your own are not loaded; describe the data with dataset_config",
+        "Dotted path of a dataset class of your own.",
+        not_yet="dataset classes of your own are not loaded; describe the data with dataset_config",
     )
     debug_dataset: bool = option(
         False,
         "Show the training samples instead of training.",
-        not_yet="samples are not shown in a window; look at the data set summary at the start of the run",
+        not_yet="samples are not shown in a window; look at the dataset summary at the start of the run",
     )
     train_batch_size: int = option(
         1,
-        "Pictures in one step on each GPU. More makes gradients less noisy and needs more memory.",
+        "Images in one step on each GPU. More makes gradients less noisy and needs more memory.",
         label="Batch size",
         within=(1, 1024),
     )
     resolution: str | None = option(
         None,
         "Size to train at: one number for a square, or width,height. SDXL and FLUX.1 were trained at 1024. "
-        "With buckets it sets the area, not the shape. Unset, the data set file must say it.",
+        "With buckets it sets the area, not the shape. Unset, the dataset file must say it.",
         suggestions=("1024", "768", "512", "1024,768"),
         placeholder="1024",
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = (
         option(
             None,
-            "Filter that resizes pictures. Unset is a good choice: area for shrinking, Lanczos for enlarging.",
+            "Filter that resizes images. Unset is a good choice: area for shrinking, Lanczos for enlarging.",
             label="Resize filter",
         )
     )
     cache_info: bool = option(
         False,
-        "Remember the sizes of pictures in metadata_cache.json in their folder, for quick starts with huge folders. "
-        "A picture that changed is looked at again.",
-        label="Remember picture sizes",
+        "Remember the sizes of images in metadata_cache.json in their folder, for quick starts with huge folders. "
+        "An image that changed is looked at again.",
+        label="Remember image sizes",
     )
     short_batches: Literal["keep", "fill", "drop"] = option(
         "keep",
-        "What becomes of the pictures left over in a bucket: keep makes a smaller batch of them, fill adds others of "
+        "What becomes of the images left over in a bucket: keep makes a smaller batch of them, fill adds others of "
         "the bucket, drop leaves them out. With torch.compile every size of batch costs graphs: fill is faster there.",
     )
     max_data_loader_n_workers: int = option(
         8,
-        "Processes that prepare pictures, never more than the machine has CPU cores. 0 prepares them in the training "
+        "Processes that prepare images, never more than the machine has CPU cores. 0 prepares them in the training "
         "process: enough when latents are cached, and the safe choice on Windows.",
         label="Data loader workers",
         within=(0, 64),
@@ -131,14 +131,14 @@ class DatasetOptions(OptionGroup, title="Folders and data set"):
         label="Keep data loader workers",
     )
     prior_loss_weight: float = option(
-        1.0, "How much a regularisation picture counts against a training picture.", within=(0.0, 1000.0)
+        1.0, "How much a regularisation image counts against a training image.", within=(0.0, 1000.0)
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if not (self.train_data_dir or self.dataset_config or self.in_json):
             yield (
                 "train_data_dir",
-                "no pictures are named; give a folder with subfolders named like 10_cat, or a dataset_config",
+                "no images are named; give a folder with subfolders named like 10_cat, or a dataset_config",
             )
         if self.resolution and (why := _resolution_problem(self.resolution)):
             yield "resolution", why
@@ -158,12 +158,12 @@ def _resolution_problem(resolution: str) -> str | None:
 
 
 class BucketOptions(OptionGroup, title="Aspect buckets"):
-    """Pictures of like shape share a bucket and are trained at its size."""
+    """Images of like shape share a bucket and are trained at its size."""
 
     enable_bucket: bool = option(
         False,
-        "Sort pictures by shape into buckets of equal area instead of cropping all to one shape. "
-        "Turn it on unless every picture has the training size already.",
+        "Sort images by shape into buckets of equal area instead of cropping all to one shape. "
+        "Turn it on unless every image has the training size already.",
         label="Aspect buckets",
     )
     min_bucket_reso: int = option(
@@ -175,7 +175,7 @@ class BucketOptions(OptionGroup, title="Aspect buckets"):
     )
     max_bucket_reso: int = option(
         1024,
-        "Longest side of a bucket in pixels. Raise it to 2048 for wide pictures at a resolution of 1024.",
+        "Longest side of a bucket in pixels. Raise it to 2048 for wide images at a resolution of 1024.",
         label="Longest bucket side",
         within=SIDES,
         shown_when="enable_bucket",
@@ -189,8 +189,8 @@ class BucketOptions(OptionGroup, title="Aspect buckets"):
     )
     bucket_no_upscale: bool = option(
         False,
-        "Never enlarge a picture: a small one gets a small bucket. Makes more sizes, so compiling takes longer.",
-        label="Never enlarge pictures",
+        "Never enlarge an image: a small one gets a small bucket. Makes more sizes, so compiling takes longer.",
+        label="Never enlarge images",
         shown_when="enable_bucket",
     )
 
@@ -209,7 +209,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
 
     caption_extension: str = option(
         ".caption",
-        "Ending of the caption files that lie beside the pictures: cat.jpg and cat.txt.",
+        "Ending of the caption files that lie beside the images: cat.jpg and cat.txt.",
         suggestions=(".txt", ".caption", ".cap"),
     )
     shuffle_caption: bool = option(
@@ -240,11 +240,11 @@ class CaptionOptions(OptionGroup, title="Captions"):
     )
     caption_dropout_rate: float = option(
         0.0,
-        "How often a picture is shown without its caption, 0 to 1. About 0.05 keeps guidance working.",
+        "How often an image is shown without its caption, 0 to 1. About 0.05 keeps guidance working.",
         within=(0.0, 1.0),
     )
     caption_dropout_every_n_epochs: int = option(
-        0, "Show all pictures without captions in every n-th epoch. 0 is never.", within=(0, 1_000_000)
+        0, "Show all images without captions in every n-th epoch. 0 is never.", within=(0, 1_000_000)
     )
     caption_tag_dropout_rate: float = option(
         0.0, "How often each part of a caption is left out, 0 to 1.", within=(0.0, 1.0)
@@ -261,11 +261,11 @@ class CaptionOptions(OptionGroup, title="Captions"):
 
 
 class AugmentOptions(OptionGroup, title="Augmentation and masks"):
-    """What may be changed about a picture, and which part of it counts."""
+    """What may be changed about an image, and which part of it counts."""
 
     color_aug: bool = option(False, "Vary the colours a little each time. Latents cannot be cached then.")
     flip_aug: bool = option(
-        False, "Mirror pictures left to right half of the time. Not for faces, writing or anything with a left side."
+        False, "Mirror images left to right half of the time. Not for faces, writing or anything with a left side."
     )
     face_crop_aug_range: str | None = option(
         None,
@@ -275,11 +275,11 @@ class AugmentOptions(OptionGroup, title="Augmentation and masks"):
     )
     random_crop: bool = option(False, "Crop at a random place instead of the middle. Latents cannot be cached then.")
     alpha_mask: bool = option(
-        False, "Let the transparency of a picture be its mask: what is transparent is not learned."
+        False, "Let the transparency of an image be its mask: what is transparent is not learned."
     )
     masked_loss: bool = option(
         False,
-        "Let masks decide which part of a picture is learned; conditioning_data_dir or the data set file has them.",
+        "Let masks decide which part of an image is learned; conditioning_data_dir or the dataset file has them.",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -300,19 +300,19 @@ class CacheOptions(OptionGroup, title="Caches"):
 
     cache_latents: bool = option(
         False,
-        "Encode every picture once before training and keep the result. Much faster, and frees the VAE's memory; "
+        "Encode every image once before training and keep the result. Much faster, and frees the VAE's memory; "
         "not with colour, face-crop or random-crop augmentation.",
     )
     cache_latents_to_disk: bool = option(
         False,
-        "Keep the encoded pictures as .npz files beside them, for the next run too. A stale file is made anew.",
+        "Keep the encoded images as .npz files beside them, for the next run too. A stale file is made anew.",
     )
     vae_batch_size: int = option(
-        1, "Pictures the VAE encodes at once while caching.", label="VAE batch size", within=(1, 1024)
+        1, "Images the VAE encodes at once while caching.", label="VAE batch size", within=(1, 1024)
     )
     skip_cache_check: bool = option(
         False,
-        "Trust cache files without asking what they were made from: a quick start with a huge data set that surely did "
+        "Trust cache files without asking what they were made from: a quick start with a huge dataset that surely did "
         "not change, and the way to use caches of other programs.",
     )
     cache_text_encoder_outputs: bool = option(
@@ -323,7 +323,7 @@ class CacheOptions(OptionGroup, title="Caches"):
     )
     cache_text_encoder_outputs_to_disk: bool = option(
         False,
-        "Keep the encoded captions as .npz files beside the pictures, for the next run too.",
+        "Keep the encoded captions as .npz files beside the images, for the next run too.",
         label="Cache text encoder outputs to disk",
     )
     text_encoder_batch_size: int | None = option(
@@ -332,13 +332,13 @@ class CacheOptions(OptionGroup, title="Caches"):
 
 
 class ValidationOptions(OptionGroup, title="Validation"):
-    """Loss on pictures that are kept out of training: it rises when the model learns by heart."""
+    """Loss on images that are kept out of training: it rises when the model learns by heart."""
 
     validation_split: float = option(
-        0.0, "Share of the pictures kept out of training to measure the loss on, 0 to 1. 0 is none.", within=(0.0, 1.0)
+        0.0, "Share of the images kept out of training to measure the loss on, 0 to 1. 0 is none.", within=(0.0, 1.0)
     )
     validation_seed: int | None = option(
-        None, "Seed that chooses these pictures; unset takes seed.", within=(0, 2**32 - 1)
+        None, "Seed that chooses these images; unset takes seed.", within=(0, 2**32 - 1)
     )
     validate_every_n_steps: int | None = option(
         None, "Validate every n steps.", within=(0, 10_000_000), zero_is_off=True

@@ -83,10 +83,10 @@ CLASS_TOKENS: Keys = {"class_tokens": TEXT}
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a data set names its pictures; all its subsets do it in one way."""
+    """How a dataset names its images; all its subsets do it in one way."""
 
     inherited: Keys
-    """What a data set may say for its subsets."""
+    """What a dataset may say for its subsets."""
     own: Keys
     """What only a subset may say."""
     required: tuple[str, ...]
@@ -247,7 +247,7 @@ def _out_of_range(key: str, value: Any) -> str | None:
 def _hint(key: str, keys: Keys) -> str:
     """Where a key belongs that stands in the wrong place, or which one may be meant."""
     if key == "conditioning_data_dir":
-        return ": it needs masked_loss, and every subset of the data set must have it"
+        return ": it needs masked_loss, and every subset of the dataset must have it"
     if key in DATASET:
         return ": it belongs to [[datasets]] or [general]"
     if key in FOLDERS.own | METADATA.own:

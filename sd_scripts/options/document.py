@@ -32,7 +32,7 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 
 In full training:
 
-- `prior_loss_weight` counts. There, SDXL's full training took every picture as one of the training pictures.
+- `prior_loss_weight` counts. There, SDXL's full training took every image as one of the training images.
 - A rate of 0 leaves a text encoder, or a block of `block_lr`, as it is: it neither learns nor is rounded.
 - What does not learn is saved in the digits that the base model's file has, whatever `mixed_precision` is.
 - `full_bf16` rounds by chance (stochastically) with every optimizer, so that small updates are not lost; there, only
@@ -60,8 +60,8 @@ def _section(group: type[OptionGroup]) -> str:
 
 def _without_effect(groups: Groups) -> str:
     """The honest list."""
-    idle = [o for group in groups for o in each_option(group) if o.not_yet]
-    rows = [f"| `{o.name}` | {_cell(o.help)} | {_cell(o.not_yet)} |" for o in idle]
+    without_effect = [o for group in groups for o in each_option(group) if o.not_yet]
+    rows = [f"| `{o.name}` | {_cell(o.help)} | {_cell(o.not_yet)} |" for o in without_effect]
     told = "Understood so that existing files and commands work, and told with a warning when set."
     return "\n".join(["## Without effect\n", f"{told}\n", "| option | elsewhere | here |", "|---|---|---|", *rows, ""])
 

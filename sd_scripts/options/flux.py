@@ -144,7 +144,7 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
 
     img_attn_dim: int | None = option(
         None,
-        "Rank in the attention of pictures; unset is network_dim, 0 leaves it out.",
+        "Rank in the attention of images; unset is network_dim, 0 leaves it out.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
@@ -158,7 +158,7 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
     )
     img_mlp_dim: int | None = option(
         None,
-        "Rank in the MLP of pictures; unset is network_dim, 0 leaves it out.",
+        "Rank in the MLP of images; unset is network_dim, 0 leaves it out.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
@@ -172,7 +172,7 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
     )
     img_mod_dim: int | None = option(
         None,
-        "Rank in the modulation of pictures; unset is network_dim, 0 leaves it out.",
+        "Rank in the modulation of images; unset is network_dim, 0 leaves it out.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
@@ -200,7 +200,7 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
     )
     in_dims: str | None = option(
         None,
-        "Ranks in the layers before the blocks, five numbers: picture, time, vector, guidance, text. "
+        "Ranks in the layers before the blocks, five numbers: image, time, vector, guidance, text. "
         "Unset leaves them out.",
         placeholder="4,0,0,0,4",
         families=FLUX,

@@ -1,12 +1,12 @@
-"""What file and folder names say about pictures: for the training that reads them and for the page that counts them."""
+"""What file and folder names say about images: for the training that reads them and for the page that counts them."""
 
-PICTURES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
-PICTURES_BY_PLUGIN = frozenset({".avif", ".jxl"})
-"""Endings of pictures that some installations can read."""
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+IMAGES_BY_PLUGIN = frozenset({".avif", ".jxl"})
+"""Endings of images that some installations can read."""
 
 
 def numbered(name: str) -> tuple[int, str] | None:
-    """(10, "cat") of "10_cat": how often its pictures are seen, and what they show. None for a name of another form."""
+    """(10, "cat") of "10_cat": how often its images are seen, and what they show. None for a name of another form."""
     number, _, concept = name.partition("_")
     return (int(number), concept) if number.isdecimal() else None
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.options.folder_names import PICTURES, PICTURES_BY_PLUGIN, numbered
+from sd_scripts.options.folder_names import IMAGES, IMAGES_BY_PLUGIN, numbered
 from sd_scripts.options.words import some
 
-IMAGE_SUFFIXES = PICTURES | PICTURES_BY_PLUGIN
+IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
 MANY_REPEATS = 1_000
 """More is rarely meant: a number like 20241122 in a folder's name is a date."""
 MOST_REPEATS = 100_000

@@ -12,12 +12,12 @@ class NoiseOptions(OptionGroup, title="Noise"):
     noise_offset: float | None = option(
         None,
         "Shift the noise of each colour plane by a random amount of this strength, so that very dark and very bright "
-        "pictures can be learned. Around 0.05.",
+        "images can be learned. Around 0.05.",
         within=(0.0, 10.0),
         families=("sdxl",),
     )
     noise_offset_random_strength: bool = option(
-        False, "Draw that strength anew for each picture, from 0 to noise_offset.", families=("sdxl",)
+        False, "Draw that strength anew for each image, from 0 to noise_offset.", families=("sdxl",)
     )
     adaptive_noise_scale: float | None = option(
         None,
@@ -27,7 +27,7 @@ class NoiseOptions(OptionGroup, title="Noise"):
     )
     multires_noise_iterations: int | None = option(
         None,
-        "Add noise of coarser and coarser grain, so many times; another way to dark and bright pictures. 6 to 10; "
+        "Add noise of coarser and coarser grain, so many times; another way to dark and bright images. 6 to 10; "
         "0 is off.",
         within=(0, 64),
         zero_is_off=True,

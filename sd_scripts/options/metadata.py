@@ -21,7 +21,7 @@ class MetadataOptions(OptionGroup, title="Metadata"):
     metadata_usage_hint: str | None = option(None, "How to use it.", label="Usage hint")
     metadata_thumbnail: str | None = option(
         None,
-        "Picture of it: a file, which is put into the metadata, or a data URL.",
+        "Image of it: a file, which is put into the metadata, or a data URL.",
         label="Thumbnail",
         path=True,
     )

@@ -1,4 +1,4 @@
-"""The metadata file of the fine-tuning form: the words and the size of each picture, by its key, in one JSON file.
+"""The metadata file of the fine-tuning form: the words and the size of each image, by its key, in one JSON file.
 
 `{key: {caption, tags, train_resolution [w, h], image_size [w, h]}}`; a .jsonl file has a line for each, the key in
 `image_path`. Known without torch, so that the page can write one.
@@ -27,14 +27,14 @@ class Merged:
     """What a merge did."""
 
     entries: Entries
-    pictures: int
+    images: int
     wordless: list[Path]
-    """Pictures beside which no such text lies."""
+    """Images beside which no such text lies."""
 
     def wordless_text(self, extension: str) -> str:
         """One sentence about them; empty where there are none."""
         names = [path.name for path in self.wordless]
-        how = f"{len(names)} of {self.pictures} pictures have no {dotted(extension)} file, or an empty one"
+        how = f"{len(names)} of {self.images} images have no {dotted(extension)} file, or an empty one"
         return f"{how}: {some(names)}" if names else ""
 
 
@@ -79,25 +79,25 @@ def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
         raise ValueError(f"{option}: {path} cannot be written: {error.strerror or error}") from error
 
 
-def find_pictures(folder: Path, *, recursive: bool, option: str = "train_data_dir") -> list[Path]:
-    """The pictures in a folder, and with `recursive` in those below it, sorted; ValueError where there are none, by the
+def require_images(folder: Path, *, recursive: bool, option: str = "train_data_dir") -> list[Path]:
+    """The images in a folder, and with `recursive` in those below it, sorted; ValueError where there are none, by the
     name under which the user gave the folder."""
     if not folder.is_dir():
         raise ValueError(f"{option}: there is no folder {str(folder)!r}")
-    pictures = find_images(folder, recursive=recursive)
-    if not pictures:
+    images = find_images(folder, recursive=recursive)
+    if not images:
         more = "" if recursive else "; those in folders below it are seen with recursive"
-        raise ValueError(f"{option}: no picture (png, jpg, webp, bmp) in {str(folder)!r}{more}")
-    return pictures
+        raise ValueError(f"{option}: no image (png, jpg, webp, bmp) in {str(folder)!r}{more}")
+    return images
 
 
-def keys_of(pictures: Iterable[Path], folder: Path, known: Mapping[str, Any], *, full_path: bool) -> dict[Path, str]:
-    """The key of each picture: its path, or what is left of it below `folder`, without ending where that names one
-    picture only. A key of another form that is `known` stays."""
-    pictures = list(pictures)
-    stems = Counter(path.with_suffix("") for path in pictures)
+def keys_of(images: Iterable[Path], folder: Path, known: Mapping[str, Any], *, full_path: bool) -> dict[Path, str]:
+    """The key of each image: its path, or what is left of it below `folder`, without ending where that names one
+    image only. A key of another form that is `known` stays."""
+    images = list(images)
+    stems = Counter(path.with_suffix("") for path in images)
     keys = {}
-    for path in pictures:
+    for path in images:
         below = path.relative_to(folder)
         bare = below.with_suffix("") if stems[path.with_suffix("")] == 1 else below
         wanted = str(path.absolute()) if full_path else bare.as_posix()
@@ -117,23 +117,23 @@ def merge_words(
     option: str = "train_data_dir",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Merged:
-    """Take the text of the file `extension` beside each picture as its caption or tags; other entries stay.
+    """Take the text of the file `extension` beside each image as its caption or tags; other entries stay.
 
-    Raises ValueError in one sentence for a folder without pictures and for a text that is not UTF-8.
+    Raises ValueError in one sentence for a folder without images and for a text that is not UTF-8.
     """
-    pictures = find_pictures(folder, recursive=recursive, option=option)
-    keys = keys_of(pictures, folder, entries, full_path=full_path)
+    images = require_images(folder, recursive=recursive, option=option)
+    keys = keys_of(images, folder, entries, full_path=full_path)
     merged = {key: dict(entry) for key, entry in entries.items()}
     wordless = []
-    for done, path in enumerate(pictures, 1):
+    for done, path in enumerate(images, 1):
         entry = merged.setdefault(keys[path], {})
         text = _text(path.with_suffix(dotted(extension)))
         if text:
             entry[words] = text
         else:
             wordless.append(path)
-        progress(done, len(pictures))
-    return Merged(entries=merged, pictures=len(pictures), wordless=wordless)
+        progress(done, len(images))
+    return Merged(entries=merged, images=len(images), wordless=wordless)
 
 
 def _text(path: Path) -> str:

@@ -18,7 +18,7 @@ class ModelOptions(OptionGroup, title="Model"):
     )
     vae: str | None = option(
         None,
-        "Another VAE (file or folder) in place of the model's own. With SDXL, the fp16-fix VAE avoids black pictures "
+        "Another VAE (file or folder) in place of the model's own. With SDXL, the fp16-fix VAE avoids black images "
         "in half precision.",
         label="VAE",
         families=("sdxl",),

@@ -1,4 +1,4 @@
-"""The prompts of sample pictures, from a .txt, .toml or .json file, and what each of them means."""
+"""The prompts of sample images, from a .txt, .toml or .json file, and what each of them means."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from sd_scripts.options.spec import ALL_FAMILIES, Families
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePrompt:
-    """One picture to make. The defaults are those of Stable Diffusion; other families read files with their own."""
+    """One image to make. The defaults are those of Stable Diffusion; other families read files with their own."""
 
     prompt: str = ""
     negative_prompt: str = ""
@@ -32,7 +32,7 @@ class SamplePrompt:
 SAMPLE_DEFAULTS = {"sdxl": SamplePrompt(), "flux": SamplePrompt(steps=20, scale=1.0)}
 """Family -> what a prompt leaves open."""
 SIDE_MULTIPLES = {"sdxl": 8, "flux": 16}
-"""Family -> what the sides of its pictures are multiples of."""
+"""Family -> what the sides of its images are multiples of."""
 LEAST_SIDE, MOST_SIDE = 64, 8192
 MOST_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
@@ -88,14 +88,14 @@ LINE_OPTIONS = (
     ),
     LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of FLUX.1 dev", ("flux",)),
     LineOption("n", WORD, "negative_prompt", "negative prompt", "blurry, low quality", "What should not be seen"),
-    LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this picture", ("sdxl",)),
+    LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this image", ("sdxl",)),
 )
 SAMPLER = LINE_OPTIONS[-1]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file says of one picture."""
+    """What a file says of one image."""
 
     keys: dict[str, Any]
     dropped: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ def _object(keys: Mapping[str, Any]) -> Entry:
 
 
 def _read_toml(text: str) -> list[Entry]:
-    """[prompt] holds what all share, each [[prompt.subset]] one picture."""
+    """[prompt] holds what all share, each [[prompt.subset]] one image."""
     shared = documents.parse_toml(text).get("prompt")
     if not isinstance(shared, dict) or not isinstance(shared.get("subset"), list):
         raise ValueError("it has no [[prompt.subset]]")

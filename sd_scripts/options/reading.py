@@ -35,7 +35,7 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         script.groups, {name: value for name, value in values.items() if name in known}, unknown=unknown
     )
     if not settings.wrong_values():
-        remarks += idle(script, settings)
+        remarks += without_effect(script, settings)
     settings.remarks = [*remarks, *(Remark(name, unknown_text(name, known)) for name in unknown)]
     return settings
 
@@ -47,7 +47,7 @@ def unknown_text(name: str, known: Iterable[str]) -> str:
     return "unknown option" + (f". Did you mean {dashes}{nearest[0]}?" if nearest else "")
 
 
-def idle(script: Script, settings: Settings) -> Iterator[Remark]:
+def without_effect(script: Script, settings: Settings) -> Iterator[Remark]:
     """Options that were set and do nothing in this run."""
     values = settings.values()
     told = set()

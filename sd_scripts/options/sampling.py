@@ -6,7 +6,7 @@ from sd_scripts.options.spec import OptionGroup, each_option, option
 
 
 class SampleOptions(OptionGroup, title="Samples"):
-    """Pictures made while training, to see what has been learned."""
+    """Images made while training, to see what has been learned."""
 
     sample_prompts: str | None = option(
         None,

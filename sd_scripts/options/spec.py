@@ -63,10 +63,10 @@ def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
         return object.__getattribute__(self, name)
 
     kind = type(filled)
-    guarded = types.new_class(
+    skips_nonfinite = types.new_class(
         kind.__name__, (kind,), {"title": kind.title}, lambda body: body.update(__getattribute__=read)
     )
-    copy: OptionGroup = object.__new__(guarded)
+    copy: OptionGroup = object.__new__(skips_nonfinite)
     vars(copy).update(vars(filled))
     return copy
 

@@ -20,7 +20,7 @@ class TrainingOptions(OptionGroup, title="Training"):
     )
     max_train_epochs: int | None = option(
         None,
-        "How many times to go through the data set, repeats included. Set, it takes the place of max_train_steps.",
+        "How many times to go through the dataset, repeats included. Set, it takes the place of max_train_steps.",
         within=(0, 1_000_000),
         zero_is_off=True,
     )

@@ -7,25 +7,25 @@ from pathlib import Path
 
 from sd_scripts.runs.events import read_event
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.runs.series import Series
 from sd_scripts.runs.store import RunRow
-from sd_scripts.runs.story import RunStory
 
 MOST_RUNS = 50
 """Earlier runs in which the state is looked for that a run was continued from, and the longest chain."""
 
 
 def predecessors(
-    row: RunRow, story: RunStory, rows: Sequence[RunRow], story_of: Callable[[int], RunStory]
+    row: RunRow, run_state: RunState, rows: Sequence[RunRow], story_of: Callable[[int], RunState]
 ) -> list[int]:
     """The ids of the runs that led to this one, oldest first. `rows`: the runs of the list, newest first."""
     found: list[int] = []
-    while (state := story.facts.get("resumed_from")) and len(found) < MOST_RUNS:
+    while (state := run_state.facts.get("resumed_from")) and len(found) < MOST_RUNS:
         before = _saved_by(str(state), row, rows)
         if before is None or before.id in found:
             break
         found.append(before.id)
-        row, story = before, story_of(before.id)
+        row, run_state = before, story_of(before.id)
     return found[::-1]
 
 
@@ -60,7 +60,7 @@ class JoinedCurves:
     Where a run begins at an earlier step than the one before it ended, its own steps count.
     """
 
-    def __init__(self, before: Sequence[RunStory]):
+    def __init__(self, before: Sequence[RunState]):
         self._before = before
         self._lock = threading.Lock()
         """Several browsers look at a run."""
@@ -69,22 +69,22 @@ class JoinedCurves:
     def _begin(self) -> None:
         self.losses, self.validation, self.rates = Series(), Series(), dict[str, Series]()
         self._taken: dict[str, int] = {}
-        for story in self._before:
+        for run_state in self._before:
             self._taken.clear()
-            self._append(story)
+            self._append(run_state)
         self._taken.clear()
 
-    def extend(self, story: RunStory) -> None:
+    def extend(self, run_state: RunState) -> None:
         """Take in what the last run told since."""
         with self._lock:
-            if self._taken.get("loss", 0) > len(story.losses):  # its folder was trained in again
+            if self._taken.get("loss", 0) > len(run_state.losses):  # its folder was trained in again
                 self._begin()
-            self._append(story)
+            self._append(run_state)
 
-    def _append(self, story: RunStory) -> None:
-        self._take("loss", self.losses, story.losses)
-        self._take("validation", self.validation, story.validation)
-        for group, rate in list(story.rates.items()):
+    def _append(self, run_state: RunState) -> None:
+        self._take("loss", self.losses, run_state.losses)
+        self._take("validation", self.validation, run_state.validation)
+        for group, rate in list(run_state.rates.items()):
             self._take(f"rate {group}", self.rates.setdefault(group, Series()), rate)
 
     def _take(self, name: str, to: Series, of: Series) -> None:

@@ -148,16 +148,16 @@ def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> Run
     return run
 
 
-def find(folder: RunFolder, word: str = "") -> RunningRun | None:
-    """The processes of a run that somebody started earlier, if any is still alive; `word` tells of it what `word` told.
+def find(folder: RunFolder, process_key: str = "") -> RunningRun | None:
+    """The processes of a run that somebody started earlier, if any is still alive; `process_key` tells of it what `process_key` told.
 
     The folder knows the process, too, unless somebody deleted it, or the GUI was killed before it wrote it down.
     """
     record = read_json(folder.process)
     if isinstance(record, dict) and record.get("born") and isinstance(record.get("pid"), int):
         pid, born = record["pid"], str(record["born"])
-    elif word:
-        pid, born = int(word.partition(" ")[0]), word.partition(" ")[2]
+    elif process_key:
+        pid, born = int(process_key.partition(" ")[0]), process_key.partition(" ")[2]
     elif marked := _marked(folder):
         pid, born = marked, process_born(marked) or ""
     else:
@@ -166,15 +166,15 @@ def find(folder: RunFolder, word: str = "") -> RunningRun | None:
     return run if run.alive else None
 
 
-def word(pid: int | None = None) -> str:
+def process_key(pid: int | None = None) -> str:
     """A process, by default this one, as no other process of this machine is ever called."""
     pid = os.getpid() if pid is None else pid
     return f"{pid} {process_born(pid)}"
 
 
-def is_alive(word: str) -> bool:
+def is_alive(process_key: str) -> bool:
     """Whether the process that is called so is still there."""
-    pid, _, born = word.partition(" ")
+    pid, _, born = process_key.partition(" ")
     return pid.isdecimal() and process_born(int(pid)) == born
 
 

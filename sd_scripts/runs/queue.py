@@ -15,8 +15,8 @@ from sd_scripts.runs.events import Command
 from sd_scripts.runs.folder import RunFolder, read_json, write_whole
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.process import RunningRun
-from sd_scripts.runs.store import RunRow, RunStore, share_a_card
-from sd_scripts.runs.story import ENDED, LIVING, RunStory, State
+from sd_scripts.runs.run_state import ENDED, LIVING, RunState, State
+from sd_scripts.runs.store import RunRow, RunStore, gpus_overlap
 from sd_scripts.runs.watched import End, WatchedRun
 
 logger = logging.getLogger("sd_scripts")
@@ -82,7 +82,7 @@ class RunQueue:
         self._why_not = why_not
         """Asked when the turn of a run comes: why it cannot be trained, or nothing."""
         self._every, self._grace = every, grace
-        self._me = process.word()
+        self._me = process.process_key()
         self._watched: dict[int, WatchedRun] = {}
         self._secrets: dict[int, Mapping[str, str]] = {}
         self._told: dict[int, tuple[float, dict[str, Any]]] = {}
@@ -158,10 +158,10 @@ class RunQueue:
             if watched is None or watched.waiting:  # another GUI may have started it
                 watched = _found(row)
             self._watched[id] = watched  # the newest last
-            self._drop_old_stories()
+            self._drop_old_states()
             return watched
 
-    def _drop_old_stories(self) -> None:
+    def _drop_old_states(self) -> None:
         if len(self._watched) > KEPT_STORIES:
             over = [id for id, watched in self._watched.items() if not watched.alive]
             for id in over[:-KEPT_STORIES]:
@@ -229,7 +229,7 @@ class RunQueue:
 
     def run_on(self, gpus: str) -> RunRow | None:
         """A run that is on and uses one of these cards."""
-        return next((row for row in self.store.living() if share_a_card(gpus, row.gpus)), None)
+        return next((row for row in self.store.living() if gpus_overlap(gpus, row.gpus)), None)
 
     def when_free(self, gpus: str, start: Callable[[], WatchedRun | None]) -> None:
         """Start a tool, no run of the list, when no run is on that uses these cards: before the runs that wait.
@@ -255,13 +255,15 @@ class RunQueue:
     def reserve(self, gpus: str, tool: WatchedRun) -> None:
         """Let no queued run start on these cards while the tool, which is no run of the list, is at work."""
         with self._lock:
-            self._tools = [(cards, each) for cards, each in self._tools if each.alive] + [(gpus, tool)]
+            self._tools = [(taken_gpus, each) for taken_gpus, each in self._tools if each.alive] + [(gpus, tool)]
 
     def _is_free(self, gpus: str) -> bool:
         """Whether no tool is at work on these cards, or waits for them."""
         with self._lock:
-            taken = [cards for cards, tool in self._tools if tool.alive] + [cards for cards, _ in self._waiting_tools]
-        return not any(share_a_card(gpus, cards) for cards in taken)
+            taken = [taken_gpus for taken_gpus, tool in self._tools if tool.alive] + [
+                taken_gpus for taken_gpus, _ in self._waiting_tools
+            ]
+        return not any(gpus_overlap(gpus, taken_gpus) for taken_gpus in taken)
 
     @property
     def paused(self) -> bool:
@@ -361,20 +363,20 @@ class RunQueue:
         if not self._has_begun(row):
             return
         watched = self.watch(row.id)
-        story = watched.refresh()
+        run_state = watched.refresh()
         if watched.run and watched.run.orphaned:
             watched.warn_once("the process that led the run is gone; the others were asked to save and to stop")
             _stop_orphans(watched.run, self._grace)
-            story.asked_to_stop()
-        elif watched.run and story.state == "stopping":
+            run_state.asked_to_stop()
+        elif watched.run and run_state.state == "stopping":
             watched.run.see_to_end(self._grace)
-        facts = _facts(story)
-        if watched.alive or not story.over:
-            self._write_down(row, facts | {"state": "stopping" if story.over else story.state})
+        facts = _facts(run_state)
+        if watched.alive or not run_state.over:
+            self._write_down(row, facts | {"state": "stopping" if run_state.over else run_state.state})
             return
         facts["results"] = [path for path in facts["results"] if Path(path).exists()]
-        if self.store.end(row.id, story.state, story.ended, **facts) and not watched.ended_by_a_person:
-            self._pause_after(row, story.state)
+        if self.store.end(row.id, run_state.state, run_state.ended, **facts) and not watched.ended_by_a_person:
+            self._pause_after(row, run_state.state)
         self._told.pop(row.id, None)
 
     def _has_begun(self, row: RunRow) -> bool:
@@ -454,7 +456,7 @@ def _found(row: RunRow) -> WatchedRun:
     """A run of the list, with its processes if they are alive."""
     folder = RunFolder(row.folder)
     if row.state == "queued":
-        return WatchedRun(folder, None, waiting=True, story=RunStory(state="queued"))
+        return WatchedRun(folder, None, waiting=True, run_state=RunState(state="queued"))
     if row.state in LIVING:
         run = process.find(folder, row.process)
         return WatchedRun(folder, run, waiting=run is None and row.state == "starting" and process.is_alive(row.owner))
@@ -469,13 +471,13 @@ def _stop_orphans(run: RunningRun, grace: float) -> None:
         run.see_to_end(grace)
 
 
-def _facts(story: RunStory) -> dict[str, Any]:
-    results = [made.path for made in story.saved if not made.path.name.endswith(STATE_ENDING)]
+def _facts(run_state: RunState) -> dict[str, Any]:
+    results = [made.path for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     return {
-        "step": story.step,
-        "max_steps": story.max_steps,
+        "step": run_state.step,
+        "max_steps": run_state.max_steps,
         "results": [str(path) for path in dict.fromkeys(results)],
-        "error": story.failure.get("error", ""),
+        "error": run_state.failure.get("error", ""),
     }
 
 
@@ -491,7 +493,7 @@ def _missing(launch: Any, mine: Mapping[str, str]) -> str:
 def _command(launch: Any, secrets: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """What to start, and what to add to the environment."""
     try:
-        return [str(word) for word in launch["argv"]], {**launch["environment"], **secrets}
+        return [str(process_key) for process_key in launch["argv"]], {**launch["environment"], **secrets}
     except (KeyError, TypeError) as error:
         raise ValueError(
             "its folder, or launch.json in it, was deleted or damaged while it waited; start it again"

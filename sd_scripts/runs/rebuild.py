@@ -11,7 +11,7 @@ from sd_scripts.runs import process
 from sd_scripts.runs.events import read_event
 from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.private import private_file
-from sd_scripts.runs.story import ENDED, RunStory
+from sd_scripts.runs.run_state import ENDED, RunState
 
 logger = logging.getLogger("sd_scripts")
 
@@ -114,27 +114,27 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
     """What the folder of a run tells of it, for its row."""
     launch = read_json(folder.launch)
     launch = launch if isinstance(launch, dict) else {}
-    story = RunStory()
+    run_state = RunState()
     for event in _events(folder.events_file):
-        story.tell(event)
-    run = None if story.over else process.find(folder)
-    waits = bool(launch) and not (run or story.told or folder.process.exists() or folder.console.exists())
-    if not story.over and run is None and not waits:
-        story.lost("The training process is gone and left no word about why")
+        run_state.tell(event)
+    run = None if run_state.over else process.find(folder)
+    waits = bool(launch) and not (run or run_state.told or folder.process.exists() or folder.console.exists())
+    if not run_state.over and run is None and not waits:
+        run_state.lost("The training process is gone and left no word about why")
     made = _made(folder, launch)
     return {
         "folder": str(folder.path),
         "name": folder.path.name,
-        "family": str(story.facts.get("family", "")),
+        "family": str(run_state.facts.get("family", "")),
         **{name: launch[name] for name in TOLD if isinstance(launch.get(name), str)},
-        "state": "queued" if waits else story.state,
+        "state": "queued" if waits else run_state.state,
         "created": made,
-        "started": None if waits else story.started or made,
-        "ended": (story.ended or made) if story.over else None,
-        "step": int(story.step),
-        "max_steps": int(story.max_steps),
-        "error": story.failure.get("error", ""),
-        "results": json.dumps(_results(story)),
+        "started": None if waits else run_state.started or made,
+        "ended": (run_state.ended or made) if run_state.over else None,
+        "step": int(run_state.step),
+        "max_steps": int(run_state.max_steps),
+        "error": run_state.failure.get("error", ""),
+        "results": json.dumps(_results(run_state)),
         "process": f"{run.pid} {run.born}" if run else "",
     }
 
@@ -144,8 +144,8 @@ def _made(folder: RunFolder, launch: dict[str, Any]) -> float:
     return float(created) if isinstance(created, int | float) else folder.path.stat().st_mtime
 
 
-def _results(story: RunStory) -> list[str]:
-    paths = dict.fromkeys(made.path for made in story.saved)
+def _results(run_state: RunState) -> list[str]:
+    paths = dict.fromkeys(made.path for made in run_state.saved)
     return [str(path) for path in paths if path.is_file()]
 
 

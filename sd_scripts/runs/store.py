@@ -13,8 +13,8 @@ from typing import Any
 
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.rebuild import DESCRIBED, ended_below
+from sd_scripts.runs.run_state import LIVING, State
 from sd_scripts.runs.store_file import COLUMNS, StoreFile, insert, set_values
-from sd_scripts.runs.story import LIVING, State
 
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs", "fuse.sshfs")
@@ -77,7 +77,7 @@ def file_system(path: Path, mounts: str) -> str:
     return next((kinds[above] for above in (path, *path.parents) if above in kinds), "")
 
 
-def share_a_card(one: str, other: str) -> bool:
+def gpus_overlap(one: str, other: str) -> bool:
     """Whether two runs with these sets of cards would get in each other's way."""
     if "cpu" in (one, other) or "all" in (one, other):
         return one == other or "cpu" not in (one, other)
@@ -174,7 +174,7 @@ class RunStore:
             if wanted is None or _setting(db, "paused"):
                 return False
             earlier = [row for row in queue[: queue.index(wanted)] if row.id not in passing]
-            if any(share_a_card(wanted.gpus, row.gpus) for row in [*_living(db), *earlier]):
+            if any(gpus_overlap(wanted.gpus, row.gpus) for row in [*_living(db), *earlier]):
                 return False
             facts = {"state": "starting", "started": time.time(), "owner": owner, "error": ""}
             _update(db, "id = ?", (id,), facts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sd_scripts.runs.events import END, Command, EventTail
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.process import RunningRun
-from sd_scripts.runs.story import RunStory, State
+from sd_scripts.runs.run_state import RunState, State
 
 FRESH = 0.2
 """Seconds for which what was read counts as new: several browsers ask, the file is read once."""
@@ -30,7 +30,7 @@ class WatchedRun:
     folder: RunFolder
     run: RunningRun | None
     end: End | None = None
-    story: RunStory = field(default_factory=RunStory)
+    run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
     """It has no process yet."""
     ended_by_hand: bool = False
@@ -43,28 +43,28 @@ class WatchedRun:
     def __post_init__(self) -> None:
         self._tail, self._asked = self.folder.events(), self.folder.commands()
 
-    def refresh(self) -> RunStory:
+    def refresh(self) -> RunState:
         """The story with all that was told by now. A process that is gone without a last word is told as lost."""
         with self._lock:
             fresh = self._read and time.monotonic() - self._read < FRESH
-            if fresh or (self._read and self.story.over) or self.waiting:
-                return self.story
+            if fresh or (self._read and self.run_state.over) or self.waiting:
+                return self.run_state
             alive = self.alive  # asked before reading: the last words of a process come before its end
             trouble = self._listen()
             self._read = time.monotonic()
             if not alive and self.end:
-                self.story.ended_as(self.end.state, self.end.why, self.folder.console_tail(), self.end.ended)
-            elif not alive and not self.story.over:
+                self.run_state.ended_as(self.end.state, self.end.why, self.folder.console_tail(), self.end.ended)
+            elif not alive and not self.run_state.over:
                 self._tell_end(trouble)
-            return self.story
+            return self.run_state
 
     def _tell_end(self, trouble: str) -> None:
         """The process is gone and did not say why: tell what is known."""
         ended = time.time() if self.run else self._last_sign()
-        if self.ended_by_hand or self.story.ended_by_hand:
-            self.story.ended_as("stopped", self._ended_at_once(), ended=ended)
+        if self.ended_by_hand or self.run_state.ended_by_hand:
+            self.run_state.ended_as("stopped", self._ended_at_once(), ended=ended)
         else:
-            self.story.lost(trouble or self._last_sight(), self.folder.console_tail(), ended)
+            self.run_state.lost(trouble or self._last_sight(), self.folder.console_tail(), ended)
 
     def _last_sign(self) -> float | None:
         """When a run that ended unseen wrote its last line."""
@@ -72,8 +72,8 @@ class WatchedRun:
         return max(written, default=None)
 
     def _ended_at_once(self) -> str:
-        step = f" at step {self.story.step}" if self.story.step else ""
-        kept = "What it had saved before is still there." if self.story.saved else "It had not saved anything yet."
+        step = f" at step {self.run_state.step}" if self.run_state.step else ""
+        kept = "What it had saved before is still there." if self.run_state.saved else "It had not saved anything yet."
         return f"You stopped this run at once{step}, without saving. {kept}"
 
     def _listen(self) -> str:
@@ -82,22 +82,22 @@ class WatchedRun:
             self.warn_once("the folder of the run was deleted: what it tells cannot be seen any more")
         try:
             for event in self._tail:
-                self.story.tell(event)
+                self.run_state.tell(event)
             for command in self._asked:
-                self.story.asked_for(command)
+                self.run_state.asked_for(command)
         except OSError as error:
             return self.warn_once(f"what the run tells cannot be read ({error.strerror}: {error.filename})")
         return ""
 
     def warn_once(self, text: str) -> str:
-        if text not in self.story.warnings:
-            self.story.warn(text)
+        if text not in self.run_state.warnings:
+            self.run_state.warn(text)
         return text
 
     @property
     def ended_by_a_person(self) -> bool:
         """Whether somebody wished it to end, so that its end is no failure."""
-        return self.ended_by_hand or any(asked.kind in ("stop", END) for asked in self.story.asked)
+        return self.ended_by_hand or any(asked.kind in ("stop", END) for asked in self.run_state.asked)
 
     @property
     def alive(self) -> bool:
@@ -108,7 +108,7 @@ class WatchedRun:
         try:
             if kind == "stop" and self.run:
                 self.run.stop()
-                self.story.asked_to_stop()
+                self.run_state.asked_to_stop()
             else:
                 self.folder.command(kind)
         except OSError as error:
@@ -127,7 +127,7 @@ class WatchedRun:
             self.ended_by_hand = True
             with contextlib.suppress(OSError):  # on a full disk no later GUI will know that it was a person
                 self.folder.command(END)
-            self.story.asked_to_stop()
+            self.run_state.asked_to_stop()
             self.run.terminate()
 
     def _last_sight(self) -> str:
@@ -136,7 +136,7 @@ class WatchedRun:
             return (
                 "The run ended by itself, and what it told is gone: was its folder deleted? What it saved may be there"
             )
-        if self.story.state == "stopping":
+        if self.run_state.state == "stopping":
             return "The run was ended before it could save; what it had saved earlier is still there"
         if not self.folder.path.is_dir():
             return (

@@ -12,24 +12,24 @@ from sd_scripts.options.training import ResumeOptions
 from sd_scripts.runs.disk import why_not_written
 from sd_scripts.training import rescue
 from sd_scripts.training.context import Context, Failed
-from sd_scripts.training.faults import SAVED_BEFORE
-from sd_scripts.training.progress import Course
-from sd_scripts.training.states import Trained
+from sd_scripts.training.error_hints import SAVED_BEFORE
+from sd_scripts.training.progress import TrainPlan
+from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.writer import Failure, Writer
 
 
 class Saver:
     """Says when a file or state is due, and what becomes of it where output_dir does not take it."""
 
-    def __init__(self, context: Context, trained: Trained, course: Course, writer: Writer):
-        self._context, self._trained, self._course, self._writer = context, trained, course, writer
+    def __init__(self, context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer):
+        self._context, self._train_state, self._train_plan, self._writer = context, train_state, train_plan, writer
         self._saving, self._resume = context.settings[SavingOptions], context.settings[ResumeOptions]
         ratio = self._saving.save_n_epoch_ratio
-        self._every_epochs = max(1, course.epochs // ratio) if ratio else self._saving.save_every_n_epochs
+        self._every_epochs = max(1, train_plan.epochs // ratio) if ratio else self._saving.save_every_n_epochs
 
     def due_at_step(self) -> bool:
         every = self._saving.save_every_n_steps
-        return bool(every and self._trained.progress.step % every == 0)
+        return bool(every and self._train_state.progress.step % every == 0)
 
     def due_at_epoch(self, epoch: int) -> bool:
         return bool(self._every_epochs and epoch % self._every_epochs == 0)
@@ -40,7 +40,7 @@ class Saver:
         When it was due, the files and states that left the window of save_last_n_steps go. Where they cannot be
         written, the run goes on and the next save tries again.
         """
-        progress = self._trained.progress
+        progress = self._train_state.progress
         with_state = with_state or self._resume.save_state
         saved = self._save(self._step_file(progress.step), progress.epoch - 1, with_state=with_state)
         if saved and self.due_at_step():
@@ -53,20 +53,20 @@ class Saver:
 
     def tidy(self) -> None:
         """What the run that this one goes on from would have removed, had it lived."""
-        progress, course = self._trained.progress, self._course
+        progress, train_plan = self._train_state.progress, self._train_plan
         if every := self._saving.save_every_n_steps:  # the last step is saved under another name
-            self._close_window_of_steps(min(progress.step, course.max_steps - 1) // every * every)
+            self._close_window_of_steps(min(progress.step, train_plan.max_steps - 1) // every * every)
         if every := self._every_epochs:
-            self._close_window_of_epochs(min(progress.epoch - 1, course.epochs - 1) // every * every)
+            self._close_window_of_epochs(min(progress.epoch - 1, train_plan.epochs - 1) // every * every)
 
     def save_last(self) -> Path:
         path = self._file("", "last")
         with_state = self._resume.save_state or self._resume.save_state_on_train_end
-        return self._save_for_sure(path, self._trained.progress.epoch, with_state=with_state, patient=True)
+        return self._save_for_sure(path, self._train_state.progress.epoch, with_state=with_state, patient=True)
 
     def save_and_stop(self) -> Path:
         """The file and the state of a run that ends here, somewhere."""
-        progress = self._trained.progress
+        progress = self._train_state.progress
         return self._save_for_sure(self._step_file(progress.step), progress.epoch - 1, with_state=True, patient=False)
 
     def save_in_emergency(self) -> Path | None:
@@ -76,7 +76,7 @@ class Saver:
         """
         if not self._context.is_main:
             return None
-        progress = self._trained.progress
+        progress = self._train_state.progress
         wanted = self._step_file(progress.step)
         failures: list[Failure] = []
         for folder in chain([wanted.parent], rescue.places(wanted.parent, self._context.run_dir, failures)):
@@ -84,7 +84,7 @@ class Saver:
             state = self._writer.state_folder(file)
             failures += (failed := self._writer.write_state(state))
             if not failed:
-                if self._trained.learning.is_network:
+                if self._train_state.trainable.is_network:
                     self._writer.write_model(file, progress.epoch - 1)
                 return state
         return None

@@ -21,7 +21,7 @@ from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.t5.modeling_t5 import T5Block
 
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.library.compile_utils import LEAST_LIMIT, compile_model
 from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
@@ -107,7 +107,7 @@ def wait_until_warm() -> None:
 def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     """More graphs than one class of block will need for so many sizes of batch: past the limit blocks run eagerly.
 
-    Equal blocks are captured again where their input takes no gradient, and at each depth of the U-Net, where pictures
+    Equal blocks are captured again where their input takes no gradient, and at each depth of the U-Net, where images
     are smaller; at equal widths that is more than their weights tell.
     """
     return sizes * max(2 * max(family.graph_kinds(denoiser).values()), LEAST_LIMIT)
@@ -138,9 +138,9 @@ def _without_cuda_graphs(options: CompileOptions) -> CompileOptions | None:
 class Compilation:
     """What of a run is compiled, and what the compiler does with it."""
 
-    def __init__(self, context: Context, family: Family, parts: Parts, shapes: Iterable[BatchShape]):
+    def __init__(self, context: Context, family: Family, components: Components, shapes: Iterable[BatchShape]):
         settings = context.settings
-        self._context, self._family, self._parts, self._shapes = context, family, parts, list(shapes)
+        self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
         self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
         self._beside = _without_cuda_graphs(self._options)
         if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._beside:
@@ -150,7 +150,7 @@ class Compilation:
         self._limit = 0
         wait_until_warm()
         self._before = self._seen = Counts()
-        self._failed = self.limited = False
+        self._failed = self.recompile_limit_hit = False
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
         self._progress = CompileProgress(context, lambda: Counts().graphs - self._before.graphs)
         if self.active:
@@ -178,12 +178,12 @@ class Compilation:
         """
         if not self.active:
             return
-        batches = len({shape.pictures for shape in self._shapes})
+        batches = len({shape.images for shape in self._shapes})
         text = encoders if self._more.compile_text_encoder and self._beside else ()
         vae = self._more.compile_vae and not self._vae_ahead
         expected = GRAPHS_OF_LAYER * len(text) * batches + vae * self._graphs_of_vae()
         if self._options.compile:
-            denoiser, sizes = self._parts.denoiser, len(self._shapes)
+            denoiser, sizes = self._components.denoiser, len(self._shapes)
             expected += graphs_expected(self._family, denoiser, sizes)
             targets = self._family.compile_targets(denoiser)
             self._compile_denoiser = partial(
@@ -198,7 +198,7 @@ class Compilation:
             self._compile_denoiser(self._options)
         for encoder in text:
             assert self._beside
-            name = f"text encoder {self._parts.text_encoders.index(encoder) + 1}"
+            name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
             self._compile(self._beside, encoder, [layers_of(encoder)], name, expected, shapes=batches, hooked=True)
         if vae and self._beside:
             self._compile_vae(self._beside, expected)
@@ -206,11 +206,11 @@ class Compilation:
             self._context.phase(COMPILING)
 
     def _graphs_of_vae(self) -> int:
-        """Batches of pictures may go through it in slices, the last one smaller."""
-        return 2 * len(resnets_of(self._parts.vae)) * len(self._shapes)
+        """Batches of images may go through it in slices, the last one smaller."""
+        return 2 * len(resnets_of(self._components.vae)) * len(self._shapes)
 
     def _compile_vae(self, options: CompileOptions, expected: int) -> None:
-        vae = self._parts.vae
+        vae = self._components.vae
         self._compile(options, vae, [resnets_of(vae)], "VAE encoder", expected, shapes=len(self._shapes))
 
     def _compile(
@@ -246,14 +246,14 @@ class Compilation:
 
     def watch(self, step: int) -> None:
         """Tell what was compiled in this step (0: before the first), and once if more was wanted than
-        compile_cache_size_limit lets in: `limited` is true from then on, and shapes that come after the limit run
+        compile_cache_size_limit lets in: `recompile_limit_hit` is true from then on, and shapes that come after the limit run
         eagerly."""
         if not self.active:
             return
         self._progress.step_done()
         now = Counts()
-        if now.refused > self._before.refused and not self.limited:
-            self.limited = True
+        if now.refused > self._before.refused and not self.recompile_limit_hit:
+            self.recompile_limit_hit = True
             remedy = "0, which computes it" if self._options.compile_cache_size_limit else str(2 * self._limit)
             self._context.warn(
                 f"compile_cache_size_limit: {self._limit} graphs for each kind of block are not enough; what comes "
@@ -279,7 +279,7 @@ class Compilation:
         if not self.active:
             return False
         denoiser_again, less = self._compile_denoiser, _without_cuda_graphs(self._options)
-        if denoiser_again and less and self.cuda_graphs and _is_of_cuda_graphs(error):
+        if denoiser_again and less and self.cuda_graphs and _is_cuda_graph_error(error):
             self._context.warn(
                 f"compile_mode: CUDA graphs failed: {_told(error)}. The run goes on with compile_mode = "
                 f"{less.compile_mode}, which compiles anew"
@@ -355,7 +355,7 @@ def _is_of_compiled_code(error: Exception) -> bool:
     return any(part in path for path in _paths(error) for part in COMPILED_CODE)
 
 
-def _is_of_cuda_graphs(error: Exception) -> bool:
+def _is_cuda_graph_error(error: Exception) -> bool:
     """Out of recording or replaying; or where a tensor was read that a later replay has overwritten, which PyTorch
     tells with a RuntimeError wherever that happens. A memory that is full may have room without the graphs' own."""
     if any(part in path for path in _paths(error) for part in CUDA_GRAPHS):

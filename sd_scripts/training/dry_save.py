@@ -6,22 +6,24 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.runs.disk import free_bytes, in_words, why_not_written
 from sd_scripts.training.context import Context
-from sd_scripts.training.progress import Course
-from sd_scripts.training.states import Trained
+from sd_scripts.training.progress import TrainPlan
+from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.writer import Writer
 
 STATE_FACTOR = 3
 """A state holds the weights that learn, and with most optimizers two moments of each."""
 
 
-def dry_save(context: Context, trained: Trained, course: Course, writer: Writer) -> None:
+def dry_save(context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer) -> None:
     """Raises ValueError in all processes where the last file could not be saved; warns where room will be short."""
     problem = ""
     if context.is_main:
         probe = context.output_dir / f".write-test-{os.getpid()}{writer.ending}"
         try:
             size = writer.try_out(probe)
-            problem = _check_room(context, trained, course, size if trained.learning.is_network else writer.file_bytes)
+            problem = _check_room(
+                context, train_state, train_plan, size if train_state.trainable.is_network else writer.file_bytes
+            )
         except OSError as error:
             why = why_not_written(error.__cause__ or error)
             problem = f"output_dir: '{context.output_dir}' did not take a trial save: {why}"
@@ -29,21 +31,21 @@ def dry_save(context: Context, trained: Trained, course: Course, writer: Writer)
         raise ValueError(problem)
 
 
-def _check_room(context: Context, trained: Trained, course: Course, size: int) -> str:
+def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan, size: int) -> str:
     """Why the last file has no room; "" if it has."""
     folder, free = context.output_dir, free_bytes(context.output_dir)
-    if free is None or trained.learning.shards:  # of shards this process knows its own part alone
+    if free is None or train_state.trainable.shards:  # of shards this process knows its own part alone
         return ""
     saving, resume = context.settings[SavingOptions], context.settings[ResumeOptions]
-    if trained.ema:
+    if train_state.ema:
         size *= 2
     if free < size:
         return (
             f"output_dir: '{folder}' has {in_words(free)} free, and the file at the end takes {in_words(size)}; free "
             f"{in_words(size - free)}, or choose another folder"
         )
-    files, states = kept_files(saving, resume, course, trained.progress.step)
-    learned = [each for group in trained.optimizer.param_groups for each in group["params"]]
+    files, states = kept_files(saving, resume, train_plan, train_state.progress.step)
+    learned = [each for group in train_state.optimizer.param_groups for each in group["params"]]
     state = STATE_FACTOR * sum(each.numel() * each.element_size() for each in learned)
     if free < (wanted := files * size + states * state):
         of_states = f" and {states} state{'s' * (states > 1)}" if states else ""
@@ -55,14 +57,14 @@ def _check_room(context: Context, trained: Trained, course: Course, size: int) -
     return ""
 
 
-def kept_files(saving: SavingOptions, resume: ResumeOptions, course: Course, step: int) -> tuple[int, int]:
+def kept_files(saving: SavingOptions, resume: ResumeOptions, train_plan: TrainPlan, step: int) -> tuple[int, int]:
     """How many files and states lie in output_dir at the end of a run that is at this step."""
-    at_steps = _kept(step, course.max_steps - 1, saving.save_every_n_steps, saving.save_last_n_steps)
+    at_steps = _kept(step, train_plan.max_steps - 1, saving.save_every_n_steps, saving.save_last_n_steps)
     every = saving.save_every_n_epochs
     if saving.save_n_epoch_ratio:
-        every = max(1, course.epochs // saving.save_n_epoch_ratio)
-    epoch = step // course.steps_per_epoch
-    at_epochs = _kept(epoch, course.epochs - 1, every, saving.save_last_n_epochs)
+        every = max(1, train_plan.epochs // saving.save_n_epoch_ratio)
+    epoch = step // train_plan.steps_per_epoch
+    at_epochs = _kept(epoch, train_plan.epochs - 1, every, saving.save_last_n_epochs)
     between = at_steps + at_epochs
     states = between * resume.save_state + (resume.save_state or resume.save_state_on_train_end)
     return between + 1, states

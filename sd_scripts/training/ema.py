@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.options.saving import EmaOptions
-from sd_scripts.training.learning import Learning
+from sd_scripts.training.trainable import Trainable
 
 Values = dict[str, Tensor]
 
@@ -15,9 +15,9 @@ Values = dict[str, Tensor]
 class Ema:
     """Of every tensor that the learning's state holds, in float32 on the device that the options name."""
 
-    def __init__(self, learning: Learning, options: EmaOptions):
-        self._learning, self.options, self.updates = learning, options, 0
-        self.average: Values = {name: self._home(t).clone() for name, t in learning.state_dict().items()}
+    def __init__(self, trainable: Trainable, options: EmaOptions):
+        self._trainable, self.options, self.updates = trainable, options, 0
+        self.average: Values = {name: self._home(t).clone() for name, t in trainable.state_dict().items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -27,19 +27,19 @@ class Ema:
             return
         self.updates += 1
         decay = min(self.options.ema_decay, (1 + self.updates) / (10 + self.updates))
-        state = self._learning.state_dict()
+        state = self._trainable.state_dict()
         averages = [self.average[name] for name in state]
         torch._foreach_lerp_(averages, [self._home(tensor) for tensor in state.values()], 1 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Meanwhile the average takes the place of what is trained, which comes back bit for bit."""
-        before = {name: tensor.detach().cpu().clone() for name, tensor in self._learning.state_dict().items()}
-        self._learning.load_state_dict(self.average)
+        before = {name: tensor.detach().cpu().clone() for name, tensor in self._trainable.state_dict().items()}
+        self._trainable.load_state_dict(self.average)
         try:
             yield
         finally:
-            self._learning.load_state_dict(before)
+            self._trainable.load_state_dict(before)
 
     def state(self) -> dict[str, object]:
         return {"average": self.average, "updates": self.updates}

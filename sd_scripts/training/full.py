@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from sd_scripts.families.family import Family, ModelWeights, Parts
-from sd_scripts.library.block_swap import SwapGroup, held_value
+from sd_scripts.families.family import Components, Family, ModelWeights
+from sd_scripts.library.block_swap import SwapGroup, host_value
 from sd_scripts.library.optimizers import finds_one_rate, make_optimizer
-from sd_scripts.library.portions import Portions
+from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
@@ -27,8 +27,8 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import DTYPES, Context
-from sd_scripts.training.learning import Learning
 from sd_scripts.training.sharded import Shards, refuse_what_needs_wholes
+from sd_scripts.training.trainable import Trainable
 
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 BUCKET = 2**28
@@ -53,7 +53,7 @@ class Full:
             ]
         return []
 
-    def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+    def load(self, family: Family, context: Context, device: torch.device) -> Components:
         """What learns begins in float32, unless it is held in half precision."""
         if context.sharded:
             refuse_what_needs_wholes(context.settings)
@@ -67,32 +67,32 @@ class Full:
         rates = _encoder_rates(context.settings)
         return tuple(family.encoders_learn and options.train_text_encoder and rate > 0 for rate in rates)
 
-    def change_base(self, family: Family, parts: Parts, context: Context) -> None:
-        parts.denoiser.requires_grad_(True)
-        for encoder in compress(parts.text_encoders, self.trains_text_encoders(family, context)):
+    def change_base(self, family: Family, components: Components, context: Context) -> None:
+        components.denoiser.requires_grad_(True)
+        for encoder in compress(components.text_encoders, self.trains_text_encoders(family, context)):
             encoder.requires_grad_(True)
 
-    def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
-        weights = [*_denoiser(family, parts, context.settings)]
+    def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
+        weights = [*_denoiser(family, components, context.settings)]
         learns_text = self.trains_text_encoders(family, context)
         for number, rate in compress(enumerate(_encoder_rates(context.settings)), learns_text):
-            encoder, group = parts.text_encoders[number], f"text_encoder{number + 1}"
+            encoder, group = components.text_encoders[number], f"text_encoder{number + 1}"
             weights += [Weight(f"{group}.{n}", p, group, rate) for n, p in encoder.named_parameters()]
         for weight in weights:
             weight.copy.requires_grad_(weight.rate > 0)
         weights = [weight for weight in weights if weight.rate > 0]
         if not weights:
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
-        modules = [parts.denoiser, *compress(parts.text_encoders, learns_text)]
+        modules = [components.denoiser, *compress(components.text_encoders, learns_text)]
         if held_dtype(context.settings) != context.dtype:
             for weight in weights:
                 weight.master = nn.Parameter(weight.copy.detach())
-        for module in (parts.denoiser, *parts.text_encoders):
+        for module in (components.denoiser, *components.text_encoders):
             nn.Module.to(module, context.dtype)  # diffusers' own warns of what SDXL has not
-        shards = _in_shards(family, parts, context, weights) if context.sharded else None
+        shards = _in_shards(family, components, context, weights) if context.sharded else None
         file = context.settings[ModelFileOptions]
-        form = family.saved_form(parts, file.save_model_as or ("safetensors" if file.use_safetensors else None))
-        return FullLearning(family, parts, context, weights, modules, form=form, shards=shards)
+        form = family.saved_form(components, file.save_model_as or ("safetensors" if file.use_safetensors else None))
+        return FullTrainable(family, components, context, weights, modules, form=form, shards=shards)
 
 
 @dataclass(eq=False)
@@ -117,13 +117,13 @@ class Weight:
 
 
 @dataclass(eq=False)
-class Portion:
+class Partition:
     """Weights that are updated together, as soon as the last of their gradients is there."""
 
     weights: list[Weight] = field(default_factory=list)
     block: nn.Module | None = None
     """That these are all the weights of, if it may be off the device."""
-    come: int = 0
+    ready_count: int = 0
     """How many of their gradients are there."""
     averaged: list[Tensor] | None = None
     """Their gradients, as the processes averaged them within a backward pass that failed in this process: the others do
@@ -131,7 +131,7 @@ class Portion:
 
     @property
     def complete(self) -> bool:
-        return self.come == len(self.weights)
+        return self.ready_count == len(self.weights)
 
 
 class Averaging:
@@ -148,15 +148,15 @@ class Averaging:
         torch._foreach_copy_(self._gradients, list(torch._utils._unflatten_dense_tensors(self._flat, self._gradients)))
 
 
-class FullLearning:
+class FullTrainable:
     needs_autocast = False
-    steady = True
+    static_graph = True
     is_network = False
 
     def __init__(
         self,
         family: Family,
-        parts: Parts,
+        components: Components,
         context: Context,
         weights: list[Weight],
         modules: list[nn.Module],
@@ -164,17 +164,17 @@ class FullLearning:
         form: str,
         shards: Shards | None = None,
     ):
-        self._family, self._parts, self._context = family, parts, context
+        self._family, self._components, self._context = family, components, context
         self.weights, self._modules, self._form, self.shards = weights, modules, form, shards
         self.ending = ENDINGS[form]
         settings = context.settings
         self._fused, self._max_norm = bool(settings[FusedOptions].chosen), settings[OptimizerOptions].max_grad_norm
         self._accumulates = settings[TrainingOptions].gradient_accumulation_steps > 1
-        swapper = getattr(parts.denoiser, "swapper", None)
+        swapper = getattr(components.denoiser, "swapper", None)
         self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
         self.whole_in_backward = not (self._fused or self._swapper or shards)
-        self.portions = self._in_portions()
-        self.underway: deque[Averaging] = deque()
+        self.partitions = self._into_partitions()
+        self.in_flight: deque[Averaging] = deque()
         self._optimizer: Optimizer | None = None
         if shards:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
@@ -184,7 +184,7 @@ class FullLearning:
         """Whether the optimizer reads the copies' gradients and writes the copies itself."""
 
     @property
-    def guarded(self) -> bool:
+    def skips_nonfinite(self) -> bool:
         """Where all gradients are at hand before the first update: their length then tells whether one is no number."""
         return isinstance(self._optimizer, RoundingAdamW) and self._max_norm > 0 and self.shards is None
 
@@ -201,33 +201,35 @@ class FullLearning:
         return groups
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
-        halves = self.weights[0].learned.dtype != torch.float32
+        half_precision = self.weights[0].learned.dtype != torch.float32
         scaled = self.weights[0].copy.dtype == torch.float16  # a GradScaler looks for gradients where steps are made
         pairs = ((weight.master, weight.copy) for weight in self.weights if weight.master is not None)
         copies: dict[Tensor, Tensor] = {} if scaled else dict(pairs)
         make: Callable[[list[dict[str, Any]]], Optimizer] = partial(
             make_optimizer,
             options,
-            rounding=halves or bool(copies),
+            rounding=half_precision or bool(copies),
             seed=self._context.number("rounding"),
             copies=copies,
         )
         self._optimizer = make(self.parameter_groups())
         ours = isinstance(self._optimizer, RoundingAdamW)
         self._refreshes = ours and bool(copies)
-        rounds = halves and not ours
+        rounds = half_precision and not ours
         if rounds or self._fused or self._swapper:
             together = finds_one_rate(options)
             place = {
-                w.learned: 0 if together else n for n, portion in enumerate(self.portions) for w in portion.weights
+                w.learned: 0 if together else n
+                for n, partition in enumerate(self.partitions)
+                for w in partition.weights
             }
-            self._optimizer = Portions(
+            self._optimizer = PartitionedOptimizer(
                 self.parameter_groups(),
                 make,
                 place.__getitem__,
                 rounds=rounds,
                 seed=self._context.number("rounding"),
-                at_hand=self._at_hand,
+                resident=self._resident,
             )
             if self._fused:
                 self._step_within_backward(self._optimizer)
@@ -248,43 +250,43 @@ class FullLearning:
         does what the processes have averaged."""
         self._finish_averaging()
         if self._averages_within:
-            for portion in self.portions:
-                if portion.block is not None and portion.complete:
-                    portion.averaged = _gradients(portion.weights)
+            for partition in self.partitions:
+                if partition.block is not None and partition.complete:
+                    partition.averaged = _gradients(partition.weights)
         _take_rows(self.weights)
         _forget(self.weights)
-        for portion in self.portions:
-            portion.come = 0
+        for partition in self.partitions:
+            partition.ready_count = 0
         if self.shards:
             self.shards.forget_iteration()
 
     def average_gradients(self, processes: int) -> None:
         """What backward has not: shards, and portions that were complete, are done then."""
         self._finish_averaging()
-        rest = (weight for portion in self.portions if not portion.complete for weight in portion.weights)
+        rest = (weight for partition in self.partitions if not partition.complete for weight in partition.weights)
         _average(_gradients(weight for weight in rest if weight.sharded is None), processes)
 
     def _finish_averaging(self) -> None:
-        while self.underway:
-            self.underway.popleft().finish()
+        while self.in_flight:
+            self.in_flight.popleft().finish()
 
     def clip(self, max_norm: float) -> Tensor:
         """Of a fused backward pass each gradient was shortened by itself, except in portions that were not complete."""
         if isinstance(self._optimizer, RoundingAdamW):
-            norm = self._length_of_rows() if self.shards else self._optimizer.gradient_norm()
-            self._optimizer.gradient_factor = _shortening(norm, max_norm)
+            norm = self._sharded_grad_norm() if self.shards else self._optimizer.gradient_norm()
+            self._optimizer.gradient_factor = _clip_factor(norm, max_norm)
             return norm
         gradients = _gradients(self.weights)
-        norm = self._length_of_rows() if self.shards else _length(gradients, self._context.device)
+        norm = self._sharded_grad_norm() if self.shards else _grad_norm(gradients, self._context.device)
         if gradients:
-            torch._foreach_mul_(gradients, _shortening(norm, max_norm))
+            torch._foreach_mul_(gradients, _clip_factor(norm, max_norm))
         return norm
 
-    def _length_of_rows(self) -> Tensor:
+    def _sharded_grad_norm(self) -> Tensor:
         """Over the processes; what is not in shards is the same in each."""
         device = self._context.device
         rows, others = (
-            _length(_gradients(w for w in self.weights if (w.sharded is not None) == sharded), device)
+            _grad_norm(_gradients(w for w in self.weights if (w.sharded is not None) == sharded), device)
             for sharded in (True, False)
         )
         squares = rows.square()
@@ -297,8 +299,8 @@ class FullLearning:
         if not self._refreshes:
             _refresh(self.weights)
         _forget(self.weights)
-        for portion in self.portions:
-            portion.come = 0
+        for partition in self.partitions:
+            partition.ready_count = 0
 
     def limit_norms(self) -> None:
         """Whole weights have no limit."""
@@ -309,8 +311,8 @@ class FullLearning:
 
     def state_dict(self) -> dict[str, Tensor]:
         if self._swapper:
-            self._swapper.settle()
-        return {weight.name: held_value(weight.learned).detach() for weight in self.weights}
+            self._swapper.synchronize()
+        return {weight.name: host_value(weight.learned).detach() for weight in self.weights}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -318,110 +320,110 @@ class FullLearning:
             if weight.name not in state or state[weight.name].shape != weight.learned.shape:
                 raise ValueError("resume: the state is of another model; train the one that it was made with")
         for weight in self.weights:
-            held_value(weight.learned).copy_(state[weight.name])
+            host_value(weight.learned).copy_(state[weight.name])
         if self._swapper:
-            self._swapper.reload()
+            self._swapper.refill()
         _refresh(self.weights)
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         """Of shards all processes gather, and the first one writes."""
         learned = {id(weight.copy): weight for weight in self.weights}
         if self._swapper:
-            self._swapper.settle()
+            self._swapper.synchronize()
 
         def values(module: nn.Module) -> dict[str, Tensor]:
             state = module.state_dict()
             masters = ((n, learned[id(p)].master) for n, p in module.named_parameters() if id(p) in learned)
             return state | {name: master.detach() for name, master in masters if master is not None}
 
-        encoders = [values(e) if e in self._modules else None for e in self._parts.text_encoders]
+        encoders = [values(e) if e in self._modules else None for e in self._components.text_encoders]
         if self.shards:
             denoiser = self.shards.values({w.sharded: w.learned for w in self.weights if w.sharded is not None})
             if not self._context.is_main:
                 return
         else:
-            denoiser = values(self._parts.denoiser)
+            denoiser = values(self._components.denoiser)
         weights = ModelWeights(denoiser=denoiser, text_encoders=encoders)
-        self._family.save(self._parts, weights, path, self._form, dtype, metadata)
+        self._family.save(self._components, weights, path, self._form, dtype, metadata)
 
     # Portions
 
-    def _in_portions(self) -> list[Portion]:
+    def _into_partitions(self) -> list[Partition]:
         """Each block that compiling shares is one, in fused_backward_pass too: its gradients come together. What lies
         outside of them is one by one."""
         groups = self._context.settings[FusedOptions].fused_optimizer_groups
         if groups:
             size = -(-len(self.weights) // groups)
-            return [Portion(self.weights[i : i + size]) for i in range(0, len(self.weights), size)]
-        blocks = [block for part in self._family.compile_targets(self._parts.denoiser) for block in part]
-        home = {id(p): block for block in blocks for p in block.parameters()}
-        portions: dict[object, Portion] = {}
+            return [Partition(self.weights[i : i + size]) for i in range(0, len(self.weights), size)]
+        blocks = [block for part in self._family.compile_targets(self._components.denoiser) for block in part]
+        host_copy = {id(p): block for block in blocks for p in block.parameters()}
+        partitions: dict[object, Partition] = {}
         for weight in self.weights:
-            block = home.get(id(weight.copy))
-            portions.setdefault(block or weight, Portion(block=block)).weights.append(weight)
-        return list(portions.values())
+            block = host_copy.get(id(weight.copy))
+            partitions.setdefault(block or weight, Partition(block=block)).weights.append(weight)
+        return list(partitions.values())
 
     def _step_within_backward(self, optimizer: Optimizer) -> None:
-        assert isinstance(optimizer, Portions)
-        for key, portion in enumerate(self.portions):
-            for weight in portion.weights:
+        assert isinstance(optimizer, PartitionedOptimizer)
+        for key, partition in enumerate(self.partitions):
+            for weight in partition.weights:
                 weight.copy.register_post_accumulate_grad_hook(
-                    partial(self._one_more, portion, partial(self._update, optimizer, key))
+                    partial(self._one_more, partition, partial(self._update, optimizer, key))
                 )
 
     def _average_within_backward(self) -> None:
         """Of whole blocks; what lies outside of them would be many small messages."""
-        for portion in self.portions:
-            for weight in portion.weights if portion.block is not None else ():
-                begin = partial(self._begin_averaging, portion)
-                weight.copy.register_post_accumulate_grad_hook(partial(self._one_more, portion, begin))
+        for partition in self.partitions:
+            for weight in partition.weights if partition.block is not None else ():
+                begin = partial(self._begin_averaging, partition)
+                weight.copy.register_post_accumulate_grad_hook(partial(self._one_more, partition, begin))
 
-    def _one_more(self, portion: Portion, do: Callable[[], None], _: Tensor) -> None:
-        portion.come += 1
-        if portion.complete:
+    def _one_more(self, partition: Partition, do: Callable[[], None], _: Tensor) -> None:
+        partition.ready_count += 1
+        if partition.complete:
             do()
 
     @torch.no_grad()
-    def _begin_averaging(self, portion: Portion) -> None:
-        if portion.averaged is not None:
-            torch._foreach_copy_(_gradients(portion.weights), portion.averaged)
-            portion.averaged = None
+    def _begin_averaging(self, partition: Partition) -> None:
+        if partition.averaged is not None:
+            torch._foreach_copy_(_gradients(partition.weights), partition.averaged)
+            partition.averaged = None
             return
-        if len(self.underway) == UNDERWAY:
-            self.underway.popleft().finish()
-        self.underway.append(Averaging(_gradients(portion.weights), self._context.world))
+        if len(self.in_flight) == UNDERWAY:
+            self.in_flight.popleft().finish()
+        self.in_flight.append(Averaging(_gradients(partition.weights), self._context.world))
 
     @torch.no_grad()
-    def _update(self, optimizer: Portions, key: int) -> None:
+    def _update(self, optimizer: PartitionedOptimizer, key: int) -> None:
         """Of a portion whose gradients are there; its block, if it has one, lies on the device."""
-        portion = self.portions[key]
-        portion.come = 0
+        partition = self.partitions[key]
+        partition.ready_count = 0
         if optimizer.was_stepped(key):  # before this step failed and began anew
-            _forget(portion.weights)
+            _forget(partition.weights)
             return
         if not self._refreshes:
-            _collect(portion.weights)
-        gradients = _gradients(portion.weights)
+            _collect(partition.weights)
+        gradients = _gradients(partition.weights)
         if self._context.world > 1:
             _average(gradients, self._context.world)
         if self._max_norm > 0:
             for gradient in gradients:
-                gradient.mul_(_shortening(torch.linalg.vector_norm(gradient), self._max_norm))
-        optimizer.step_portion(key)
+                gradient.mul_(_clip_factor(torch.linalg.vector_norm(gradient), self._max_norm))
+        optimizer.step_partition(key)
         if not self._refreshes:
-            _refresh(portion.weights)
-        _forget(portion.weights)
-        if self._swapper and portion.block is not None:
-            self._swapper.changed(portion.block)
+            _refresh(partition.weights)
+        _forget(partition.weights)
+        if self._swapper and partition.block is not None:
+            self._swapper.changed(partition.block)
 
     @contextmanager
-    def _at_hand(self, key: Any) -> Iterator[None]:
+    def _resident(self, key: Any) -> Iterator[None]:
         """Meanwhile what the optimizer changes lies on the device."""
-        block = self.portions[key].block
+        block = self.partitions[key].block
         if self._swapper is None or block is None:
             yield
             return
-        with self._swapper.at_hand(block):
+        with self._swapper.resident(block):
             yield
             self._swapper.changed(block)
 
@@ -432,9 +434,9 @@ def held_dtype(settings: Settings) -> torch.dtype:
     return DTYPES[training.mixed_precision] if training.full_bf16 or training.full_fp16 else torch.float32
 
 
-def _denoiser(family: Family, parts: Parts, settings: Settings) -> Iterator[Weight]:
+def _denoiser(family: Family, components: Components, settings: Settings) -> Iterator[Weight]:
     rates, base = settings[FullOptions].block_rates, settings[OptimizerOptions].learning_rate
-    for name, parameter in parts.denoiser.named_parameters():
+    for name, parameter in components.denoiser.named_parameters():
         if rates and family.block_of:
             block = family.block_of(name)
             yield Weight(f"denoiser.{name}", parameter, f"unet_block{block}", rates[block])
@@ -442,11 +444,11 @@ def _denoiser(family: Family, parts: Parts, settings: Settings) -> Iterator[Weig
             yield Weight(f"denoiser.{name}", parameter, "unet", base)
 
 
-def _in_shards(family: Family, parts: Parts, context: Context, weights: list[Weight]) -> Shards:
+def _in_shards(family: Family, components: Components, context: Context, weights: list[Weight]) -> Shards:
     """Cut up the denoiser. Text encoders are small, and whole in each process."""
-    blocks = [block for part in family.compile_targets(parts.denoiser) for block in part]
-    shards = Shards(context, parts.denoiser, blocks)
-    cut = {f"denoiser.{name}": parameter for name, parameter in parts.denoiser.named_parameters()}
+    blocks = [block for part in family.compile_targets(components.denoiser) for block in part]
+    shards = Shards(context, components.denoiser, blocks)
+    cut = {f"denoiser.{name}": parameter for name, parameter in components.denoiser.named_parameters()}
     for weight in weights:
         weight.sharded = cut.get(weight.name)
         if weight.sharded is not None:
@@ -476,14 +478,14 @@ def _collect(weights: Iterable[Weight]) -> None:
         weight.copy.grad = None
 
 
-def _length(gradients: list[Tensor], device: torch.device) -> Tensor:
+def _grad_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
     """Of all together, float32 ()."""
     if not gradients:
         return torch.zeros((), device=device)
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
 
 
-def _shortening(norm: Tensor, limit: float) -> Tensor:
+def _clip_factor(norm: Tensor, limit: float) -> Tensor:
     """What gradients of this length are multiplied by so that it is at most `limit`; 0 where it is no number."""
     return (limit / (norm + 1e-6)).clamp_max(1.0).where(norm.isfinite(), 0.0)
 

@@ -26,7 +26,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
-from sd_scripts.training import orphans, trackers
+from sd_scripts.training import parent_watchdog, trackers
 
 if TYPE_CHECKING:
     from sd_scripts.families.family import Family
@@ -44,7 +44,7 @@ there was anything to save."""
 
 def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: list[str] | None = None) -> int:
     """Train, and return the exit status. `load` imports family and method: torch is slow, and --help need not wait."""
-    orphans.end_with_launcher()
+    parent_watchdog.end_with_launcher()
     settings, wrong_flags = read_command_line(script, argv)
     if told := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings))]:
         return _refuse(settings, told)
@@ -60,12 +60,12 @@ def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: 
     if settings[CudaOptions].deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     family, method = load()
-    if problems := [*family.check(settings), *method().check(family, settings), *_rehearse(settings)]:
+    if problems := [*family.check(settings), *method().check(family, settings), *_dry_run(settings)]:
         return _refuse(settings, problems)
     return _run(settings, family, method())
 
 
-def _rehearse(settings: Settings) -> list[str]:
+def _dry_run(settings: Settings) -> list[str]:
     """What this machine and its libraries cannot do, found out before anything is loaded."""
     import torch
 
@@ -80,7 +80,7 @@ def _rehearse(settings: Settings) -> list[str]:
     if isinstance(memory, FluxMemoryOptions) and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         problems.append(problem)
     try:
-        lr_schedulers.rehearse(settings[OptimizerOptions], settings[LrSchedulerOptions])
+        lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])
     except ValueError as error:
         problems.append(str(error))
     return problems
@@ -89,7 +89,7 @@ def _rehearse(settings: Settings) -> list[str]:
 def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training import compiling
     from sd_scripts.training.context import make_context
-    from sd_scripts.training.progress import NothingToDo
+    from sd_scripts.training.progress import AlreadyFinished
     from sd_scripts.training.trainer import Trainer
 
     try:
@@ -109,7 +109,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         trainer = Trainer(context, family, method)
         training = True
         path = trainer.train()
-    except NothingToDo as done:
+    except AlreadyFinished as done:
         context.warn(str(done))
         context.tell("finished", step=done.step, path=str(done.path), seconds=0.0)
         context.began = True
@@ -148,18 +148,18 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
 
 def _in_a_sentence(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
     """What happened, and what to change; None where the user can change nothing."""
-    from sd_scripts.training import faults
+    from sd_scripts.training import error_hints
     from sd_scripts.training.context import Failed
 
     if isinstance(error, Failed):
         return str(error), error.remedy
-    if known := faults.in_a_sentence(error, settings):
+    if known := error_hints.in_a_sentence(error, settings):
         return known
     if isinstance(error, ValueError) and (not training or _names_an_option(str(error), settings)):
         return str(error), ""
     if isinstance(error, OSError):
         why = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror or str(error)
-        return why, faults.SAVED_BEFORE if training else ""
+        return why, error_hints.SAVED_BEFORE if training else ""
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.networks.lora import LoraNetwork, attach
 from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
 from sd_scripts.networks.plan import Adapted, parameter_groups, plan_from_weights, plan_layers, read_args
@@ -16,8 +16,8 @@ from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
-from sd_scripts.training.foreign import find_module, make_foreign
-from sd_scripts.training.learning import Learning, LoraLearning
+from sd_scripts.training.external_network import find_module, make_external_network
+from sd_scripts.training.trainable import LoraTrainable, Trainable
 
 
 class Method(Protocol):
@@ -27,7 +27,7 @@ class Method(Protocol):
         """What is wrong with the settings as far as names and small files tell; nothing is loaded."""
         ...
 
-    def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+    def load(self, family: Family, context: Context, device: torch.device) -> Components:
         """The base model, each part in the dtype that the method begins with."""
         ...
 
@@ -35,11 +35,11 @@ class Method(Protocol):
         """Which of them learn."""
         ...
 
-    def change_base(self, family: Family, parts: Parts, context: Context) -> None:
+    def change_base(self, family: Family, components: Components, context: Context) -> None:
         """Make of it what shall learn, before anything is encoded with it and before it is placed on the device."""
         ...
 
-    def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
+    def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         """Make the model ready to learn. The parts lie on the device already."""
         ...
 
@@ -60,7 +60,7 @@ class Lora:
             return str(error).splitlines()
         return []
 
-    def load(self, family: Family, context: Context, device: torch.device) -> Parts:
+    def load(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
             raise ValueError(
                 "use_fsdp: a LoRA is small, and what it stands beside does not learn, so nothing needs FSDP; launch "
@@ -75,26 +75,26 @@ class Lora:
             for number, adapted in enumerate(family.adapted_encoders(context.settings))
         )
 
-    def change_base(self, family: Family, parts: Parts, context: Context) -> None:
+    def change_base(self, family: Family, components: Components, context: Context) -> None:
         """Add the LoRA files of base_weights to it."""
         options = context.settings[NetworkOptions]
-        modules = _everything(family, parts, context)
+        modules = _everything(family, components, context)
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
             tensors = read_plain_lora("base_weights", Path(file), modules)
             if not merge(modules, tensors, strength):
                 raise ValueError(f"base_weights: '{file}' has no layer of this model; is it a LoRA for another one?")
 
-    def prepare(self, family: Family, parts: Parts, context: Context) -> Learning:
+    def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
-        everything = _everything(family, parts, context)
+        everything = _everything(family, components, context)
         learns_text = self.trains_text_encoders(family, context)
         if options.network_train_text_encoder_only and not any(learns_text):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
         if not _is_ours(options, family):
-            return make_foreign(family, parts, context, learns_text=learns_text)
-        modules = [] if options.network_train_text_encoder_only else _denoiser(family, parts, context)
-        modules += compress(_text_encoders(family, parts, context), learns_text)
+            return make_external_network(family, components, context, learns_text=learns_text)
+        modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
+        modules += compress(_text_encoders(family, components, context), learns_text)
 
         args = read_args(context.settings, family.lora, warn=lambda _: None)  # told by check
         weights = {}
@@ -112,8 +112,8 @@ class Lora:
         )
         groups = parameter_groups(network)
         if weights:
-            _go_on_from(weights, network, context)
-        return LoraLearning(
+            _load_initial_weights(weights, network, context)
+        return LoraTrainable(
             network,
             groups,
             [each.module for each in everything],
@@ -122,7 +122,7 @@ class Lora:
         )
 
 
-def _go_on_from(weights: Tensors, network: LoraNetwork, context: Context) -> None:
+def _load_initial_weights(weights: Tensors, network: LoraNetwork, context: Context) -> None:
     absent = network.load_tensors(weights)
     if len(absent) == len(network.layers):
         file = context.settings[NetworkOptions].network_weights
@@ -145,19 +145,21 @@ def _masters_dtype(options: TrainingOptions) -> torch.dtype:
     return torch.bfloat16 if options.full_bf16 else torch.float32
 
 
-def _everything(family: Family, parts: Parts, context: Context) -> list[Adapted]:
-    return [*_denoiser(family, parts, context), *_text_encoders(family, parts, context)]
+def _everything(family: Family, components: Components, context: Context) -> list[Adapted]:
+    return [*_denoiser(family, components, context), *_text_encoders(family, components, context)]
 
 
-def _denoiser(family: Family, parts: Parts, context: Context) -> list[Adapted]:
+def _denoiser(family: Family, components: Components, context: Context) -> list[Adapted]:
     lr = context.settings[NetworkOptions].unet_lr
     base = context.settings[OptimizerOptions].learning_rate
-    return [Adapted(module=parts.denoiser, target=family.lora, lr=base if lr is None else lr)]
+    return [Adapted(module=components.denoiser, target=family.lora, lr=base if lr is None else lr)]
 
 
-def _text_encoders(family: Family, parts: Parts, context: Context) -> list[Adapted]:
+def _text_encoders(family: Family, components: Components, context: Context) -> list[Adapted]:
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
     return [
         Adapted(module=encoder, target=target, lr=options.rate_of_encoder(number, base))
-        for number, (encoder, target) in enumerate(zip(parts.text_encoders, family.lora_text_encoders, strict=True))
+        for number, (encoder, target) in enumerate(
+            zip(components.text_encoders, family.lora_text_encoders, strict=True)
+        )
     ]

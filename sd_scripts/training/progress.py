@@ -7,7 +7,7 @@ from pathlib import Path
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 
 
-class NothingToDo(Exception):
+class AlreadyFinished(Exception):
     """The run that is to be resumed has finished; a sentence for the user."""
 
     def __init__(self, step: int, path: Path):
@@ -19,7 +19,7 @@ class NothingToDo(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class TrainPlan:
     """How long the run is, in batches of one process."""
 
     batches_per_epoch: int
@@ -36,18 +36,18 @@ class Course:
         return math.ceil(self.max_steps / self.steps_per_epoch)
 
 
-def plan_course(options: TrainingOptions, batches_per_epoch: int) -> Course:
-    course = Course(
+def plan_training(options: TrainingOptions, batches_per_epoch: int) -> TrainPlan:
+    train_plan = TrainPlan(
         batches_per_epoch=batches_per_epoch,
         accumulation=options.gradient_accumulation_steps,
         max_steps=options.max_train_steps,
     )
     if not options.max_train_epochs:
-        return course
-    return Course(
+        return train_plan
+    return TrainPlan(
         batches_per_epoch=batches_per_epoch,
-        accumulation=course.accumulation,
-        max_steps=options.max_train_epochs * course.steps_per_epoch,
+        accumulation=train_plan.accumulation,
+        max_steps=options.max_train_epochs * train_plan.steps_per_epoch,
     )
 
 
@@ -63,14 +63,14 @@ class Progress:
         self.epoch, self.batch = self.epoch + 1, 0
 
 
-def starting_point(options: ResumeOptions, course: Course) -> Progress:
+def starting_point(options: ResumeOptions, train_plan: TrainPlan) -> Progress:
     """Where initial_step or initial_epoch says; without skip_until_initial_step the epoch begins with its first batch.
 
     Raises ValueError when nothing is left to do.
     """
-    step = options.initial_step or ((options.initial_epoch or 1) - 1) * course.steps_per_epoch
-    if step >= course.max_steps:
-        raise ValueError(f"initial_step: step {step} is not before the end of the run, step {course.max_steps}")
-    epochs, steps = divmod(step, course.steps_per_epoch)
-    done = steps * course.accumulation if options.skip_until_initial_step else 0
+    step = options.initial_step or ((options.initial_epoch or 1) - 1) * train_plan.steps_per_epoch
+    if step >= train_plan.max_steps:
+        raise ValueError(f"initial_step: step {step} is not before the end of the run, step {train_plan.max_steps}")
+    epochs, steps = divmod(step, train_plan.steps_per_epoch)
+    done = steps * train_plan.accumulation if options.skip_until_initial_step else 0
     return Progress(step=step, epoch=epochs + 1, batch=done)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from sd_scripts.training.context import Context, Failed
-from sd_scripts.training.faults import why_no_number
+from sd_scripts.training.error_hints import nonfinite_hint
 
 AVERAGE_OVER = 100
 """Steps that the average loss looks back."""
@@ -23,7 +23,7 @@ MEMORY_EVERY = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepFacts:
+class StepReport:
     """Of one optimizer step, all known to Python."""
 
     step: int
@@ -35,13 +35,13 @@ class StepFacts:
 class Reporter:
     """Collects losses as tensors and tells each step as soon as its loss has arrived."""
 
-    def __init__(self, context: Context, max_steps: int, start: int, most_broken: int = 1):
-        """`most_broken`: steps in a row without a number that end the run; 1 where they would spoil the weights."""
-        self._context, self._most_broken = context, most_broken
+    def __init__(self, context: Context, max_steps: int, start: int, max_nonfinite: int = 1):
+        """`max_nonfinite`: steps in a row without a number that end the run; 1 where they would spoil the weights."""
+        self._context, self._most_broken = context, max_nonfinite
         self.broken = 0
         """How many of the last steps had no number, all in a row."""
         self._process, self._looked = psutil.Process(), -math.inf
-        self._waiting: deque[tuple[StepFacts, Tensor, torch.cuda.Event | None]] = deque()
+        self._waiting: deque[tuple[StepReport, Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
         self._clock = time.perf_counter()
@@ -56,7 +56,7 @@ class Reporter:
         seconds, self._clock = now - self._clock, now
         return seconds
 
-    def step(self, facts: StepFacts, loss: Tensor, norm: Tensor | None = None) -> None:
+    def step(self, facts: StepReport, loss: Tensor, norm: Tensor | None = None) -> None:
         """`loss`: of all micro-batches of all processes; `norm`: of the gradient, where it must be a number too. Both
         on the device."""
         if norm is not None:
@@ -92,7 +92,7 @@ class Reporter:
         if whole and all(map(math.isfinite, norm)):
             self.broken = 0
         else:
-            self._no_number(facts.step, "the gradient is not a number" if whole else "the loss is not a number")
+            self._nonfinite(facts.step, "the gradient is not a number" if whole else "the loss is not a number")
         if whole:
             self._recent.append(loss)
         average = sum(self._recent) / len(self._recent) if self._recent else None
@@ -114,12 +114,12 @@ class Reporter:
         rates = {f"lr/{name}": rate for name, rate in facts.rates.items()}
         self._context.trackers.log({**losses, **rates}, facts.step)
 
-    def _no_number(self, step: int, what: str) -> None:
+    def _nonfinite(self, step: int, what: str) -> None:
         """Raises Failed where it is one too many."""
         self.broken += 1
         if self.broken >= self._most_broken:
             row = f", the {self.broken}. time in a row" if self.broken > 1 else ""
-            raise Failed(f"{what} at step {step}{row}", why_no_number(self._context.settings))
+            raise Failed(f"{what} at step {step}{row}", nonfinite_hint(self._context.settings))
         self._context.warn(f"{what} at step {step}, from which nothing is learned")
 
     def _memory(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Pictures while training: when they are due, where they go."""
+"""Images while training: when they are due, where they go."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.library.prompts import SamplePrompt, read_prompts
 from sd_scripts.library.safetensors_io import whole_file
 from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
@@ -16,8 +16,8 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
-from sd_scripts.training.faults import brief
-from sd_scripts.training.states import Trained
+from sd_scripts.training.error_hints import brief
+from sd_scripts.training.train_state import TrainState
 
 
 def prompts_of(settings: Settings, family: Family, warn: Callable[[str], None]) -> list[SamplePrompt]:
@@ -41,8 +41,15 @@ class SampleFailure:
 
 
 class Sampler:
-    def __init__(self, context: Context, family: Family, parts: Parts, trained: Trained, prompts: list[SamplePrompt]):
-        self._context, self._family, self._parts, self._trained = context, family, parts, trained
+    def __init__(
+        self,
+        context: Context,
+        family: Family,
+        components: Components,
+        train_state: TrainState,
+        prompts: list[SamplePrompt],
+    ):
+        self._context, self._family, self._components, self._train_state = context, family, components, train_state
         self._options = context.settings[SampleOptions]
         self.prompts = prompts
         self._failures: set[str] = set()
@@ -73,7 +80,7 @@ class Sampler:
         progress = self._context.phase("sampling")
         name = self._context.settings[SavingOptions].output_name
         folder = self._context.output_dir / "sample"
-        together, total = self._trained.learning.shards is not None, len(self.prompts)
+        together, total = self._train_state.trainable.shards is not None, len(self.prompts)
         world = 1 if together else self._context.world
         for first in range(0, total, world):
             number = first if together else first + self._context.rank
@@ -112,13 +119,13 @@ class Sampler:
 
     def _made(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
         prompt = self.prompts[number]
-        with torch.random.fork_rng(), self._trained.averaged():
-            picture = self._family.sample(self._parts, prompt, self._context.settings)
+        with torch.random.fork_rng(), self._train_state.averaged():
+            image = self._family.sample(self._components, prompt, self._context.settings)
         seed = "" if prompt.seed is None else f"_{prompt.seed}"
         stamp = time.strftime("%Y%m%d%H%M%S")
         path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
-        if self._context.is_main or not self._trained.learning.shards:
+        if self._context.is_main or not self._train_state.trainable.shards:
             with whole_file(path) as part:
-                picture.save(part, format="PNG")
+                image.save(part, format="PNG")
         facts = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
-        return {**facts, "width": picture.width, "height": picture.height}
+        return {**facts, "width": image.width, "height": image.height}

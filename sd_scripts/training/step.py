@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.compile_utils import KnownInputs
-from sd_scripts.training.learning import Learning
+from sd_scripts.training.trainable import Trainable
 
 Loss = Callable[[dict[str, Tensor]], Tensor]
-"""Inputs of one micro-step -> loss of each picture (B,)."""
+"""Inputs of one micro-step -> loss of each image (B,)."""
 
 
 class HalfScaler(torch.amp.GradScaler):
@@ -32,7 +32,7 @@ class TrainStep:
     def __init__(
         self,
         loss: Loss,
-        learning: Learning,
+        trainable: Trainable,
         optimizer: torch.optim.Optimizer,
         *,
         max_grad_norm: float = 1.0,
@@ -42,7 +42,7 @@ class TrainStep:
         cuda_graphs: bool = False,
         known: KnownInputs | None = None,
     ):
-        self.loss, self.learning, self.optimizer = loss, learning, optimizer
+        self.loss, self.trainable, self.optimizer = loss, trainable, optimizer
         self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
         self.processes, self.cuda_graphs, self.known = processes, cuda_graphs, known
 
@@ -54,21 +54,21 @@ class TrainStep:
             loss = self.loss(inputs).mean()
             scaled = loss / self.accumulation
             (self.scaler.scale(scaled) if self.scaler else scaled).backward()
-        self.learning.collect_gradients()
+        self.trainable.collect_gradients()
         return loss.detach()
 
     def update(self) -> Tensor | None:
         """Change the weights by what the micro-steps gathered; returns the gradient norm before clipping."""
         if self.processes > 1:
-            self.learning.average_gradients(self.processes)
+            self.trainable.average_gradients(self.processes)
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
-        clips = self.max_grad_norm > 0 or self.learning.guarded
-        norm = self.learning.clip(self.max_grad_norm) if clips else None
+        clips = self.max_grad_norm > 0 or self.trainable.skips_nonfinite
+        norm = self.trainable.clip(self.max_grad_norm) if clips else None
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
             self.optimizer.step()
-        self.learning.updated()
+        self.trainable.updated()
         return norm

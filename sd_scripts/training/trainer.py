@@ -24,25 +24,25 @@ from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
+from sd_scripts.training.command_listener import CommandListener
 from sd_scripts.training.compiling import Compilation, wait_until_warm
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
-from sd_scripts.training.facts import file_metadata, training_facts
-from sd_scripts.training.faults import SAVED_BEFORE, brief, why_no_number
+from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.leaving import Leaving
-from sd_scripts.training.leftovers import finished_file, mend, newest_state
-from sd_scripts.training.material import Material, batches_per_epoch, encode_ahead, move_in, read_data
+from sd_scripts.training.metadata import file_metadata, training_facts
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
-from sd_scripts.training.progress import NothingToDo, Progress, plan_course, starting_point
-from sd_scripts.training.reporting import Reporter, StepFacts
+from sd_scripts.training.progress import AlreadyFinished, Progress, plan_training, starting_point
+from sd_scripts.training.recovery import clean_up, finished_file, newest_state
+from sd_scripts.training.reporting import Reporter, StepReport
 from sd_scripts.training.samples import Sampler, prompts_of
-from sd_scripts.training.states import Saved, Trained, going_on, load_state, read_whole
 from sd_scripts.training.step import HalfScaler, TrainStep
+from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
+from sd_scripts.training.training_data import TrainingData, batches_per_epoch, build_caches, place_on_device, read_data
 from sd_scripts.training.validation import Validator
-from sd_scripts.training.wishes import Wishes
 from sd_scripts.training.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -59,47 +59,47 @@ class Trainer:
         self.options = settings[TrainingOptions]
 
         # what can be known before the model is loaded, which takes time
-        self._mend_output()
+        self._clean_output()
         self.saved = saved = self._find_state(settings[ResumeOptions])
         self.outputs = self._find_outputs()
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
         plan = read_data(context, family)
-        self.course = plan_course(self.options, batches_per_epoch(context, plan))
+        self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
-        self.origin = origin_of(settings, plan, self.course.max_steps)
+        self.origin = origin_of(settings, plan, self.train_plan.max_steps)
         if saved:
             self._compare(saved, plan)
         self.first = start.step
 
-        self.material = self._load(plan)
+        self.training_data = self._load(plan)
         self._attach()
         self._choose_optimizer(start)
         if saved:
-            load_state(saved, self.trained)
-        optimizers.train_mode(self.trained.optimizer)
+            load_state(saved, self.train_state)
+        optimizers.train_mode(self.train_state.optimizer)
 
         # what happens beside the steps
-        facts = training_facts(context, family, self.material, self.course, self.trained.optimizer)
-        network = self.learning.is_network
-        metadata = file_metadata(context, family, self.material.parts, facts, network=network)
-        writer = Writer(context, self.trained, self.course, metadata, self.outputs, self._follow_base)
-        self.saver = Saver(context, self.trained, self.course, writer)
-        dry_save(context, self.trained, self.course, writer)
-        self.validator = Validator(context, family, self.material, self.trained, self.loss)
-        self.sampler = Sampler(context, family, self.material.parts, self.trained, prompts)
-        self.wishes = Wishes(context)
+        facts = training_facts(context, family, self.training_data, self.train_plan, self.train_state.optimizer)
+        network = self.trainable.is_network
+        metadata = file_metadata(context, family, self.training_data.components, facts, network=network)
+        writer = Writer(context, self.train_state, self.train_plan, metadata, self.outputs, self._follow_base)
+        self.saver = Saver(context, self.train_state, self.train_plan, writer)
+        dry_save(context, self.train_state, self.train_plan, writer)
+        self.validator = Validator(context, family, self.training_data, self.train_state, self.loss)
+        self.sampler = Sampler(context, family, self.training_data.components, self.train_state, prompts)
+        self.listener = CommandListener(context)
         self.leaving = Leaving(context, self._last_words)
         if saved:
             self.saver.tidy()
 
-    def _mend_output(self) -> None:
+    def _clean_output(self) -> None:
         if self.context.is_main:
-            mend(self.context.output_dir, self.context.settings[SavingOptions].output_name)
+            clean_up(self.context.output_dir, self.context.settings[SavingOptions].output_name)
         self.context.accelerator.wait_for_everyone()
 
-    def _find_state(self, options: ResumeOptions) -> Saved | None:
+    def _find_state(self, options: ResumeOptions) -> SavedState | None:
         """The state to go on from, the same in all processes; of `latest` the newest of this run's name."""
         found, problem = None, ""
         if options.resume and self.context.is_main:
@@ -112,7 +112,7 @@ class Trainer:
             raise ValueError(problem)
         return found
 
-    def _newest_state(self) -> Saved | None:
+    def _newest_state(self) -> SavedState | None:
         folder, name = self.context.output_dir, self.context.settings[SavingOptions].output_name
         found = newest_state(folder, name, self.context.warn)
         where = f"goes on from '{found.folder}'" if found else f"begins anew, as '{folder}' has no state of it yet"
@@ -142,22 +142,22 @@ class Trainer:
     def _follow_base(self, moved: dict[Path, Path]) -> None:
         """A base model that lay under the name of this run's files was renamed, and is read again at each save."""
         targets = {old.resolve(): new for old, new in moved.items()}
-        facts = self.material.parts.facts
+        facts = self.training_data.components.facts
         for name, value in facts.items():
             if isinstance(value, Path):
                 facts[name] = targets.get(value.resolve(), value)
 
-    def _start(self, saved: Saved | None) -> Progress:
-        options, course = self.context.settings[ResumeOptions], self.course
+    def _start(self, saved: SavedState | None) -> Progress:
+        options, train_plan = self.context.settings[ResumeOptions], self.train_plan
         if not saved:
-            return starting_point(options, course)
+            return starting_point(options, train_plan)
         again = options.resume == LATEST
         last = finished_file(self.context.output_dir, self.context.settings[SavingOptions].output_name)
-        if again and last and saved.progress.step == course.max_steps:
-            raise NothingToDo(course.max_steps, last)
-        return going_on(saved, course, self.context.warn, again=again)
+        if again and last and saved.progress.step == train_plan.max_steps:
+            raise AlreadyFinished(train_plan.max_steps, last)
+        return resume_point(saved, train_plan, self.context.warn, again=again)
 
-    def _compare(self, saved: Saved, plan: DataPlan) -> None:
+    def _compare(self, saved: SavedState, plan: DataPlan) -> None:
         """Tell what has changed since the state was made. Raises ValueError for another model, unless it is wanted."""
         if saved.origin is None:
             self.context.warn("resume: the state does not say what it was made with, so no changes can be told")
@@ -170,51 +170,53 @@ class Trainer:
         for change in changes(saved.origin, self.origin, plan.blueprint.source):
             self.context.warn(change)
 
-    def _load(self, plan: DataPlan) -> Material:
+    def _load(self, plan: DataPlan) -> TrainingData:
         """The model, and what of the data can be encoded ahead."""
         context, family = self.context, self.family
         context.began = True
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
-        parts = self.method.load(family, context, context.device if lowram else torch.device("cpu"))
-        for remark in family.remarks(parts, context.settings):
+        components = self.method.load(family, context, context.device if lowram else torch.device("cpu"))
+        for remark in family.remarks(components, context.settings):
             context.warn(remark)
         wait_until_warm()
-        self.method.change_base(family, parts, context)
+        self.method.change_base(family, components, context)
         learns_text = self.method.trains_text_encoders(family, context)
-        material = Material(context=context, family=family, parts=parts, plan=plan, learns_text=learns_text)
-        self.compilation = Compilation(context, family, parts, material.shapes())
+        training_data = TrainingData(
+            context=context, family=family, components=components, plan=plan, learns_text=learns_text
+        )
+        self.compilation = Compilation(context, family, components, training_data.shapes())
         self.compilation.compile_ahead()
-        encode_ahead(material, self.compilation.tried)
+        build_caches(training_data, self.compilation.tried)
         self.compilation.watch(0)
-        move_in(material)
-        return material
+        place_on_device(training_data)
+        return training_data
 
     def _attach(self) -> None:
         """What learns, in the order that compile asks for: the method, checkpointing, then the compiler."""
-        parts = self.material.parts
-        self.learning = self.method.prepare(self.family, parts, self.context)
-        self.learning.train()
+        components = self.training_data.components
+        self.trainable = self.method.prepare(self.family, components, self.context)
+        self.trainable.train()
         if self.options.gradient_checkpointing:
             self._checkpoint_gradients()
-        self.compilation.compile_for_steps(self.material.encoders_of_steps)
+        self.compilation.compile_for_steps(self.training_data.step_encoders)
 
     def _choose_optimizer(self, start: Progress) -> None:
         """How it learns."""
         settings, accumulation = self.context.settings, self.options.gradient_accumulation_steps
-        self.loader = self.material.loader(
-            self.material.plan, accumulation=accumulation, max_train_steps=self.course.max_steps
+        self.loader = self.training_data.loader(
+            self.training_data.plan, accumulation=accumulation, max_train_steps=self.train_plan.max_steps
         )
-        optimizer = self.learning.make_optimizer(settings[OptimizerOptions])
+        optimizer = self.trainable.make_optimizer(settings[OptimizerOptions])
         self.names = [group.get("name", f"group{i}") for i, group in enumerate(optimizer.param_groups)]
         known = {remark.name for remark in settings.remarks}
         for remark in optimizers.remarks(settings[OptimizerOptions]):
             if known.isdisjoint(remark.partition(":")[0].split(", ")):
                 self.context.warn(remark)
         as_set = optimizers.hyperparameters(optimizer)
-        new_scheduler = partial(make_scheduler, settings[LrSchedulerOptions], total_steps=self.course.max_steps)
-        self.trained = Trained(
-            learning=self.learning,
+        new_scheduler = partial(make_scheduler, settings[LrSchedulerOptions], total_steps=self.train_plan.max_steps)
+        self.train_state = TrainState(
+            trainable=self.trainable,
             optimizer=optimizer,
             hyperparameters=as_set,
             new_scheduler=new_scheduler,
@@ -222,15 +224,15 @@ class Trainer:
             origin=self.origin,
             scaler=HalfScaler("cuda") if self.options.mixed_precision == "fp16" else None,
             progress=start,
-            ema=Ema(self.learning, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
+            ema=Ema(self.trainable, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )
         self.step = TrainStep(
             self.loss,
-            self.learning,
+            self.trainable,
             optimizer,
             max_grad_norm=settings[OptimizerOptions].max_grad_norm,
             accumulation=accumulation,
-            scaler=self.trained.scaler,
+            scaler=self.train_state.scaler,
             processes=self.context.world,
             cuda_graphs=self.compilation.cuda_graphs,
             known=self._known_inputs(),
@@ -238,28 +240,28 @@ class Trainer:
 
     def train(self) -> Path | None:
         """Returns the final file; None if the run was stopped."""
-        progress, course = self.trained.progress, self.course
+        progress, train_plan = self.train_state.progress, self.train_plan
         resumed = {"resumed_from": str(self.saved.folder)} if self.saved else {}
         self.context.tell(
             "started",
             method=self.method.name,
             family=self.family.name,
-            max_steps=course.max_steps,
-            epochs=course.epochs,
+            max_steps=train_plan.max_steps,
+            epochs=train_plan.epochs,
             step=progress.step,
-            pictures=len(self.material.plan.items),
-            batches_per_epoch=course.batches_per_epoch,
+            images=len(self.training_data.plan.items),
+            batches_per_epoch=train_plan.batches_per_epoch,
             images_per_step=self._images_per_step(),
-            shapes=[f"{s.width}x{s.height}x{s.pictures}" for s in self.material.shapes()],
+            shapes=[f"{s.width}x{s.height}x{s.images}" for s in self.training_data.shapes()],
             device=str(self.context.device),
             seed=self.context.seed,
             **resumed,
         )
         self._phase_of_steps()
         self.began = time.monotonic()
-        most_broken = self.options.max_broken_steps if self.learning.guarded else 1
-        self.reporter = Reporter(self.context, course.max_steps, progress.step, most_broken)
-        self.wishes.open()
+        max_nonfinite = self.options.max_broken_steps if self.trainable.skips_nonfinite else 1
+        self.reporter = Reporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
+        self.listener.open()
         self.leaving.open()
         self.complete = replace(progress)
         on_gpus = self.context.world > 1 and self.context.device.type == "cuda"
@@ -268,7 +270,7 @@ class Trainer:
             self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
             stopped = False
-            while progress.step < course.max_steps and not stopped:
+            while progress.step < train_plan.max_steps and not stopped:
                 stopped = self._epoch()
             self.reporter.flush()
         except Exception:
@@ -279,64 +281,64 @@ class Trainer:
         finally:
             self.reporter.close()
             self.leaving.close()
-            self.wishes.close()
+            self.listener.close()
         return None if stopped else self._finish()
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
         """(B,) losses of one micro-batch: encode captions with the encoders that learn, predict, compare."""
         text = {name[5:]: tensor for name, tensor in inputs.items() if name.startswith("text.")}
         with self._casting():
-            if any(self.material.learns_text):
-                text |= self.family.encode_text(self.material.parts, text)
-            return self.family.loss(self.material.parts, inputs, text, self.context.settings)
+            if any(self.training_data.learns_text):
+                text |= self.family.encode_text(self.training_data.components, text)
+            return self.family.loss(self.training_data.components, inputs, text, self.context.settings)
 
     def _casting(self) -> AbstractContextManager[object]:
-        if not self.learning.needs_autocast or self.context.dtype == torch.float32:
+        if not self.trainable.needs_autocast or self.context.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.context.device.type, self.context.dtype)
 
     def _epoch(self) -> bool:
         """The rest of the epoch under way; whether somebody asked to stop."""
-        progress = self.trained.progress
+        progress = self.train_state.progress
         epoch = progress.epoch
         waiting: list[Batch] = []
         for batch in self.loader.epoch(epoch, progress.batch):
             progress.batch += 1
             waiting.append(batch)
-            if len(waiting) < self.step.accumulation and progress.batch < self.course.batches_per_epoch:
+            if len(waiting) < self.step.accumulation and progress.batch < self.train_plan.batches_per_epoch:
                 continue
             self._step(waiting)
             waiting = []
             if self._after_step():
                 return True
-            if progress.step >= self.course.max_steps:
+            if progress.step >= self.train_plan.max_steps:
                 break
-        if progress.batch >= self.course.batches_per_epoch:
+        if progress.batch >= self.train_plan.batches_per_epoch:
             progress.next_epoch()
             self.complete = replace(progress)
         self._after_epoch(epoch)
         return False
 
     def _step(self, batches: Sequence[Batch]) -> None:
-        progress = self.trained.progress
-        with self.leaving.whole() if self.learning.whole_in_backward else nullcontext():
+        progress = self.train_state.progress
+        with self.leaving.whole() if self.trainable.whole_in_backward else nullcontext():
             loss = self.context.mean(self._gradients(batches))
         norm = self.step.update()
         progress.step += 1
-        self.learning.limit_norms()
-        if self.trained.ema:
-            self.trained.ema.update(progress.step)
-        rates = dict(zip(self.names, learning_rates(self.trained.scheduler), strict=True))
-        advance(self.trained.scheduler, loss)
+        self.trainable.limit_norms()
+        if self.train_state.ema:
+            self.train_state.ema.update(progress.step)
+        rates = dict(zip(self.names, learning_rates(self.train_state.scheduler), strict=True))
+        advance(self.train_state.scheduler, loss)
         self.complete = replace(progress)
         if self.updated:
             self.updated.record()
-        facts = StepFacts(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
+        facts = StepReport(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
         # a GradScaler finds its scale by gradients that overflow, and leaves their steps out itself
-        watched = self.learning.guarded and not self.trained.scaler
+        watched = self.trainable.skips_nonfinite and not self.train_state.scaler
         self.reporter.step(facts, loss, norm if watched else None)
         self.compilation.watch(progress.step)
-        if self.compilation.limited:  # what runs eagerly is told from the graphs by their guards alone
+        if self.compilation.recompile_limit_hit:  # what runs eagerly is told from the graphs by their guards alone
             self.step.known = None
 
     def _gradients(self, batches: Sequence[Batch]) -> Tensor:
@@ -349,28 +351,28 @@ class Trainer:
                 raise
         self.step.cuda_graphs = self.compilation.cuda_graphs
         self.step.known = self._known_inputs()
-        self.learning.forget_gradients()
+        self.trainable.forget_gradients()
         return self._gradients(batches)
 
     def _known_inputs(self) -> KnownInputs | None:
-        return KnownInputs() if self.compilation.active and self.learning.steady else None
+        return KnownInputs() if self.compilation.active and self.trainable.static_graph else None
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
-        key = (self.trained.progress.step, number)
-        inputs = self.material.inputs(batch, *key)
+        key = (self.train_state.progress.step, number)
+        inputs = self.training_data.inputs(batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
         return self.step.micro(inputs)
 
     def _after_step(self) -> bool:
         """Saving, samples, validation and wishes that are due; whether to stop."""
-        step = self.trained.progress.step
+        step = self.train_state.progress.step
         with self.leaving.whole():  # another process may be in the middle of its step
-            wish = self.wishes.heard()
+            wish = self.listener.poll()
         if "stop" in wish:
             self.leaving.stopping()
         for command, ids in wish.items():
             self.context.tell("heard", command=command, ids=ids, step=step)
-        last = step >= self.course.max_steps
+        last = step >= self.train_plan.max_steps
         stops = "stop" in wish and not last
         asked = stops or "save" in wish
         saves = asked or (self.saver.due_at_step() and not last)
@@ -385,7 +387,7 @@ class Trainer:
         return True
 
     def _after_epoch(self, epoch: int) -> None:
-        step, last = self.trained.progress.step, self.trained.progress.step >= self.course.max_steps
+        step, last = self.train_state.progress.step, self.train_state.progress.step >= self.train_plan.max_steps
         self.context.tell("epoch", epoch=epoch)
         saves = self.saver.due_at_epoch(epoch) and not last
         self._aside(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves, saves=True)
@@ -397,12 +399,12 @@ class Trainer:
         go on from. Weights that are no numbers are never saved."""
         if not self.reporter.broken:
             return save()
-        step = self.trained.progress.step
+        step = self.train_state.progress.step
         if not wished:
             self.context.warn(f"nothing is saved at step {step}, whose loss or gradient is not a number")
             return None
-        if not all(bool(tensor.isfinite().all()) for tensor in self.learning.state_dict().values()):
-            raise Failed(f"the weights are not numbers at step {step}", why_no_number(self.context.settings))
+        if not all(bool(tensor.isfinite().all()) for tensor in self.trainable.state_dict().values()):
+            raise Failed(f"the weights are not numbers at step {step}", nonfinite_hint(self.context.settings))
         return save()
 
     def _last_words(self, whole: bool) -> None:
@@ -424,10 +426,10 @@ class Trainer:
 
     def _save_in_emergency(self) -> None:
         """Before an error ends the run, keep what was learned up to the last complete step."""
-        progress, complete = self.trained.progress, self.complete
+        progress, complete = self.train_state.progress, self.complete
         if complete.step == self.first or self.reporter.broken:  # nothing new, or what led to a non-finite loss
             return
-        if self.learning.shards:  # the others may be gone, and this process has only its own
+        if self.trainable.shards:  # the others may be gone, and this process has only its own
             steps = complete.step - (self.context.last_state[0] if self.context.last_state else self.first)
             if steps and self.context.is_main:
                 self.context.warn(
@@ -437,7 +439,7 @@ class Trainer:
             return
         progress.step, progress.epoch, progress.batch = complete.step, complete.epoch, complete.batch
         try:
-            if self.trained.is_finite():
+            if self.train_state.is_finite():
                 self.context.emergency_state = self.saver.save_in_emergency()
         except Exception as error:  # the GPU may be lost, and the weights with it
             why = brief(error, self.context.settings)
@@ -448,31 +450,31 @@ class Trainer:
         if not due:
             return
         self.reporter.flush()
-        averages = optimizers.is_schedule_free(self.trained.optimizer)  # in place of the weights, while one looks
+        averages = optimizers.is_schedule_free(self.train_state.optimizer)  # in place of the weights, while one looks
         with self.leaving.saving() if saves else nullcontext() if averages else self.leaving.whole():
             do()
-        self.learning.train()
+        self.trainable.train()
         self._phase_of_steps()
         self.reporter.resume()
 
     def _phase_of_steps(self) -> None:
         """The first step compiles, where steps are compiled."""
-        compiles = self.compilation.active and self.trained.progress.step == self.first
+        compiles = self.compilation.active and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
 
     def _images_per_step(self) -> float:
         """Of all processes, in the mean: batches may be short, and the last step of an epoch have fewer."""
-        pictures = sum(shape.pictures * count for shape, count in self.material.shapes().items())
-        return round(pictures / self.course.steps_per_epoch, 3)
+        images = sum(shape.images * count for shape, count in self.training_data.shapes().items())
+        return round(images / self.train_plan.steps_per_epoch, 3)
 
     def _finish(self) -> Path:
         path = self._save(self.saver.save_last, wished=True)
         assert path
         seconds = round(time.monotonic() - self.began, 1)
-        self.context.tell("finished", step=self.trained.progress.step, path=str(path), seconds=seconds)
+        self.context.tell("finished", step=self.train_state.progress.step, path=str(path), seconds=seconds)
         return path
 
-    def _take_seed(self, saved: Saved) -> None:
+    def _take_seed(self, saved: SavedState) -> None:
         """A run goes on with the draws that it began with."""
         wanted = self.options.seed
         if wanted is not None and wanted != saved.seed:
@@ -480,7 +482,9 @@ class Trainer:
         self.context.seed = saved.seed
 
     def _checkpoint_gradients(self) -> None:
-        self.family.checkpoint_gradients(self.material.parts.denoiser, self.context.settings)
-        for encoder, learns in zip(self.material.parts.text_encoders, self.material.learns_text, strict=True):
+        self.family.checkpoint_gradients(self.training_data.components.denoiser, self.context.settings)
+        for encoder, learns in zip(
+            self.training_data.components.text_encoders, self.training_data.learns_text, strict=True
+        ):
             if learns:
                 encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

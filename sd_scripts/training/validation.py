@@ -1,4 +1,4 @@
-"""Loss on pictures that were kept out of training: the same pictures, timesteps and noise each time."""
+"""Loss on images that were kept out of training: the same images, timesteps and noise each time."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -9,9 +9,9 @@ from torch import Tensor
 from sd_scripts.families.family import Family
 from sd_scripts.options.dataset import ValidationOptions
 from sd_scripts.training.context import Context
-from sd_scripts.training.faults import brief
-from sd_scripts.training.material import Material
-from sd_scripts.training.states import Trained
+from sd_scripts.training.error_hints import brief
+from sd_scripts.training.train_state import TrainState
+from sd_scripts.training.training_data import TrainingData
 
 
 class Validator:
@@ -19,16 +19,16 @@ class Validator:
         self,
         context: Context,
         family: Family,
-        material: Material,
-        trained: Trained,
+        training_data: TrainingData,
+        train_state: TrainState,
         loss: Callable[[dict[str, Tensor]], Tensor],
     ):
-        self._context, self._material, self._trained = context, material, trained
+        self._context, self._training_data, self._train_state = context, training_data, train_state
         self._loss = loss
         self._options = context.settings[ValidationOptions]
         self._timesteps = family.validation_timesteps(context.settings)
-        plan = material.plan.validation
-        self._loader = material.loader(plan) if plan else None
+        plan = training_data.plan.validation
+        self._loader = training_data.loader(plan) if plan else None
         self._failed = False
 
     def due_at_step(self, step: int) -> bool:
@@ -65,18 +65,18 @@ class Validator:
 
     @torch.no_grad()
     def _measure(self) -> Tensor:
-        """Mean loss over pictures and timesteps. Eager and without dropouts, so that no graph is added."""
-        assert self._loader, "asked to validate without pictures"
+        """Mean loss over images and timesteps. Eager and without dropouts, so that no graph is added."""
+        assert self._loader, "asked to validate without images"
         progress = self._context.phase("validating")
         total = min(len(self._loader), self._options.max_validation_steps or len(self._loader))
-        for module in (self._material.parts.denoiser, *self._material.parts.text_encoders):
+        for module in (self._training_data.components.denoiser, *self._training_data.components.text_encoders):
             module.eval()
         losses: list[Tensor] = []
-        with torch.compiler.set_stance("force_eager"), self._trained.averaged():
+        with torch.compiler.set_stance("force_eager"), self._train_state.averaged():
             for number, batch in enumerate(islice(self._loader.epoch(1), total)):
                 for timestep in self._timesteps:
                     key = ("validation", self._options.validation_seed, number, timestep)
-                    inputs = self._material.inputs(batch, *key, timestep=timestep)
+                    inputs = self._training_data.inputs(batch, *key, timestep=timestep)
                     losses.append(self._loss(inputs))
                 progress(number + 1, total)
         return torch.cat(losses).mean()

@@ -16,10 +16,10 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.disk import errno_of, why_not_written
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.training.context import Context
-from sd_scripts.training.faults import brief
+from sd_scripts.training.error_hints import brief
 from sd_scripts.training.outputs import OwnOutputs
-from sd_scripts.training.progress import Course
-from sd_scripts.training.states import Trained, write_state
+from sd_scripts.training.progress import TrainPlan
+from sd_scripts.training.train_state import TrainState, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class Writer:
     def __init__(
         self,
         context: Context,
-        trained: Trained,
-        course: Course,
+        train_state: TrainState,
+        train_plan: TrainPlan,
         metadata: Metadata,
         outputs: OwnOutputs,
         moved: Callable[[dict[Path, Path]], None],
     ):
         """`moved` hears which files of an earlier run were renamed, old -> new."""
-        self._context, self._trained, self._course, self._metadata = context, trained, course, metadata
+        self._context, self._train_state, self._train_plan, self._metadata = context, train_state, train_plan, metadata
         self._outputs, self._moved = outputs, moved
         precision = context.settings[SavingOptions].save_precision
         self._dtype = PRECISIONS[precision] if precision else None
@@ -59,7 +59,7 @@ class Writer:
 
     @property
     def ending(self) -> str:
-        return self._trained.learning.ending
+        return self._train_state.trainable.ending
 
     def stem(self, file: Path) -> str:
         """Its name without ending; that of a folder has none."""
@@ -75,10 +75,10 @@ class Writer:
         """The file, that of the moving average, the state. The state is tried in any case: it is what cannot be made
         again."""
         failed = []
-        if self._context.is_main or self._trained.learning.shards:
-            with self._trained.averaged():
+        if self._context.is_main or self._train_state.trainable.shards:
+            with self._train_state.averaged():
                 failed += self.write_model(path, epochs)
-            if ema := self._trained.ema:
+            if ema := self._train_state.ema:
                 with ema.in_place():
                     failed += self.write_model(self.ema_file(path), epochs)
         self._context.accelerator.wait_for_everyone()
@@ -92,7 +92,7 @@ class Writer:
         try:
             self._make_room(path)
             try:
-                self._trained.learning.save(path, self._dtype, metadata)
+                self._train_state.trainable.save(path, self._dtype, metadata)
             except OSError:
                 raise
             except Exception as error:
@@ -107,12 +107,12 @@ class Writer:
     def try_out(self, probe: Path) -> int:
         """Save as if it were for good, and remove it; returns the bytes of a network's file. Of a whole model only one
         tensor is written, since all of it takes its time. Raises what the save would raise."""
-        self._last_metadata = metadata = self._metadata(0, self._trained.progress.step, hashed=False)
-        learning = self._trained.learning
+        self._last_metadata = metadata = self._metadata(0, self._train_state.progress.step, hashed=False)
+        trainable = self._train_state.trainable
         try:
-            if learning.is_network:
-                with self._trained.averaged():
-                    learning.save(probe, self._dtype, metadata)
+            if trainable.is_network:
+                with self._train_state.averaged():
+                    trainable.save(probe, self._dtype, metadata)
             else:
                 save_model(probe, {"probe": torch.zeros(1)}, metadata, self._dtype)
             return probe.stat().st_size
@@ -122,13 +122,13 @@ class Writer:
     @property
     def file_bytes(self) -> int:
         """At least so many has the file of a whole model."""
-        tensors = [each for group in self._trained.optimizer.param_groups for each in group["params"]]
+        tensors = [each for group in self._train_state.optimizer.param_groups for each in group["params"]]
         return sum(each.numel() * (self._dtype or each.dtype).itemsize for each in tensors)
 
     def metadata(self, epochs: int) -> dict[str, str]:
         """Of a file saved now; those of the save before where they cannot be made."""
         try:
-            self._last_metadata = self._metadata(epochs, self._trained.progress.step)
+            self._last_metadata = self._metadata(epochs, self._train_state.progress.step)
         except Exception as error:
             why = brief(error, self._context.settings)
             self._context.warn_once(
@@ -138,12 +138,12 @@ class Writer:
 
     def _write_plain(self, path: Path, error: Exception) -> Path:
         """Without cast and metadata; if that fails too, as a dict of tensors. Returns where."""
-        if self._trained.learning.shards:  # the others have gathered already, and would not do it again
+        if self._train_state.trainable.shards:  # the others have gathered already, and would not do it again
             raise error
         why = brief(error, self._context.settings)
         self._context.warn(f"'{path}' could not be written as planned ({why}); it is written in a simpler form")
         try:
-            self._trained.learning.save(path, None, {})
+            self._train_state.trainable.save(path, None, {})
             return path
         except OSError:
             raise
@@ -151,23 +151,25 @@ class Writer:
             logger.debug("the simpler form failed", exc_info=True)
         plain = path.with_name(f"{self.stem(path)}-weights.pt")
         with whole_file(plain) as part:
-            torch.save({name: on_cpu(tensor) for name, tensor in self._trained.learning.state_dict().items()}, part)
+            torch.save(
+                {name: on_cpu(tensor) for name, tensor in self._train_state.trainable.state_dict().items()}, part
+            )
         self._context.warn(f"the trained weights are in '{plain}', as a dict of tensors, which torch.load reads")
         return plain
 
     def write_state(self, folder: Path) -> list[Failure]:
         """Only of shards all processes must call it."""
-        state = self._trained.state() if self._context.is_main or self._trained.learning.shards else {}
+        state = self._train_state.state() if self._context.is_main or self._train_state.trainable.shards else {}
         if not self._context.is_main:
             return []
         try:
             self._make_room(folder)
-            write_state(folder, state, self._trained, self._course, self._context.seed)
+            write_state(folder, state, self._train_state, self._train_plan, self._context.seed)
         except Exception as error:  # an optimizer of other people may hold what cannot be written
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
         self._tell_saved(folder)
-        self._context.last_state = self._trained.progress.step, folder
+        self._context.last_state = self._train_state.progress.step, folder
         for replaced in self._outputs.replaced_states(folder):
             self.remove(replaced)
         return []
@@ -209,4 +211,4 @@ class Writer:
             return
         written = self._outputs.wrote(path)
         facts = written._asdict() if written else {}
-        self._context.tell("saved", path=str(path), step=self._trained.progress.step, **facts)
+        self._context.tell("saved", path=str(path), step=self._train_state.progress.step, **facts)

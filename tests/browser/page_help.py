@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.options.toml_files import read_toml, write_toml
-from sd_scripts.runs.story import LIVING
+from sd_scripts.runs.run_state import LIVING
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

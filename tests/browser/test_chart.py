@@ -62,15 +62,15 @@ def run(name: str = "cat", steps: int = 100, level: int = 0, **facts: Any) -> di
 def show(page: Page, *runs: dict[str, Any], steps: int = 0) -> None:
     """Gives the chart these runs and waits until it has drawn."""
     page.evaluate("([runs, maxSteps]) => chart.set(runs, {maxSteps})", [list(runs), steps])
-    settle(page)
+    synchronize(page)
 
 
-def settle(page: Page) -> None:
+def synchronize(page: Page) -> None:
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def drawn(page: Page) -> int:
-    settle(page)
+    synchronize(page)
     return page.evaluate("chart.drawn")
 
 
@@ -87,7 +87,7 @@ def drag(page: Page, first: float, last: float) -> None:
     page.mouse.move((begin[0] + end[0]) / 2, begin[1])
     page.mouse.move(*end)
     page.mouse.up()
-    settle(page)
+    synchronize(page)
 
 
 def series(page: Page, name: str) -> Any:
@@ -155,7 +155,7 @@ def test_the_wheel_zooms_with_ctrl_alone_and_tells_it_once_when_it_rests(page):
     show(page, run())
     page.mouse.move(*pixel(page, 50))
     page.mouse.wheel(0, -100)
-    settle(page)
+    synchronize(page)
     assert page.evaluate("chart.zoom") is None
     page.keyboard.down("Control")
     page.mouse.wheel(0, -100)
@@ -198,7 +198,7 @@ def test_the_cursor_reads_raw_smoothed_validation_and_rate_of_the_nearest_step(p
     bins = [[step, step / 100, step / 100, step / 100] for step in range(1, 31)]
     show(page, run(steps=30, bins=bins, validation=validation))
     page.locator(".curves-smoothing").fill("0")
-    settle(page)
+    synchronize(page)
     x, y = pixel(page, 15)
     page.mouse.move(x + 2, y)
     told = page.locator(".curves-readout").inner_text().replace("\n", " ")
@@ -211,7 +211,7 @@ def test_smoothing_is_a_debiased_moving_mean_and_is_kept(page):
     bins = [[step, 1.0, 1.0, 1.0] for step in range(1, 50)] + [[50, 3.0, 3.0, 3.0]]
     show(page, run(steps=50, bins=bins))
     page.locator(".curves-smoothing").fill("50")
-    settle(page)
+    synchronize(page)
     reach = 0.5**2 * 0.2 * 49
     weights = [math.exp((step - 50) / reach) for step in range(1, 51)]
     expected = 1.0 + 2.0 * weights[-1] / sum(weights)
@@ -227,11 +227,11 @@ def test_the_log_scale_puts_equal_ratios_at_equal_distances(page):
     bins = [[step, value, value, value] for step, value in enumerate([0.01, 0.1, 1.0, 10.0] * 5, 1)]
     show(page, run(bins=bins))
     page.get_by_label("Log scale").check()
-    settle(page)
+    synchronize(page)
     first, second, third = page.evaluate("[0.01, 0.1, 1].map((value) => chart.y(value))")
     assert first - second == pytest.approx(second - third)
     page.get_by_label("Log scale").uncheck()
-    settle(page)
+    synchronize(page)
     first, second, third = page.evaluate("[0, 1, 2].map((value) => chart.y(value))")
     assert first - second == pytest.approx(second - third)
 
@@ -249,10 +249,10 @@ def test_missing_zero_and_negative_values_are_gaps_and_break_nothing(page, log):
     assert means[-1] == pytest.approx(0.3, abs=0.1)
     assert inked(page, "--chart-mean") > 200
     page.evaluate("(nan) => chart.set([{name: 'nan', level: 0, bins: [[1, NaN, NaN, NaN], [2, NaN, NaN, NaN]]}])")
-    settle(page)
+    synchronize(page)
     assert inked(page, "--chart-mean") == 0
     page.evaluate("chart.set([{name: 'gone', level: 0, bins: []}])")
-    settle(page)
+    synchronize(page)
     expect(page.locator(".curves-plot")).to_have_attribute("aria-label", "Loss: nothing yet")
 
 
@@ -271,7 +271,7 @@ def test_the_legend_hides_and_shows_lines_and_keeps_the_choice(page):
     for name, colour in (("mean", "--chart-mean"), ("validation", "--chart-validation"), ("rate", "--chart-rate")):
         before = series(page, name).get_attribute("aria-pressed") == "true"
         series(page, name).click()
-        settle(page)
+        synchronize(page)
         assert (inked(page, colour) > 0) is not before
         expect(series(page, name)).to_have_attribute("aria-pressed", str(not before).lower())
     show(page, run(steps=110, validation=[[50, 0.4], [100, 0.3]]))
@@ -289,7 +289,7 @@ def test_several_runs_have_colours_of_their_own_and_can_be_hidden_by_name(page):
     page.mouse.move(*pixel(page, 80))  # the second has no steps there
     expect(page.locator(".curves-readout")).not_to_contain_text("dog")
     series(page, "run-8").click()
-    settle(page)
+    synchronize(page)
     assert inked(page, "--chart-1") > 0
     assert inked(page, "--chart-2") == 0
 
@@ -327,11 +327,11 @@ def test_the_dark_page_and_a_sharp_screen_are_followed(chromium):
     light = page.evaluate("chart.colour('--chart-mean')")
     assert inked(page, "--chart-mean") > 0
     page.evaluate("document.body.classList.add('dark')")
-    settle(page)
+    synchronize(page)
     assert page.evaluate("chart.colour('--chart-mean')") != light
     assert inked(page, "--chart-mean") > 0  # drawn again, in the new colour
     page.set_viewport_size({"width": 500, "height": 400})
-    settle(page)
+    synchronize(page)
     assert page.evaluate("chart.canvas.width === 2 * chart.plot.clientWidth")
     context.close()
 

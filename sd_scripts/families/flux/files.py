@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.loading import fill, made_empty, must_fit, shapes_of, some
 from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library import fp8
@@ -114,7 +114,7 @@ def _prepared(
 def _transformer(state: State) -> tuple[FluxTransformer, State]:
     if FLUX_MARKS[1] in state:
         state = flux.from_diffusers(state)
-    return FluxTransformer(FluxShape.of(shapes_of(state))), state
+    return FluxTransformer(FluxParams.of(shapes_of(state))), state
 
 
 def _clip(state: State) -> tuple[CLIPTextModel, State]:

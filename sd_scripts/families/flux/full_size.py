@@ -1,18 +1,18 @@
-"""FLUX.1 dev at full size with random weights, and what its steps read: for benchmarks, where no picture counts."""
+"""FLUX.1 dev at full size with random weights, and what its steps read: for benchmarks, where no image counts."""
 
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts
-from sd_scripts.families.flux.model import FluxShape, FluxTransformer
+from sd_scripts.families.family import Components
+from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 
 TEXT_TOKENS = 512
 
 
-def random_parts(device: torch.device, dtype: torch.dtype) -> Parts:
+def random_parts(device: torch.device, dtype: torch.dtype) -> Components:
     """The transformer alone; nothing is encoded in a benchmark."""
     with torch.device("meta"):
-        flux = FluxTransformer(FluxShape()).to(dtype)
+        flux = FluxTransformer(FluxParams()).to(dtype)
     flux = flux.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)
     for name, p in flux.named_parameters():
@@ -23,14 +23,14 @@ def random_parts(device: torch.device, dtype: torch.dtype) -> Parts:
     return parts_of(flux.requires_grad_(False))
 
 
-def parts_of(flux: FluxTransformer) -> Parts:
+def parts_of(flux: FluxTransformer) -> Components:
     facts = {"variant": "dev", "guidance": True, "t5_length": TEXT_TOKENS, "apply_t5_attn_mask": False}
-    return Parts(denoiser=flux, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random", facts=facts)
+    return Components(denoiser=flux, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random", facts=facts)
 
 
-def random_inputs(parts: Parts, batch: int, size: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
+def random_inputs(components: Components, batch: int, size: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
     """What a step reads, as objective.py makes it, from noise; size: width and height in pixels."""
-    flux = parts.denoiser
+    flux = components.denoiser
     assert isinstance(flux, FluxTransformer)
     generator = torch.Generator(device).manual_seed(size[0])
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux import lora
 from sd_scripts.families.flux.files import (
     AE,
@@ -20,7 +20,7 @@ from sd_scripts.families.flux.files import (
     open_piece,
 )
 from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
-from sd_scripts.families.flux.model import FluxShape
+from sd_scripts.families.flux.model import FluxParams
 from sd_scripts.families.flux.tokenizer import load_tokenizers
 from sd_scripts.families.loading import download, files_in
 from sd_scripts.library.block_swap import most_swapped
@@ -58,7 +58,7 @@ def load(
     *,
     denoiser_dtype: torch.dtype | None = None,
     encoder_dtype: torch.dtype | None = None,
-) -> Parts:
+) -> Components:
     """The base model, frozen, in eval mode and in `dtype`, or its transformer and text encoders in others; what a file
     has in e4m3 stays so where the options hold weights in fp8. A transformer whose blocks swap stays on the CPU: not
     all of it may fit on the device.
@@ -75,14 +75,14 @@ def load(
     sizes = [pieces[kind.option].module.config.vocab_size for kind in (CLIP_L, T5XXL)]
     tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)  # where one is missing, little was waited
     mmap = not options.disable_mmap_load_safetensors
-    home = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
+    host_copy = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
     keep = is_fp8 if holds_in_fp8(settings) else None
-    transformer = pieces[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(home)
+    transformer = pieces[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(host_copy)
     clip = pieces[CLIP_L.option].load(encoder_dtype or dtype, mmap=mmap).to(device)
     t5 = _load_t5(pieces[T5XXL.option], encoder_dtype or dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
     vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
     variant = "dev" if transformer.shape.guidance else "schnell"
-    return Parts(
+    return Components(
         denoiser=transformer,
         vae=vae,
         text_encoders=[clip, t5],
@@ -111,10 +111,14 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
     return piece.load(dtype, mmap=not options.disable_mmap_load_safetensors)
 
 
-def remarks(parts: Parts, settings: Settings) -> list[str]:
+def remarks(components: Components, settings: Settings) -> list[str]:
     """Settings for dev on schnell."""
     told = settings[FluxObjectiveOptions].guidance_scale != FluxObjectiveOptions.guidance_scale
-    return ["guidance_scale: has no effect: schnell takes no guidance"] if told and not parts.facts["guidance"] else []
+    return (
+        ["guidance_scale: has no effect: schnell takes no guidance"]
+        if told and not components.facts["guidance"]
+        else []
+    )
 
 
 def _load_t5(piece: Piece, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> Any:
@@ -174,7 +178,7 @@ def _misfits(pieces: Pieces) -> list[str]:
     """Parts of other models: the transformer tells what it reads."""
     if MODEL not in pieces:
         return []
-    shape: FluxShape = pieces[MODEL].module.shape
+    shape: FluxParams = pieces[MODEL].module.shape
     wanted = {
         CLIP_L.option: ("hidden_size", shape.pooled_width, "vectors of {} values"),
         T5XXL.option: ("d_model", shape.text_width, "vectors of {} values"),
@@ -190,7 +194,7 @@ def _misfits(pieces: Pieces) -> list[str]:
     return problems
 
 
-def _out_of_bounds(shape: FluxShape, settings: Settings) -> list[str]:
+def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
     problems = []
     swap, most = settings[FluxMemoryOptions].blocks_to_swap or 0, most_swapped(shape.double_blocks, shape.single_blocks)
     if swap > most:

@@ -7,27 +7,27 @@ from torch import Tensor, nn
 from transformers import T5EncoderModel
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import BlockSwap, Bus, SwapGroup, moving, swap_counts
+from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, moving, swap_counts
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 
 
-def place(parts: Parts, settings: Settings, device: torch.device) -> None:
+def place(components: Components, settings: Settings, device: torch.device) -> None:
     """Bring the transformer to the device block by block, so that it never has to hold all of it. Swapped blocks come
     back as they are trained where its parameters require a gradient by now."""
-    flux: Any = parts.denoiser
+    flux: Any = components.denoiser
     memory = settings[FluxMemoryOptions]
     quantized = holds_in_fp8(settings)
     for name, part in flux.named_children():
         if name not in ("double_blocks", "single_blocks"):
             part.to(device)
     swaps = []
-    bus, learns = Bus.of(device), any(p.requires_grad for p in flux.parameters())
+    streams, learns = CopyStreams.of(device), any(p.requires_grad for p in flux.parameters())
     kinds = (flux.double_blocks, flux.single_blocks)
     for blocks, count in zip(kinds, swap_counts(memory.blocks_to_swap or 0), strict=True):
         moves = moving(len(blocks), count)
@@ -36,7 +36,7 @@ def place(parts: Parts, settings: Settings, device: torch.device) -> None:
                 block.to(device)  # where it is quick
                 _quantize(block, flux.dtype, settings, stays=number not in moves)
                 block.to("cpu" if number in moves else device)
-        swaps.append(BlockSwap(blocks, count, device, bus=bus, learns=learns))
+        swaps.append(BlockSwap(blocks, count, device, streams=streams, learns=learns))
     flux.swapper = SwapGroup(swaps) if memory.blocks_to_swap else None
 
 
@@ -54,7 +54,7 @@ def holds_in_fp8(settings: Settings) -> bool:
 
 
 def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays: bool) -> None:
-    """Hold a block's Linears in fp8. The modulations see one token for each picture and gain nothing by computing so.
+    """Hold a block's Linears in fp8. The modulations see one token for each image and gain nothing by computing so.
 
     fp8_compute alone is for speed: blocks that stay keep their weights in both orders, modulations as they are, and
     need as much as in bf16.
@@ -82,8 +82,8 @@ def quantize_t5(encoder: T5EncoderModel, dtype: torch.dtype) -> None:
         if isinstance(module, T5DenseGatedActDense):
             module.__class__ = _GatedDense
         if isinstance(module, nn.Linear) and fp8.fits(module):
-            home = module.weight.device
-            fp8.quantize_(module.to(device), dtype).to(home)
+            host_copy = module.weight.device
+            fp8.quantize_(module.to(device), dtype).to(host_copy)
 
 
 class _GatedDense(T5DenseGatedActDense):

@@ -1,7 +1,7 @@
 """FLUX.1's transformer in the layout of its checkpoints: module names are the file's keys.
 
-Black Forest Labs, 2024. Pictures are packed latents: each token is a 2x2 patch of 16 channels. Double blocks keep
-separate weights for text and picture and let them attend to each other; single blocks treat both alike.
+Black Forest Labs, 2024. Images are packed latents: each token is a 2x2 patch of 16 channels. Double blocks keep
+separate weights for text and image and let them attend to each other; single blocks treat both alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Rope = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FluxShape:
+class FluxParams:
     """The numbers of a transformer. The defaults are FLUX.1 dev; schnell has no guidance."""
 
     channels: int = 64
@@ -51,12 +51,12 @@ class FluxShape:
 
     @property
     def rope_widths(self) -> tuple[int, int, int]:
-        """How many of a head's values turn with the picture's number, row and column: 16, 56, 56 of 128."""
+        """How many of a head's values turn with the image's number, row and column: 16, 56, 56 of 128."""
         first = self.head_width // 8
         return first, (self.head_width - first) // 2, (self.head_width - first) // 2
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FluxShape:
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FluxParams:
         """From the shapes in a checkpoint, by BFL's keys. Raises KeyError where one that tells is missing."""
         width, channels = shapes["img_in.weight"]
         return cls(
@@ -114,7 +114,7 @@ class QKNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Projections around a joint attention."""
 
-    def __init__(self, shape: FluxShape):
+    def __init__(self, shape: FluxParams):
         super().__init__()
         self.heads = shape.heads
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
@@ -140,17 +140,17 @@ class Modulation(nn.Module):
         return self.lin(F.silu(vec))[:, None].chunk(3 * self.count, dim=-1)
 
 
-def mlp(shape: FluxShape) -> nn.Sequential:
+def mlp(shape: FluxParams) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(shape.width, shape.mlp_width), nn.GELU("tanh"), nn.Linear(shape.mlp_width, shape.width)
     )
 
 
-def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return (1 + scale) * F.layer_norm(x, x.shape[-1:], eps=EPS) + shift
 
 
-def turned(x: Tensor, rope: Rope) -> Tensor:
+def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """(B, S, H, D) float32: neighbouring values as points of a plane, turned by their token's position."""
     cos, sin = rope
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
@@ -158,7 +158,7 @@ def turned(x: Tensor, rope: Rope) -> Tensor:
 
 
 class DoubleBlock(nn.Module):
-    def __init__(self, shape: FluxShape):
+    def __init__(self, shape: FluxParams):
         super().__init__()
         self.img_mod = Modulation(shape.width, 2)
         self.img_attn = SelfAttention(shape)
@@ -174,23 +174,23 @@ class DoubleBlock(nn.Module):
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
-        img_qkv = self.img_attn.qkv_heads(modulated(img, img_shift1, img_scale1))
-        txt_qkv = self.txt_attn.qkv_heads(modulated(txt, txt_shift1, txt_scale1))
+        img_qkv = self.img_attn.qkv_heads(modulate(img, img_shift1, img_scale1))
+        txt_qkv = self.txt_attn.qkv_heads(modulate(txt, txt_shift1, txt_scale1))
         q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))  # (B, T + N, H, D)
-        out = attention(turned(q, rope).to(v.dtype), turned(k, rope).to(v.dtype), v, mask)
+        out = attention(apply_rope(q, rope).to(v.dtype), apply_rope(k, rope).to(v.dtype), v, mask)
         txt_out, img_out = out.split((txt.shape[1], img.shape[1]), dim=1)
 
         img = img + img_gate1 * self.img_attn.proj(img_out)
-        img = img + img_gate2 * self.img_mlp(modulated(img, img_shift2, img_scale2))
+        img = img + img_gate2 * self.img_mlp(modulate(img, img_shift2, img_scale2))
         txt = txt + txt_gate1 * self.txt_attn.proj(txt_out)
-        txt = txt + txt_gate2 * self.txt_mlp(modulated(txt, txt_shift2, txt_scale2))
+        txt = txt + txt_gate2 * self.txt_mlp(modulate(txt, txt_shift2, txt_scale2))
         return img, txt
 
 
 class SingleBlock(nn.Module):
     """Attention and MLP side by side, in one matrix before and one behind."""
 
-    def __init__(self, shape: FluxShape):
+    def __init__(self, shape: FluxParams):
         super().__init__()
         self.heads = shape.heads
         self.widths = (3 * shape.width, shape.mlp_width)
@@ -200,28 +200,28 @@ class SingleBlock(nn.Module):
         self.linear2 = nn.Linear(shape.width + shape.mlp_width, shape.width)
 
     def forward(self, x: Tensor, vec: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
-        """x (B, S, W) of text and picture, vec (B, W) -> x."""
+        """x (B, S, W) of text and image, vec (B, W) -> x."""
         shift, scale, gate = self.modulation(vec)
-        qkv, hidden = self.linear1(modulated(x, shift, scale)).split(self.widths, dim=-1)
+        qkv, hidden = self.linear1(modulate(x, shift, scale)).split(self.widths, dim=-1)
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)
         q, k = self.norm.query_norm(q), self.norm.key_norm(k)
-        out = attention(turned(q, rope).to(v.dtype), turned(k, rope).to(v.dtype), v, mask)
+        out = attention(apply_rope(q, rope).to(v.dtype), apply_rope(k, rope).to(v.dtype), v, mask)
         return x + gate * self.linear2(torch.cat((out, F.gelu(hidden, approximate="tanh")), dim=-1))
 
 
 class FinalLayer(nn.Module):
-    def __init__(self, shape: FluxShape):
+    def __init__(self, shape: FluxParams):
         super().__init__()
         self.linear = nn.Linear(shape.width, shape.channels)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(shape.width, 2 * shape.width))
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
-        return self.linear(modulated(x, shift, scale))
+        return self.linear(modulate(x, shift, scale))
 
 
 class FluxTransformer(nn.Module):
-    def __init__(self, shape: FluxShape):
+    def __init__(self, shape: FluxParams):
         super().__init__()
         self.shape = shape
         self.img_in = nn.Linear(shape.channels, shape.width)
@@ -256,17 +256,17 @@ class FluxTransformer(nn.Module):
         grid: tuple[int, int],
         txt_mask: Tensor | None = None,
     ) -> Tensor:
-        """The velocity, noise - picture, of each token.
+        """The velocity, noise - image, of each token.
 
         img (B, N, 64) packed latents, txt (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,)
         or None for schnell, grid: rows and columns of tokens, N = rows * columns, txt_mask (B, T) bool, True where
         there is text -> (B, N, 64).
         """
         dtype = self.dtype
-        vec = self.time_in(sinusoid(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
+        vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
         if self.shape.guidance:
             assert guidance is not None, "FLUX.1 dev is told its guidance"
-            vec = vec + self.guidance_in(sinusoid(guidance).to(dtype))
+            vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
         img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
@@ -295,12 +295,12 @@ class FluxTransformer(nn.Module):
 
 
 def whole_mask(txt_mask: Tensor, tokens: int) -> Tensor:
-    """(B, T) -> (B, 1, 1, T + tokens): every picture token is looked at."""
-    picture = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
-    return torch.cat((txt_mask.bool(), picture), dim=1)[:, None, None]
+    """(B, T) -> (B, 1, 1, T + tokens): every image token is looked at."""
+    image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
+    return torch.cat((txt_mask.bool(), image), dim=1)[:, None, None]
 
 
-def sinusoid(t: Tensor) -> Tensor:
+def timestep_embedding(t: Tensor) -> Tensor:
     """Timesteps or guidance (B,) -> (B, 256) float32, cosines first; FLUX.1 counts a whole as 1000."""
     half = TIME_CHANNELS // 2
     rates = torch.exp(-math.log(ROPE_BASE) / half * torch.arange(half, device=t.device, dtype=torch.float32))
@@ -309,8 +309,8 @@ def sinusoid(t: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def rope_table(shape: FluxShape, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
-    """Of the text, which has position 0, then of the picture row by row; computed once for each size."""
+def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
+    """Of the text, which has position 0, then of the image row by row; computed once for each size."""
     rows, columns = grid
     positions = torch.zeros(txt_tokens + rows * columns, 3, dtype=torch.float64)
     positions[txt_tokens:, 1] = torch.arange(rows).repeat_interleave(columns)

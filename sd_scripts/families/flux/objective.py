@@ -1,4 +1,4 @@
-"""What FLUX.1 learns: the straight way from picture to noise, told from a point between them."""
+"""What FLUX.1 learns: the straight way from image to noise, told from a point between them."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.library.flow import draw_sigmas, loss_weights, within_bounds
-from sd_scripts.library.losses import compared
+from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.noise import normal, perturb, timestep_bounds
 from sd_scripts.library.schedules import TIMESTEPS
 from sd_scripts.options.flux import FluxModelOptions, FluxObjectiveOptions
@@ -40,22 +40,22 @@ def step_inputs(
 
 
 def draw_timesteps(latents: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
-    """(B,) float32, sigma: 0 is the picture and 1 noise alone."""
+    """(B,) float32, sigma: 0 is the image and 1 noise alone."""
     rows, columns = grid_of(latents)
     sigmas = draw_sigmas(len(latents), settings[FluxObjectiveOptions], rows * columns, generator)
     return within_bounds(sigmas, *timestep_bounds(settings[NoiseOptions]))
 
 
-def loss(parts: Parts, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
+def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
     """(B,) float32. `text` as encode_text gives it."""
     objective = settings[FluxObjectiveOptions]
     noisy, t, loss_weight = inputs["noisy"], inputs["timesteps"], inputs["loss_weight"]
     prediction = predict(
-        parts.denoiser,
+        components.denoiser,
         noisy,
         t,
         text,
-        told_guidance(parts, t, objective.guidance_scale),
+        told_guidance(components, t, objective.guidance_scale),
         masked=settings[FluxModelOptions].apply_t5_attn_mask,
     )
     # Only raw compares like with like. The others are the scripts' that people bring settings from.
@@ -64,14 +64,14 @@ def loss(parts: Parts, inputs: dict[str, Tensor], text: dict[str, Tensor], setti
     elif objective.model_prediction_type == "sigma_scaled":
         prediction = noisy - t.view(-1, 1, 1, 1) * prediction
         loss_weight = loss_weight * loss_weights(t, objective.weighting_scheme)
-    return compared(
+    return diffusion_loss(
         prediction, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
     )
 
 
-def told_guidance(parts: Parts, timesteps: Tensor, guidance: float) -> Tensor | None:
+def told_guidance(components: Components, timesteps: Tensor, guidance: float) -> Tensor | None:
     """(B,), one for each timestep, made on their device; None for schnell, which takes none."""
-    flux: Any = parts.denoiser
+    flux: Any = components.denoiser
     return torch.full_like(timesteps, guidance) if flux.shape.guidance else None
 
 
@@ -81,12 +81,12 @@ def validation_timesteps(settings: Settings) -> list[float]:
     return [(low + (high - low) * part / 5) / TIMESTEPS for part in (1, 2, 3, 4)]
 
 
-def architecture(parts: Parts) -> str:
+def architecture(components: Components) -> str:
     """modelspec.architecture."""
-    return f"flux-1-{parts.facts['variant']}"
+    return f"flux-1-{components.facts['variant']}"
 
 
-def metadata(settings: Settings, parts: Parts) -> dict[str, str]:
+def metadata(settings: Settings, components: Components) -> dict[str, str]:
     """The entries that LoRA files of FLUX.1 have beside those of every family."""
     model, objective = settings[FluxModelOptions], settings[FluxObjectiveOptions]
     told = {name: getattr(model, name) for name in ("model_type", "apply_t5_attn_mask")}

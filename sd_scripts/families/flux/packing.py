@@ -33,7 +33,7 @@ def predict(
     *,
     masked: bool,
 ) -> Tensor:
-    """The velocity, noise - picture.
+    """The velocity, noise - image.
 
     noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as encode_text gives it, guidance (B,) or None for
     schnell; `masked` hides the padding of the text -> (B, 16, h, w) float32.

@@ -1,4 +1,4 @@
-"""Pictures of FLUX.1 while training: Euler steps along the learned way, eager and without a trace in the training."""
+"""Images of FLUX.1 while training: Euler steps along the learned way, eager and without a trace in the training."""
 
 import secrets
 from contextlib import ExitStack
@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.flux.objective import told_guidance
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.families.flux.text import encode_text, tokenize
 from sd_scripts.families.flux.vae import decode_latents
-from sd_scripts.families.sampling import as_image, lent, resting
+from sd_scripts.families.sampling import as_image, eval_mode, on_device
 from sd_scripts.library.flow import sampling_sigmas, shift_of
 from sd_scripts.options.flux import FluxModelOptions
 from sd_scripts.options.prompt_lines import SIDE_MULTIPLES, SamplePrompt, size_of
@@ -25,32 +25,32 @@ LATENT, MULTIPLE = 8, SIDE_MULTIPLES["flux"]
 
 
 @torch.no_grad()
-def sample(parts: Parts, prompt: SamplePrompt, settings: Settings) -> Image.Image:
-    """One picture by the model as it is, with the LoRA it wears, on the denoiser's device.
+def sample(components: Components, prompt: SamplePrompt, settings: Settings) -> Image.Image:
+    """One image by the model as it is, with the LoRA it wears, on the denoiser's device.
 
     The denoiser stays as it lies, since its blocks may be swapped; the encoders, then the autoencoder come to it one
     after the other. The same seed gives the same noise on every device.
     """
-    flux: Any = parts.denoiser
+    flux: Any = components.denoiser
     device = flux.img_in.weight.device
-    modules = [parts.denoiser, parts.vae, *parts.text_encoders]
-    with torch.compiler.set_stance("force_eager"), resting(modules):
-        text = _read(parts, prompt, settings, device)
-        latents = _denoise(parts, prompt, text, device, masked=settings[FluxModelOptions].apply_t5_attn_mask)
-        with lent(parts.vae, device):
-            return as_image(decode_latents(parts, latents)[0])
+    modules = [components.denoiser, components.vae, *components.text_encoders]
+    with torch.compiler.set_stance("force_eager"), eval_mode(modules):
+        text = _read(components, prompt, settings, device)
+        latents = _denoise(components, prompt, text, device, masked=settings[FluxModelOptions].apply_t5_attn_mask)
+        with on_device(components.vae, device):
+            return as_image(decode_latents(components, latents)[0])
 
 
-def _read(parts: Parts, prompt: SamplePrompt, settings: Settings, device: torch.device) -> dict[str, Tensor]:
+def _read(components: Components, prompt: SamplePrompt, settings: Settings, device: torch.device) -> dict[str, Tensor]:
     """The prompt as the transformer reads it; before it the negative prompt, where there is one to steer away from."""
     steered = prompt.scale != 1 and prompt.negative_prompt
     captions = [prompt.negative_prompt, prompt.prompt] if steered else [prompt.prompt]
-    tokens = tokenize(parts, captions, settings)
+    tokens = tokenize(components, captions, settings)
     with ExitStack() as borrowed:
-        for encoder in parts.text_encoders:
+        for encoder in components.text_encoders:
             if _has_room(device, encoder):
-                borrowed.enter_context(lent(encoder, device))
-        text = encode_text(parts, tokens)
+                borrowed.enter_context(on_device(encoder, device))
+        text = encode_text(components, tokens)
     return {name: tensor.to(device) for name, tensor in text.items()}
 
 
@@ -65,22 +65,22 @@ def _has_room(device: torch.device, module: nn.Module) -> bool:
 
 
 def _denoise(
-    parts: Parts, prompt: SamplePrompt, text: dict[str, Tensor], device: torch.device, *, masked: bool
+    components: Components, prompt: SamplePrompt, text: dict[str, Tensor], device: torch.device, *, masked: bool
 ) -> Tensor:
     """(1, 16, h, w) float32 latents, shifted and scaled."""
     height, width = size_of(prompt, MULTIPLE)
     generator = torch.Generator().manual_seed(secrets.randbits(32) if prompt.seed is None else prompt.seed)
     latents = torch.randn((1, 16, height // LATENT, width // LATENT), generator=generator).to(device)
     rows, columns = grid_of(latents)
-    flux: Any = parts.denoiser
+    flux: Any = components.denoiser
     shift = shift_of(rows * columns) if flux.shape.guidance else 1.0  # schnell was taught to walk in even steps
     sigmas = sampling_sigmas(prompt.steps, shift).to(device)
 
     captions = len(text["l_pooled"])
     for t, after in pairwise(sigmas):
         noisy, at = latents.expand(captions, -1, -1, -1), t.expand(captions)
-        guidance = told_guidance(parts, at, prompt.guidance)
-        velocity = predict(parts.denoiser, noisy, at, text, guidance, masked=masked)
+        guidance = told_guidance(components, at, prompt.guidance)
+        velocity = predict(components.denoiser, noisy, at, text, guidance, masked=masked)
         if captions == 2:
             without, with_prompt = velocity.chunk(2)
             velocity = without + prompt.scale * (with_prompt - without)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.cache_files import Arrays
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.library.clip_tokenizer import LENGTH
 from sd_scripts.options.flux import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.options.network import NetworkOptions
@@ -20,16 +20,16 @@ OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask"
 """What a cache file holds."""
 
 
-def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
     """ids1 (B, 77), ids2 and mask2 (B, T), int64; T is parts.facts["t5_length"]. What is longer is cut off."""
-    clip, t5 = parts.tokenizers
+    clip, t5 = components.tokenizers
     long = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
     clip_tokens = clip(list(captions), max_length=LENGTH, **long)
-    t5_tokens = t5(list(captions), max_length=parts.facts["t5_length"], **long)
+    t5_tokens = t5(list(captions), max_length=components.facts["t5_length"], **long)
     return {"ids1": clip_tokens.input_ids, "ids2": t5_tokens.input_ids, "mask2": t5_tokens.attention_mask}
 
 
-def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the encoders give whose tokens are there, in their dtype; differentiable.
 
     CLIP: l_pooled (B, 768). T5: t5_out (B, T, 4096), txt_ids (B, T, 3) zeros, t5_attn_mask (B, T) int64 and
@@ -38,23 +38,23 @@ def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     outputs: dict[str, Tensor] = {}
     if "ids1" in tokens:
-        outputs["l_pooled"] = _pooled(parts, tokens["ids1"])
+        outputs["l_pooled"] = _pooled(components, tokens["ids1"])
     if "ids2" in tokens:
-        outputs |= _states(parts, tokens["ids2"], tokens["mask2"])
+        outputs |= _states(components, tokens["ids2"], tokens["mask2"])
     return outputs
 
 
-def _pooled(parts: Parts, ids: Tensor) -> Tensor:
+def _pooled(components: Components, ids: Tensor) -> Tensor:
     """CLIP's last state, normed, at the first end token: its number is the tokenizer's, as files do not tell it."""
-    encoder = parts.text_encoders[CLIP]
+    encoder = components.text_encoders[CLIP]
     ids = ids.to(next(encoder.parameters()).device)
     hidden = encoder(ids).last_hidden_state  # (B, 77, 768)
-    ends = (ids == parts.tokenizers[CLIP].eos_token_id).int().argmax(dim=1)
+    ends = (ids == components.tokenizers[CLIP].eos_token_id).int().argmax(dim=1)
     return hidden[torch.arange(len(ids), device=ids.device), ends]
 
 
-def _states(parts: Parts, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    encoder, masked = parts.text_encoders[T5], bool(parts.facts["apply_t5_attn_mask"])
+def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    encoder, masked = components.text_encoders[T5], bool(components.facts["apply_t5_attn_mask"])
     device = next(encoder.parameters()).device
     ids, mask = ids.to(device), mask.to(device)
     hidden = encoder(ids, attention_mask=mask if masked else None).last_hidden_state
@@ -66,17 +66,17 @@ def _states(parts: Parts, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-def text_facts(parts: Parts, settings: Settings) -> tuple[object, ...]:
+def text_facts(components: Components, settings: Settings) -> tuple[object, ...]:
     """What of the settings changes the outputs."""
-    return parts.facts["t5_length"], parts.facts["apply_t5_attn_mask"]
+    return components.facts["t5_length"], components.facts["apply_t5_attn_mask"]
 
 
-def text_cache_fits(parts: Parts, arrays: Arrays) -> bool:
+def text_cache_fits(components: Components, arrays: Arrays) -> bool:
     """Whether a cache file is whole, and of T5's length and mask as they are now; it need not read the states."""
     if any(name not in arrays for name in OUTPUTS):
         return False
-    masked = bool(arrays["apply_t5_attn_mask"]) == parts.facts["apply_t5_attn_mask"]
-    return masked and len(arrays["t5_attn_mask"]) == parts.facts["t5_length"]
+    masked = bool(arrays["apply_t5_attn_mask"]) == components.facts["apply_t5_attn_mask"]
+    return masked and len(arrays["t5_attn_mask"]) == components.facts["t5_length"]
 
 
 def adapted_encoders(settings: Settings) -> tuple[bool, ...]:

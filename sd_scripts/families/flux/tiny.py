@@ -17,14 +17,14 @@ from torch import Tensor
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.data import drawn
-from sd_scripts.families.flux.model import DoubleBlock, FluxShape, FluxTransformer, Modulation, SingleBlock
+from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.families.flux.packing import grid_of, pack
 from sd_scripts.families.miniature import (
     Miniature,
     clip_config,
     clip_tokenizer,
+    images,
     least_squares,
-    pictures,
     randomize,
     words,
 )
@@ -33,7 +33,7 @@ from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.library.t5_tokenizer import ROWS
 
 CLIP_WIDTH, T5_WIDTH = 64, 48
-SHAPE = FluxShape(
+SHAPE = FluxParams(
     width=64,
     heads=2,
     mlp_width=256,
@@ -70,8 +70,8 @@ class TinyModules:
 
 
 def write_miniature(folder: Path) -> Miniature:
-    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned pictures: a few MB, in seconds."""
-    data_dir = drawn.write_pictures(folder / "pictures")
+    """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds."""
+    data_dir = drawn.write_images(folder / "images")
     files = {
         "pretrained_model_name_or_path": folder / "miniature_flux.safetensors",
         "clip_l": folder / "clip_l.safetensors",
@@ -125,7 +125,7 @@ def tiny_modules(clip_vocabulary: int) -> TinyModules:
     for part in (modules.transformer, modules.ae, modules.clip_l, modules.t5xxl):
         randomize(part, generator)
     _calm(modules.transformer)
-    _fit(modules.transformer, _calibrate(modules.ae, pictures()).repeat(4, 1, 1, 1), generator)
+    _fit(modules.transformer, _calibrate(modules.ae, images()).repeat(4, 1, 1, 1), generator)
     return modules
 
 
@@ -180,7 +180,7 @@ def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generat
 
 
 def _attention_output(block: Any) -> Tensor:
-    """What brings attention into the stream of picture tokens, as a view."""
+    """What brings attention into the stream of image tokens, as a view."""
     if isinstance(block, DoubleBlock):
         return block.img_attn.proj.weight
     assert isinstance(block, SingleBlock)

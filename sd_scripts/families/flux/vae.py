@@ -1,4 +1,4 @@
-"""Pictures to latents and back with FLUX.1's autoencoder."""
+"""Images to latents and back with FLUX.1's autoencoder."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.autoencoder import decoded, encoded
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 
 
-def encode_images(parts: Parts, pixels: Tensor) -> Tensor:
+def encode_images(components: Components, pixels: Tensor) -> Tensor:
     """(B, 3, H, W) in -1..1 -> latents (B, 16, H/8, W/8) float32 on the autoencoder's device, shifted and scaled.
 
     Raises ValueError where they are not finite.
     """
-    vae: Any = parts.vae
+    vae: Any = components.vae
     latents = encoded(vae, pixels)
     if torch.isfinite(latents).all():
         return (latents - vae.config.shift_factor) * vae.config.scaling_factor
@@ -23,7 +23,7 @@ def encode_images(parts: Parts, pixels: Tensor) -> Tensor:
     raise ValueError("ae: the autoencoder gives numbers that are not finite; fetch its file again, or choose another")
 
 
-def decode_latents(parts: Parts, latents: Tensor) -> Tensor:
-    """Shifted and scaled latents (B, 16, h, w) -> pictures (B, 3, 8h, 8w) float32 in 0..1."""
-    vae: Any = parts.vae
+def decode_latents(components: Components, latents: Tensor) -> Tensor:
+    """Shifted and scaled latents (B, 16, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
+    vae: Any = components.vae
     return decoded(vae, latents / vae.config.scaling_factor + vae.config.shift_factor)

@@ -1,4 +1,4 @@
-"""SDXL 1.0 base at full size with random weights, and what its steps read: for benchmarks, where no picture counts."""
+"""SDXL 1.0 base at full size with random weights, and what its steps read: for benchmarks, where no image counts."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.unet import make_ours
 
 SDXL_CONFIG: dict[str, Any] = {
@@ -28,7 +28,7 @@ SDXL_CONFIG: dict[str, Any] = {
 """Of SDXL 1.0 base."""
 
 
-def random_parts(device: torch.device, dtype: torch.dtype) -> Parts:
+def random_parts(device: torch.device, dtype: torch.dtype) -> Components:
     """The U-Net alone; nothing is encoded in a benchmark."""
     with torch.device("meta"):
         unet = UNet2DConditionModel(**SDXL_CONFIG)
@@ -43,13 +43,13 @@ def random_parts(device: torch.device, dtype: torch.dtype) -> Parts:
     return parts_of(unet.requires_grad_(False))
 
 
-def parts_of(unet: UNet2DConditionModel) -> Parts:
-    return Parts(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random")
+def parts_of(unet: UNet2DConditionModel) -> Components:
+    return Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random")
 
 
-def random_inputs(parts: Parts, batch: int, size: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
+def random_inputs(components: Components, batch: int, size: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
     """What a step reads, as objective.py makes it, from noise; size: width and height in pixels."""
-    unet: Any = parts.denoiser.config
+    unet: Any = components.denoiser.config
     generator = torch.Generator(device).manual_seed(size[0])
 
     def normal(*shape: int) -> Tensor:

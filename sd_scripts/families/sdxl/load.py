@@ -6,7 +6,7 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.loading import download
 from sd_scripts.families.sdxl.folder import load_part, vae_folder
 from sd_scripts.families.sdxl.single_file import (
@@ -47,7 +47,7 @@ def load(
     *,
     denoiser_dtype: torch.dtype | None = None,
     encoder_dtype: torch.dtype | None = None,
-) -> Parts:
+) -> Components:
     """The base model, frozen, in eval mode and in `dtype`, or its U-Net and text encoders in others; with no_half_vae
     the VAE is in float32.
 
@@ -71,7 +71,7 @@ def load(
     encoders = [modules.text_encoder1, modules.text_encoder2]
     for module in (modules.unet, vae, *encoders):
         module.eval().requires_grad_(False).to(device)
-    return Parts(
+    return Components(
         denoiser=modules.unet,
         vae=vae,
         text_encoders=encoders,

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.unet import predict
-from sd_scripts.library.losses import picture_losses
+from sd_scripts.library.losses import per_sample_loss
 from sd_scripts.library.noise import draw_noise, draw_timesteps, perturb
 from sd_scripts.library.schedules import TIMESTEPS, noise_schedule
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
@@ -43,20 +43,20 @@ def step_inputs(
     return inputs
 
 
-def loss(parts: Parts, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
+def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
     """(B,) float32. `text` as encode_text gives it."""
     model = settings[ModelOptions]
-    dtype = next(parts.denoiser.parameters()).dtype
+    dtype = next(components.denoiser.parameters()).dtype
     context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)  # (B, T, 2048)
     prediction = predict(
-        parts.denoiser,
+        components.denoiser,
         inputs["noisy"].to(dtype),
         inputs["timesteps"],
         context,
         text["pool2"].to(dtype),
         inputs["sizes"],
     )
-    return picture_losses(
+    return per_sample_loss(
         prediction,
         inputs["target"],
         inputs["timesteps"],

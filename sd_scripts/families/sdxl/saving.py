@@ -10,7 +10,7 @@ import diffusers
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import ModelWeights, Parts
+from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.sdxl.folder import read_part, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.single_file import with_prefix
@@ -38,23 +38,28 @@ COMPONENTS = {
 OF_DIFFUSERS, OF_TRANSFORMERS = "diffusion_pytorch_model.safetensors", "model.safetensors"
 
 
-def saved_form(parts: Parts, save_model_as: str | None) -> str:
+def saved_form(components: Components, save_model_as: str | None) -> str:
     """As family.Family.saved_form. Unset, a folder stays a folder; a pickle is written only where it is asked for."""
     if save_model_as:
         return save_model_as.removesuffix("_safetensors")
-    return "diffusers" if parts.facts["files"].is_dir() else "safetensors"
+    return "diffusers" if components.facts["files"].is_dir() else "safetensors"
 
 
 def save(
-    parts: Parts, weights: ModelWeights, path: Path, form: str, dtype: torch.dtype | None, metadata: dict[str, str]
+    components: Components,
+    weights: ModelWeights,
+    path: Path,
+    form: str,
+    dtype: torch.dtype | None,
+    metadata: dict[str, str],
 ) -> None:
     """As family.Family.save. A .ckpt and a folder hold no metadata."""
-    states = _states(parts, weights)
+    states = _states(components, weights)
     if form == "diffusers":
         with whole_folder(path, INDEX) as folder:
-            _write_folder(folder, parts, states, dtype)
+            _write_folder(folder, components, states, dtype)
         return
-    tensors = states.checkpoint(parts)
+    tensors = states.checkpoint(components)
     if form == "safetensors":
         save_model(path, tensors, metadata, dtype)
         return
@@ -62,9 +67,9 @@ def save(
         torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
 
 
-def checkpoint_tensors(parts: Parts) -> State:
+def checkpoint_tensors(components: Components) -> State:
     """The model as loaded: all 2,514 tensors of SDXL (fewer of a smaller cousin) as the single file has them."""
-    return _states(parts, ModelWeights(denoiser=parts.denoiser.state_dict())).checkpoint(parts)
+    return _states(components, ModelWeights(denoiser=components.denoiser.state_dict())).checkpoint(components)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +81,21 @@ class States:
     text_encoder1: State
     text_encoder2: State
 
-    def checkpoint(self, parts: Parts) -> State:
+    def checkpoint(self, components: Components) -> State:
         """In the keys and shapes of the single file, with the marks that stood in the base model's."""
         encoders = (self.text_encoder1, self.text_encoder2)
-        return sgm.checkpoint(self.unet, self.vae, *encoders, parts.facts["logit_scale"]) | parts.facts["marks"]
+        return (
+            sgm.checkpoint(self.unet, self.vae, *encoders, components.facts["logit_scale"]) | components.facts["marks"]
+        )
 
 
-def _states(parts: Parts, weights: ModelWeights) -> States:
-    first, second = parts.text_encoders
+def _states(components: Components, weights: ModelWeights) -> States:
+    first, second = components.text_encoders
     unet, (learned1, learned2) = dict(weights.denoiser), weights.text_encoders
-    original = _read_originals(parts)
+    original = _read_originals(components)
     return States(
         unet={**unet, **_unrounded(_stood_still(unet), original.unet)},
-        vae=_unrounded(parts.vae.state_dict(), original.vae),
+        vae=_unrounded(components.vae.state_dict(), original.vae),
         text_encoder1=_on_cpu(learned1) if learned1 else _unrounded(first.state_dict(), original.text_encoder1),
         text_encoder2=_on_cpu(learned2) if learned2 else _unrounded(second.state_dict(), original.text_encoder2),
     )
@@ -120,11 +127,11 @@ def _unrounded(held: State, originals: State) -> State:
     return state
 
 
-def _read_originals(parts: Parts) -> States:
+def _read_originals(components: Components) -> States:
     """What the files of the base model, and of another VAE, hold; nothing if they are gone."""
-    source, vae_source = parts.facts["files"], parts.facts["vae_files"]
-    unet, first, second = (module.state_dict() for module in (parts.denoiser, *parts.text_encoders))
-    vae = parts.vae.state_dict()
+    source, vae_source = components.facts["files"], components.facts["vae_files"]
+    unet, first, second = (module.state_dict() for module in (components.denoiser, *components.text_encoders))
+    vae = components.vae.state_dict()
     file = _read(source)
     return States(
         unet=sgm.read_unet(file, unet) or _read_part(source / "unet", unet),
@@ -148,23 +155,23 @@ def _read_part(folder: Path, names: State) -> State:
         return {}
 
 
-def _write_folder(folder: Path, parts: Parts, states: States, dtype: torch.dtype | None) -> None:
+def _write_folder(folder: Path, components: Components, states: States, dtype: torch.dtype | None) -> None:
     """A whole pipeline of diffusers'. transformers 5 has no `text_model.` before the first encoder's names, and reads
     them with it; transformers 4 needs it."""
-    first, second = parts.text_encoders
+    first, second = components.text_encoders
     text_encoder1 = {sgm.text_encoder1_key(name): tensor for name, tensor in states.text_encoder1.items()}
-    _write_part(folder / "unet" / OF_DIFFUSERS, parts.denoiser, states.unet, dtype)
-    _write_part(folder / "vae" / OF_DIFFUSERS, parts.vae, states.vae, dtype)
+    _write_part(folder / "unet" / OF_DIFFUSERS, components.denoiser, states.unet, dtype)
+    _write_part(folder / "vae" / OF_DIFFUSERS, components.vae, states.vae, dtype)
     _write_part(folder / "text_encoder" / OF_TRANSFORMERS, first, text_encoder1, dtype)
     _write_part(folder / "text_encoder_2" / OF_TRANSFORMERS, second, states.text_encoder2, dtype)
-    for name, tokenizer in zip(FOLDERS, parts.tokenizers, strict=True):
+    for name, tokenizer in zip(FOLDERS, components.tokenizers, strict=True):
         _write_tokenizer(folder / name, tokenizer)
-    scheduler = _scheduler(parts)
+    scheduler = _scheduler(components)
     (folder / "scheduler").mkdir()
     _write_json(folder / "scheduler/scheduler_config.json", scheduler)
     about = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
-    components = COMPONENTS | {"scheduler": ["diffusers", scheduler["_class_name"]]}
-    _write_json(folder / INDEX, {**about, "force_zeros_for_empty_prompt": True, **components})
+    index_entries = COMPONENTS | {"scheduler": ["diffusers", scheduler["_class_name"]]}
+    _write_json(folder / INDEX, {**about, "force_zeros_for_empty_prompt": True, **index_entries})
 
 
 def _write_part(file: Path, module: Any, state: State, dtype: torch.dtype | None) -> None:
@@ -188,14 +195,14 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
         raise OSError(str(error)) from error
 
 
-def _scheduler(parts: Parts) -> dict[str, Any]:
+def _scheduler(components: Components) -> dict[str, Any]:
     """The base model's own, or Euler's, as SDXL is published with; of what the model has learned to predict."""
-    schedule = parts.facts["schedule"]
+    schedule = components.facts["schedule"]
     learned = json.loads(make_sampler("euler", **schedule).to_json_string())
     if not schedule["zero_terminal_snr"]:
         learned["timestep_spacing"] = "leading"
     try:
-        own = dict(read_json(parts.facts["files"] / "scheduler/scheduler_config.json"))
+        own = dict(read_json(components.facts["files"] / "scheduler/scheduler_config.json"))
     except (ValueError, TypeError):
         return learned
     changed = ["prediction_type"] + ["rescale_betas_zero_snr", "timestep_spacing"] * schedule["zero_terminal_snr"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.library.weighted_prompt import parse_weights
 from sd_scripts.options.dataset import CaptionOptions
 from sd_scripts.options.model import ModelOptions
@@ -19,7 +19,7 @@ TRAINED_LAYER = 2
 """Counted from the end: the state that SDXL was trained on. clip_skip reads earlier ones, never the last."""
 
 
-def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
     """ids1, ids2 (B, n, 77) int64, one row for each 75 tokens; with weighted_captions also weights1, weights2.
 
     max_token_length 150 and 225 make n = 2 and 3; what is longer is cut off. Shapes do not depend on the captions.
@@ -27,7 +27,7 @@ def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[
     chunks = (settings[ModelOptions].max_token_length or CHUNK) // CHUNK
     weighted = settings[CaptionOptions].weighted_captions
     tokens: dict[str, Tensor] = {}
-    for number, tokenizer in enumerate(parts.tokenizers, start=1):
+    for number, tokenizer in enumerate(components.tokenizers, start=1):
         rows = [_weighted_ids(tokenizer, caption, weighted) for caption in captions]
         tokens[f"ids{number}"] = torch.tensor([_chunked_ids(tokenizer, ids, chunks) for ids, _ in rows])
         if weighted:
@@ -35,14 +35,14 @@ def tokenize(parts: Parts, captions: Sequence[str], settings: Settings) -> dict[
     return tokens
 
 
-def encode_text(parts: Parts, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
     """hidden_state1 (B, 75n + 2, 768), hidden_state2 (B, 75n + 2, 1280), pool2 (B, 1280), in the encoders' dtype.
 
     `tokens` as `tokenize` makes them, or slices of them, of both encoders or one; differentiable.
     """
     states: dict[str, Tensor] = {}
-    layer = -max(TRAINED_LAYER, parts.facts.get("clip_skip") or 0)
-    for number, encoder in enumerate(parts.text_encoders, start=1):
+    layer = -max(TRAINED_LAYER, components.facts.get("clip_skip") or 0)
+    for number, encoder in enumerate(components.text_encoders, start=1):
         if f"ids{number}" not in tokens:
             continue
         ids = tokens[f"ids{number}"].to(_device(encoder))  # (B, n, 77)
@@ -71,7 +71,7 @@ def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def text_facts(parts: Parts, settings: Settings) -> tuple[object, ...]:
+def text_facts(components: Components, settings: Settings) -> tuple[object, ...]:
     """What of the settings changes the states."""
     model = settings[ModelOptions]
     return model.max_token_length, model.clip_skip, settings[CaptionOptions].weighted_captions

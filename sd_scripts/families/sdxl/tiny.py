@@ -19,8 +19,8 @@ from sd_scripts.families.miniature import (
     Miniature,
     clip_config,
     clip_tokenizer,
+    images,
     least_squares,
-    pictures,
     randomize,
 )
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
@@ -56,8 +56,8 @@ VAE: dict[str, Any] = {
 
 
 def write_miniature(folder: Path) -> Miniature:
-    """Make a checkpoint, its tokenizers beside it and a folder of captioned pictures: a few MB, in a few seconds."""
-    data_dir = drawn.write_pictures(folder / "pictures")
+    """Make a checkpoint, its tokenizers beside it and a folder of captioned images: a few MB, in a few seconds."""
+    data_dir = drawn.write_images(folder / "images")
     checkpoint = folder / "miniature_sdxl.safetensors"
     tokenizer = clip_tokenizer()
     for name in FOLDERS:
@@ -79,7 +79,7 @@ def tiny_modules(vocabulary: int) -> Modules:
     generator = torch.Generator().manual_seed(0)
     for part in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):
         randomize(part, generator)
-    latents = _calibrate(modules.vae, pictures())
+    latents = _calibrate(modules.vae, images())
     attention_outputs = [m.proj_out.weight for m in modules.unet.modules() if isinstance(m, Transformer2DModel)]
     for weight in attention_outputs:
         weight.zero_()
@@ -89,9 +89,9 @@ def tiny_modules(vocabulary: int) -> Modules:
     return modules
 
 
-def _calibrate(vae: Any, pictures: Tensor) -> Tensor:
+def _calibrate(vae: Any, images: Tensor) -> Tensor:
     """Give the latents mean 0, deviation 1 after scaling and a narrow distribution; returns them, scaled."""
-    moments = vae.encode(pictures).latent_dist.parameters
+    moments = vae.encode(images).latent_dist.parameters
     channels = vae.config.latent_channels
     spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
     gain = 1 / (VAE_SCALE * spread)
@@ -101,7 +101,7 @@ def _calibrate(vae: Any, pictures: Tensor) -> Tensor:
     conv = vae.quant_conv
     conv.weight.mul_(gain[:, None, None, None])
     conv.bias.copy_((conv.bias - middle) * gain + offset)
-    return vae.encode(pictures).latent_dist.mode() * VAE_SCALE
+    return vae.encode(images).latent_dist.mode() * VAE_SCALE
 
 
 def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:

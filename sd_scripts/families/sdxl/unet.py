@@ -9,7 +9,7 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.lora import block_of as block_of_layer
 from sd_scripts.library.attention import attention
 from sd_scripts.library.sdxl_model_util import lora_unet_name
@@ -57,9 +57,9 @@ def predict(
     return unet(noisy, timesteps, context, added_cond_kwargs=added, return_dict=False)[0].float()
 
 
-def place(parts: Parts, settings: Settings, device: torch.device) -> None:
+def place(components: Components, settings: Settings, device: torch.device) -> None:
     """Bring the U-Net to the device whole: it fits wherever SDXL can be trained."""
-    parts.denoiser.to(device)
+    components.denoiser.to(device)
 
 
 def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
@@ -80,7 +80,7 @@ def compile_targets(unet: nn.Module) -> list[list[nn.Module]]:
 
 
 def graph_kinds(unet: nn.Module) -> dict[str, int]:
-    """How many graphs each class of block needs at one picture size: one for each shape of its weights."""
+    """How many graphs each class of block needs at one image size: one for each shape of its weights."""
     shapes: dict[str, set[Any]] = {}
     for block in (b for part in compile_targets(unet) for b in part):
         weights = tuple(tuple(p.shape) for p in block.parameters())

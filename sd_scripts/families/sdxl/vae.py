@@ -1,4 +1,4 @@
-"""Pictures to latents and back with SDXL's autoencoder."""
+"""Images to latents and back with SDXL's autoencoder."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.autoencoder import decoded, encoded
-from sd_scripts.families.family import Parts
+from sd_scripts.families.family import Components
 
 
-def encode_images(parts: Parts, pixels: Tensor) -> Tensor:
+def encode_images(components: Components, pixels: Tensor) -> Tensor:
     """(B, 3, H, W) in -1..1 -> latents (B, 4, H/8, W/8) float32 on the VAE's device, not yet scaled.
 
     Raises ValueError where the VAE overflowed, as SDXL's own does in half precision.
     """
-    vae: Any = parts.vae
+    vae: Any = components.vae
     latents = encoded(vae, pixels)
     if not torch.isfinite(latents).all():
         raise ValueError(
@@ -24,7 +24,7 @@ def encode_images(parts: Parts, pixels: Tensor) -> Tensor:
     return latents
 
 
-def decode_latents(parts: Parts, latents: Tensor) -> Tensor:
-    """Scaled latents (B, 4, h, w) -> pictures (B, 3, 8h, 8w) float32 in 0..1."""
-    vae: Any = parts.vae
+def decode_latents(components: Components, latents: Tensor) -> Tensor:
+    """Scaled latents (B, 4, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
+    vae: Any = components.vae
     return decoded(vae, latents / vae.config.scaling_factor)

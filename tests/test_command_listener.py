@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_help import SHORT, equal, pictures, train
+from training_help import SHORT, equal, images, train
 
 from sd_scripts import sdxl_train_network
 from sd_scripts.options.toml_files import write_toml
@@ -22,14 +22,14 @@ from sd_scripts.training.reporting import Reporter
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ask for something while a step is under way, as the page does: `ask(step, *wishes)`."""
+    """Ask for something while a step is under way, as the page does: `ask(step, *listener)`."""
 
-    def ask(step: int, *wishes: Any) -> None:
+    def ask(step: int, *listener: Any) -> None:
         tell = Reporter.step
 
         def told(reporter: Reporter, facts: Any, *tensors: Any) -> None:
             if facts.step == step:
-                for wish in wishes:
+                for wish in listener:
                     RunFolder(reporter._context.run_dir).command(wish)
             tell(reporter, facts, *tensors)
 
@@ -41,7 +41,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_stopped_run_ends_its_step_and_goes_on_later_as_if_nothing_had_been(
     ask: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = pictures(tmp_path / "pictures", count=3)
+    root = images(tmp_path / "images", count=3)
     whole = train(miniature, tmp_path / "whole", train_data_dir=root, max_train_steps=5)
     ask(2, "stop")
     stopped = train(miniature, tmp_path / "stopped", train_data_dir=root, max_train_steps=5)
@@ -103,8 +103,8 @@ def test_a_wish_said_while_the_process_begins_is_heard(miniature: Any, tmp_path:
     (folder.path / "commands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = train(miniature, tmp_path / "out", cache_latents=None, cache_text_encoder_outputs=None)
     assert made.steps == [1]
-    (heard,) = made.told("heard")
-    assert (heard["command"], heard["ids"], heard["step"]) == ("stop", ["a1", "b2"], 1)
+    (poll,) = made.told("heard")
+    assert (poll["command"], poll["ids"], poll["step"]) == ("stop", ["a1", "b2"], 1)
 
 
 def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
     output, config = tmp_path / "out", tmp_path / "run.toml"
     paths = {
         "pretrained_model_name_or_path": str(miniature.checkpoint),
-        "train_data_dir": str(pictures(tmp_path / "pictures")),
+        "train_data_dir": str(images(tmp_path / "images")),
         "output_dir": str(output),
         "run_dir": str(output / "run"),
     }

@@ -27,7 +27,7 @@ SLOW = 4.0
 
 @dataclass(frozen=True)
 class Made:
-    """A file that the run wrote: a sample picture, or a checkpoint."""
+    """A file that the run wrote: a sample image, or a checkpoint."""
 
     path: Path
     step: int
@@ -78,7 +78,7 @@ class Asked:
 
 
 @dataclass
-class RunStory:
+class RunState:
     """Fold events in with `tell`; read the rest."""
 
     state: State = "starting"

@@ -22,7 +22,7 @@ from sd_scripts.library.optimizers import (
     train_mode,
     updater,
 )
-from sd_scripts.library.portions import Group, Portions
+from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
 
@@ -52,10 +52,12 @@ def groups_of(parameters: list[nn.Parameter]) -> list[Group]:
     return [{"params": parameters[:4], "lr": 0.02}, {"params": parameters[4:], "lr": 0.01, "name": "last"}]
 
 
-def portions(parameters: list[nn.Parameter], make: Make, *, rounds: bool = False, **more: Any) -> Portions:
+def partitions(
+    parameters: list[nn.Parameter], make: Make, *, rounds: bool = False, **more: Any
+) -> PartitionedOptimizer:
     """Three portions."""
     places = {parameter: i % 3 for i, parameter in enumerate(parameters)}
-    return Portions(groups_of(parameters), make, places.__getitem__, rounds=rounds, seed=0, **more)
+    return PartitionedOptimizer(groups_of(parameters), make, places.__getitem__, rounds=rounds, seed=0, **more)
 
 
 def learn(optimizer: Optimizer, parameters: list[nn.Parameter], steps: range) -> list[Tensor]:
@@ -77,7 +79,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 def test_three_portions_learn_what_one_optimizer_does(make: Make) -> None:
     whole, parts = weights(), weights()
     expected = learn(make(groups_of(whole)), whole, range(8))
-    assert equal(learn(portions(parts, make), parts, range(8)), expected)
+    assert equal(learn(partitions(parts, make), parts, range(8)), expected)
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -85,10 +87,10 @@ def test_three_portions_learn_what_one_optimizer_does(make: Make) -> None:
 def test_a_state_goes_on_bit_for_bit(make: Make, rounds: bool) -> None:
     dtype = torch.bfloat16 if rounds else torch.float32
     through, stopped, resumed = weights(dtype), weights(dtype), weights(dtype)
-    expected = learn(portions(through, make, rounds=rounds), through, range(8))
-    first = portions(stopped, make, rounds=rounds)
+    expected = learn(partitions(through, make, rounds=rounds), through, range(8))
+    first = partitions(stopped, make, rounds=rounds)
     values, state = learn(first, stopped, range(5)), deepcopy(first.state_dict())
-    second = portions(resumed, make, rounds=rounds)
+    second = partitions(resumed, make, rounds=rounds)
     second.load_state_dict(state)  # before its first step
     with torch.no_grad():
         for parameter, value in zip(resumed, values, strict=True):
@@ -104,7 +106,7 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(n
     )
     optimizers = [
         make([{"params": [exact], "lr": 1e-4}]),
-        Portions([{"params": [rounded], "lr": 1e-4}], make, lambda _: None, rounds=True, seed=0),
+        PartitionedOptimizer([{"params": [rounded], "lr": 1e-4}], make, lambda _: None, rounds=True, seed=0),
         make([{"params": [still], "lr": 1e-4}]),
     ]
     for _ in range(20):
@@ -120,9 +122,9 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(n
 def test_every_optimizer_of_the_list_learns_in_half_precision_and_goes_on(name: str) -> None:
     options = OptimizerOptions(optimizer_type=name, learning_rate=1.0 if finds_one_rate(named(name)) else 1e-3)
 
-    def made() -> tuple[Portions, nn.Parameter]:
+    def made() -> tuple[PartitionedOptimizer, nn.Parameter]:
         weight = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))
-        optimizer = Portions(
+        optimizer = PartitionedOptimizer(
             [{"params": [weight]}], lambda groups: make_optimizer(options, groups), lambda _: 0, rounds=True, seed=0
         )
         train_mode(optimizer)
@@ -149,7 +151,7 @@ def test_surrogates_have_memory_only_within_a_step() -> None:
             seen.append([p.untyped_storage().nbytes() for group in self.param_groups for p in group["params"]])
             return super().step(closure)
 
-    optimizer = portions(parameters, Watching, rounds=True)
+    optimizer = partitions(parameters, Watching, rounds=True)
     learn(optimizer, parameters, range(1))
     assert [all(sizes) for sizes in seen] == [True] * 3
     surrogates = [p for p in optimizer.one.param_groups[0]["params"]]
@@ -158,7 +160,7 @@ def test_surrogates_have_memory_only_within_a_step() -> None:
 
 @pytest.mark.parametrize("make", [MAKERS["AdamW"], MAKERS["our own AdamW"]], ids=["number", "tensor"])
 def test_a_schedule_acts_on_every_portion_also_after_loading(make: Make) -> None:
-    def course(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[Tensor]:
+    def train_plan(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[Tensor]:
         scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
         for step in range(6):
             learn(optimizer, parameters, range(step, step + 1))
@@ -168,12 +170,12 @@ def test_a_schedule_acts_on_every_portion_also_after_loading(make: Make) -> None
         return [parameter.detach() for parameter in parameters]
 
     whole, parts = weights(), weights()
-    expected = course(whole, make(groups_of(whole)))
-    assert equal(course(parts, portions(parts, make)), expected)
+    expected = train_plan(whole, make(groups_of(whole)))
+    assert equal(train_plan(parts, partitions(parts, make)), expected)
 
 
 def test_a_schedule_may_also_write_betas() -> None:
-    def course(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[Tensor]:
+    def train_plan(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[Tensor]:
         scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=6)
         for step in range(6):
             learn(optimizer, parameters, range(step, step + 1))
@@ -182,23 +184,23 @@ def test_a_schedule_may_also_write_betas() -> None:
         return [parameter.detach() for parameter in parameters]
 
     whole, parts = weights(), weights()
-    expected = course(whole, MAKERS["AdamW"](groups_of(whole)))
-    assert equal(course(parts, portions(parts, MAKERS["AdamW"])), expected)
+    expected = train_plan(whole, MAKERS["AdamW"](groups_of(whole)))
+    assert equal(train_plan(parts, partitions(parts, MAKERS["AdamW"])), expected)
 
 
 def test_portions_are_stepped_within_the_backward_pass_and_not_once_more() -> None:
     whole, parts = weights(), weights()
-    plain, optimizer = MAKERS["AdamW"](groups_of(whole)), portions(parts, MAKERS["AdamW"])
-    waiting = {key: len(of_key) for key, of_key in optimizer.portions.items()}
+    plain, optimizer = MAKERS["AdamW"](groups_of(whole)), partitions(parts, MAKERS["AdamW"])
+    waiting = {key: len(of_key) for key, of_key in optimizer.partitions.items()}
     open_ = dict(waiting)
 
     def done(parameter: nn.Parameter) -> None:
-        (key,) = (key for key, of_key in optimizer.portions.items() if any(p is parameter for p in of_key))
+        (key,) = (key for key, of_key in optimizer.partitions.items() if any(p is parameter for p in of_key))
         open_[key] -= 1
         if not open_[key]:
-            optimizer.step_portion(key)
+            optimizer.step_partition(key)
             open_[key] = waiting[key]
-            for p in optimizer.portions[key]:
+            for p in optimizer.partitions[key]:
                 p.grad = None
 
     for parameter in parts:
@@ -215,12 +217,12 @@ def test_step_brings_each_portion_at_hand_and_leaves_out_those_without_gradients
     parameters, order = weights(), []
 
     @contextmanager
-    def at_hand(key: Any) -> Iterator[None]:
+    def resident(key: Any) -> Iterator[None]:
         order.append(("in", key))
         yield
         order.append(("out", key))
 
-    optimizer = portions(parameters, MAKERS["AdamW"], at_hand=at_hand)
+    optimizer = partitions(parameters, MAKERS["AdamW"], resident=resident)
     before = [parameter.detach().clone() for parameter in parameters]
     for i in (0, 2, 5):
         parameters[i].grad = torch.ones_like(parameters[i])
@@ -233,7 +235,7 @@ def test_step_brings_each_portion_at_hand_and_leaves_out_those_without_gradients
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_schedule_free_optimizer_is_told_of_training_and_looking(rounds: bool) -> None:
     parameters = weights(torch.bfloat16 if rounds else torch.float32)
-    optimizer = portions(parameters, lambda groups: AdamWScheduleFree(groups, lr=0.1), rounds=rounds)
+    optimizer = partitions(parameters, lambda groups: AdamWScheduleFree(groups, lr=0.1), rounds=rounds)
     assert is_schedule_free(optimizer)
     train_mode(optimizer)
     trained = learn(optimizer, parameters, range(4))
@@ -245,16 +247,16 @@ def test_a_schedule_free_optimizer_is_told_of_training_and_looking(rounds: bool)
 
 
 def test_the_facade_tells_of_the_optimizer_within() -> None:
-    optimizer = portions(weights(), lambda groups: Adafactor(groups, lr=1e-3, relative_step=False))
+    optimizer = partitions(weights(), lambda groups: Adafactor(groups, lr=1e-3, relative_step=False))
     assert isinstance(updater(optimizer), Adafactor)
     assert optimizer.defaults["relative_step"] is False
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
-    assert [len(of_key) for of_key in optimizer.portions.values()] == [2, 2, 2]
+    assert [len(of_key) for of_key in optimizer.partitions.values()] == [2, 2, 2]
     assert optimizer.param_groups[1]["name"] == "last"
 
 
 def test_a_state_of_other_portions_is_refused_in_a_sentence() -> None:
     parameters = weights()
-    one = Portions(groups_of(parameters), MAKERS["AdamW"], lambda _: None, rounds=False, seed=0)
+    one = PartitionedOptimizer(groups_of(parameters), MAKERS["AdamW"], lambda _: None, rounds=False, seed=0)
     with pytest.raises(ValueError, match="the optimizer has 3 portions where its state has 1"):
-        portions(weights(), MAKERS["AdamW"]).load_state_dict(one.state_dict())
+        partitions(weights(), MAKERS["AdamW"]).load_state_dict(one.state_dict())

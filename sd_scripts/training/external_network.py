@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraTarget
@@ -57,31 +57,33 @@ def _exists(module: str) -> bool:
         return False
 
 
-def make_foreign(family: Family, parts: Parts, context: Context, *, learns_text: tuple[bool, ...]) -> "ForeignLearning":
+def make_external_network(
+    family: Family, components: Components, context: Context, *, learns_text: tuple[bool, ...]
+) -> "ExternalNetwork":
     """The network sees the text encoders that learn, in their order; where none does, all, but it shall adapt none."""
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
     shown = learns_text if any(learns_text) else (True,) * len(learns_text)
-    encoders = list(compress(parts.text_encoders, shown))
+    encoders = list(compress(components.text_encoders, shown))
     rates = [options.rate_of_encoder(number, base) for number in compress(range(len(shown)), shown)]
-    names = _file_names(family, parts.denoiser, encoders, list(compress(family.lora_text_encoders, shown)))
+    names = _file_names(family, components.denoiser, encoders, list(compress(family.lora_text_encoders, shown)))
     try:
-        with _known_classes(parts.denoiser, family.lora.class_aliases):
-            network = _create(parts, encoders, options, names)
+        with _known_classes(components.denoiser, family.lora.class_aliases):
+            network = _create(components, encoders, options, names)
     except Exception as error:
         what = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
             f"network_module: '{options.network_module}' cannot make a network with these network_args: {what[0]}"
         ) from error
-    network.apply_to(encoders, parts.denoiser, any(learns_text), not options.network_train_text_encoder_only)
+    network.apply_to(encoders, components.denoiser, any(learns_text), not options.network_train_text_encoder_only)
     if options.network_weights and not options.dim_from_weights:
         with _with_its_names(options.network_weights, names) as file:
             network.load_weights(file)
     network.to(context.device, torch.float32)
     groups = _groups(network, rates, options.unet_lr, base)
-    leave_swapped_alone(groups, parts.denoiser, context.settings)
-    network.prepare_grad_etc(encoders, parts.denoiser)
-    modules = [parts.denoiser, *parts.text_encoders]
-    return ForeignLearning(
+    exclude_swapped(groups, components.denoiser, context.settings)
+    network.prepare_grad_etc(encoders, components.denoiser)
+    modules = [components.denoiser, *components.text_encoders]
+    return ExternalNetwork(
         network,
         groups,
         modules,
@@ -91,10 +93,10 @@ def make_foreign(family: Family, parts: Parts, context: Context, *, learns_text:
     )
 
 
-def _create(parts: Parts, encoders: list[nn.Module], options: NetworkOptions, names: Names) -> Any:
+def _create(components: Components, encoders: list[nn.Module], options: NetworkOptions, names: Names) -> Any:
     module = find_module(options.network_module or "")
     kwargs: dict[str, Any] = dict(item.split("=", 1) for item in options.network_args)
-    model = (parts.vae, encoders, parts.denoiser)
+    model = (components.vae, encoders, components.denoiser)
     if options.dim_from_weights:
         with _with_its_names(str(options.network_weights), names) as file:
             made = module.create_network_from_weights(1.0, file, *model, **kwargs)
@@ -124,7 +126,7 @@ def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float
     ]
 
 
-def leave_swapped_alone(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
+def exclude_swapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
     """ValueError where a network trains the model's own weights, and these come and go."""
     memory = settings.filled.get(FluxMemoryOptions)
     if not isinstance(memory, FluxMemoryOptions) or not memory.blocks_to_swap:
@@ -178,12 +180,12 @@ def _with_its_names(file: str, names: Names) -> Iterator[str]:
         yield str(copy)
 
 
-class ForeignLearning:
+class ExternalNetwork:
     """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
 
     needs_autocast = True
-    steady = False
-    guarded = False
+    static_graph = False
+    skips_nonfinite = False
     whole_in_backward = True
     is_network = True
     shards = None

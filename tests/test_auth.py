@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import gui
+from kohya_gui.auth import LARGEST_ASK, LARGEST_BODY, NOT_OURS, OWN_NAMES
 from kohya_gui.content_policy import page_policy
-from kohya_gui.gate import LARGEST_ASK, LARGEST_BODY, NOT_OURS, OWN_NAMES
 from kohya_gui.guesses import (
     FORGOTTEN,
     FREE_FOR_ALL,
@@ -335,31 +335,31 @@ def test_the_hash_of_a_script_is_that_of_its_text():
     assert "b.js" not in policy
 
 
-def door(words: str) -> Any:
+def access(words: str) -> Any:
     flags = gui.parser().parse_args(words.split())
-    return gui.door(flags, gui.credential(flags))
+    return gui.access(flags, gui.credential(flags))
 
 
 def test_how_the_page_is_served_decides_who_is_let_in(state):
     login = "--username me --password secret"
-    assert set(door("").names) == set(OWN_NAMES)
-    assert "[::1]" in door("--listen ::1").names
-    assert "127.0.0.2" in door("--listen 127.0.0.2").names
-    assert door("").sessions.credential.kind == "token"
-    assert door("--root_path /studio").sessions.credential.kind == "token"
-    assert door(login).sessions.credential == Credential("password", "secret", "me")
+    assert set(access("").names) == set(OWN_NAMES)
+    assert "[::1]" in access("--listen ::1").names
+    assert "127.0.0.2" in access("--listen 127.0.0.2").names
+    assert access("").sessions.credential.kind == "token"
+    assert access("--root_path /studio").sessions.credential.kind == "token"
+    assert access(login).sessions.credential == Credential("password", "secret", "me")
     for words in ("--no-token", "--listen 0.0.0.0 --insecure"):
-        assert door(words).sessions is None
+        assert access(words).sessions is None
     for words in (login, f"--listen 0.0.0.0 {login}", f"--share {login}", "--root_path /studio"):
-        assert door(words).answers_to("any.example")  # what keeps strangers out is the cookie
+        assert access(words).answers_to("any.example")  # what keeps strangers out is the cookie
     for words in ("", "--no-token", "--root_path /studio --no-token", "--root_path https://x.org/studio"):
-        assert not door(words).answers_to("evil.example")
-        assert not door(words).answers_to("192.168.0.7")
-    assert door("--root_path https://x.org:8443/studio").answers_to("x.org:8443")
-    assert door("--root_path https://x.org/studio").outside == "x.org"
-    assert door("--root_path https://x.org/studio").prefix == "/studio"
-    assert door("--root_path /studio").behind_proxy
-    assert not door(f"--listen 0.0.0.0 {login}").behind_proxy
+        assert not access(words).answers_to("evil.example")
+        assert not access(words).answers_to("192.168.0.7")
+    assert access("--root_path https://x.org:8443/studio").answers_to("x.org:8443")
+    assert access("--root_path https://x.org/studio").outside == "x.org"
+    assert access("--root_path https://x.org/studio").prefix == "/studio"
+    assert access("--root_path /studio").behind_proxy
+    assert not access(f"--listen 0.0.0.0 {login}").behind_proxy
 
 
 def test_wrong_passwords_make_the_next_guess_wait_longer():
@@ -722,7 +722,7 @@ def test_a_chosen_token_counts_and_is_not_inherited(state, monkeypatch):
 
 @pytest.mark.parametrize("host", ["192.168.0.7:7860", "[fd00::1]:7860", "studio:7860", "localhost"])
 def test_served_to_a_network_without_a_password_addresses_and_plain_names_are_answered(host):
-    served = door("--listen 0.0.0.0 --insecure")
+    served = access("--listen 0.0.0.0 --insecure")
     assert served.answers_to(host)
     assert served.answers_to(f"{gui.socket.gethostname().lower()}:7860")
     for stranger in ("evil.example:7860", "", "1.2.3.4.evil.example", "evil.example."):

@@ -16,14 +16,14 @@ import pytest
 import torch
 from conftest import sdxl_settings
 from runs_help import wait_for
-from training_help import SHORT, Run, pictures, train, train_whole
+from training_help import SHORT, Run, images, train, train_whole
 
 from sd_scripts import sdxl_train_network
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training import faults
+from sd_scripts.training import error_hints
 from sd_scripts.training.reporting import Reporter
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are told of by /proc")
@@ -32,9 +32,9 @@ FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
 
 @pytest.fixture(scope="module")
 def data(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three pictures with their latents on disk, one of which hold no numbers."""
+    """Three images with their latents on disk, one of which hold no numbers."""
     root = tmp_path_factory.mktemp("data")
-    train(miniature, root / "out", train_data_dir=pictures(root / "in", count=3), max_train_steps=1, **FROM_DISK)
+    train(miniature, root / "out", train_data_dir=images(root / "in", count=3), max_train_steps=1, **FROM_DISK)
     spoil(root / "in" / "1_noise" / "01_0064x0064_sdxl.npz")
     return root / "in"
 
@@ -80,7 +80,7 @@ def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(data: Path, m
     (failed,) = made.told("failed")
     assert failed["error"] == "the loss is not a number at step 3, the 3. time in a row"
     assert "learning_rate (now 0.01)" in failed["remedy"]
-    assert "broken picture" in failed["remedy"]
+    assert "broken image" in failed["remedy"]
     assert made.files == []
     patient = train(
         miniature, tmp_path / "out", train_data_dir=alone, max_broken_steps=5, max_train_steps=9, **FROM_DISK
@@ -211,7 +211,7 @@ def test_a_deleted_output_folder_is_made_again(meanwhile: Any, miniature: Any, t
 
 def gpu_advice(family: str, method: str, **values: Any) -> str:
     settings = Settings(script_for(family, method).groups, values)
-    told = faults.in_a_sentence(torch.OutOfMemoryError("CUDA out of memory"), settings)
+    told = error_hints.in_a_sentence(torch.OutOfMemoryError("CUDA out of memory"), settings)
     assert told
     return told[1]
 
@@ -251,35 +251,35 @@ def test_what_is_on_already_is_not_advised() -> None:
         ),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
-            "a process that prepares pictures was killed",
+            "a process that prepares images was killed",
             "max_data_loader_n_workers",
         ),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"),
-            "a process that prepares pictures found no shared memory",
+            "a process that prepares images found no shared memory",
             "--shm-size",
         ),
     ],
 )
 def test_memory_and_lost_processes_are_told_in_a_sentence(error: Exception, sentence: str, remedy: str) -> None:
-    told = faults.in_a_sentence(error, sdxl_settings("model"))
+    told = error_hints.in_a_sentence(error, sdxl_settings("model"))
     assert told
     assert told[0].startswith(sentence)
     assert remedy in told[1]
 
 
 def test_other_errors_are_not_explained() -> None:
-    assert faults.in_a_sentence(RuntimeError("shapes do not fit"), sdxl_settings("model")) is None
+    assert error_hints.in_a_sentence(RuntimeError("shapes do not fit"), sdxl_settings("model")) is None
 
 
-FROM_PICTURES = {
+FROM_IMAGES = {
     "cache_latents": None, "cache_text_encoder_outputs": None, "max_data_loader_n_workers": 2,
     "persistent_data_loader_workers": True,
 }  # fmt: skip
 
 
 @LINUX
-def test_a_lost_process_that_reads_pictures_is_told_in_one_sentence(
+def test_a_lost_process_that_reads_images_is_told_in_one_sentence(
     meanwhile: Any, miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = psutil.Process()
@@ -292,10 +292,10 @@ def test_a_lost_process_that_reads_pictures_is_told_in_one_sentence(
         time.sleep(0.5)
 
     meanwhile(2, kill)
-    root = pictures(tmp_path / "in", count=4)
-    made = train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_PICTURES)
+    root = images(tmp_path / "in", count=4)
+    made = train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_IMAGES)
     assert made.status == 1
-    assert made.events[-1]["error"].startswith("a process that prepares pictures was killed")
+    assert made.events[-1]["error"].startswith("a process that prepares images was killed")
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -307,10 +307,10 @@ def test_a_training_whose_launcher_is_killed_saves_its_state_and_ends_with_its_w
     miniature: Any, tmp_path: Path
 ) -> None:
     output, config = tmp_path / "out", tmp_path / "run.toml"
-    values = {**SHORT, **FROM_PICTURES, "max_train_steps": 100_000}
+    values = {**SHORT, **FROM_IMAGES, "max_train_steps": 100_000}
     paths = {
         "pretrained_model_name_or_path": str(miniature.checkpoint),
-        "train_data_dir": str(pictures(tmp_path / "in", count=4)),
+        "train_data_dir": str(images(tmp_path / "in", count=4)),
         "output_dir": str(output),
         "run_dir": str(output / "run"),
     }

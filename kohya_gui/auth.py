@@ -44,7 +44,7 @@ LARGEST_BODY = 16_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class AccessPolicy:
     """How the page is served: what decides who is let in."""
 
     sessions: Sessions | None = None
@@ -65,7 +65,7 @@ class Door:
 
     def middleware(self) -> Middleware:
         """For launch(app_kwargs={"middleware": [...]})."""
-        return Middleware(Gate, door=self)
+        return Middleware(AuthMiddleware, access=self)
 
     def answers_to(self, host: str) -> bool:
         """Whether this Host is a name of ours."""
@@ -75,11 +75,11 @@ class Door:
         return self.any_address and bool(name) and (_is_ip(name) or "." not in name)
 
 
-class Gate:
+class AuthMiddleware:
     """Plain ASGI, so that what streams goes on streaming. It stands before the routes and knows none of them."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door, self._guesses = app, door, Guesses()
+    def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
+        self._app, self._door, self._guesses = app, access, Guesses()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,7 +96,7 @@ class Gate:
     def _refusal(self, scope: Scope) -> Response | None:
         """What a request gets that no login would help."""
         headers, path = Headers(scope=scope), _path(scope)
-        if why := self._stranger(scope, headers, path):
+        if why := self._foreign_origin(scope, headers, path):
             return PlainTextResponse(why, 403)
         if path.startswith(NOT_OURS):
             return Response(status_code=404)
@@ -123,7 +123,7 @@ class Gate:
             return PlainTextResponse("The header X-Studio is missing: the request does not come from the page", 403)
         return None
 
-    def _stranger(self, scope: Scope, headers: Headers, path: str) -> str | None:
+    def _foreign_origin(self, scope: Scope, headers: Headers, path: str) -> str | None:
         """Why a request does not come from a page of ours."""
         host = headers.get("host", "")
         if not self._door.answers_to(host) and (not host or host != _shared(scope)):

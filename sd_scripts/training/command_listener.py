@@ -54,7 +54,7 @@ def _readable(commands: Iterable[Any], context: Context) -> Iterator[Any]:
         )
 
 
-class Wishes:
+class CommandListener:
     """Heard once, at the end of a step; every process hears the same."""
 
     def __init__(self, context: Context):
@@ -78,7 +78,7 @@ class Wishes:
         for name, handler in self._handlers.items():
             signal.signal(name, handler)
 
-    def heard(self) -> Asked:
+    def poll(self) -> Asked:
         """What was asked since the last time."""
         asked: Asked = {}
         if self._context.is_main:
@@ -92,7 +92,7 @@ class Wishes:
         return asked
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a worker that reads pictures, which leaves with us
+        if os.getpid() != self._process:  # a worker that reads images, which leaves with us
             return
         if self._asked_to_stop and not self._lost_its_parent():  # asked twice: at once
             signal.signal(number, signal.SIG_DFL)

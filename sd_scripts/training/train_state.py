@@ -20,9 +20,9 @@ from sd_scripts.library import optimizers
 from sd_scripts.library.lr_schedulers import go_on_from_plateau, go_to_step
 from sd_scripts.library.safetensors_io import OLD, PART, beside
 from sd_scripts.training.ema import Ema
-from sd_scripts.training.learning import Learning
 from sd_scripts.training.origin import SCHEDULE, Origin, plain
-from sd_scripts.training.progress import Course, Progress
+from sd_scripts.training.progress import Progress, TrainPlan
+from sd_scripts.training.trainable import Trainable
 
 STATE, PROGRESS = "state.pt", "progress.json"
 CHECKSUM = "sha256"
@@ -30,10 +30,10 @@ CHECKSUM = "sha256"
 
 
 @dataclass(kw_only=True)
-class Trained:
+class TrainState:
     """All that changes in a run."""
 
-    learning: Learning
+    trainable: Trainable
     optimizer: Optimizer
     scheduler: LRScheduler
     scaler: torch.amp.GradScaler | None
@@ -48,20 +48,20 @@ class Trained:
     def state(self) -> dict[str, Any]:
         """With shards all processes must call it, and only the first gets values."""
         state = {
-            "learning": self.learning.state_dict(),
+            "learning": self.trainable.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler else {},
             **({"ema": self.ema.state()} if self.ema else {}),
         }
-        return self.learning.shards.joined(state) if self.learning.shards else state
+        return self.trainable.shards.joined(state) if self.trainable.shards else state
 
-    def load(self, state: dict[str, Any], saved: "Saved") -> None:
+    def load(self, state: dict[str, Any], saved: "SavedState") -> None:
         """Continue from `state`, except for the hyperparameters and the schedule that the settings have changed since:
         those apply from now on."""
-        if self.learning.shards:
-            state = self.learning.shards.cut(state)
-        self.learning.load_state_dict(state["learning"])
+        if self.trainable.shards:
+            state = self.trainable.shards.cut(state)
+        self.trainable.load_state_dict(state["learning"])
         self.optimizer.load_state_dict(state["optimizer"])
         changed = self._changed_hyperparameters(saved)
         optimizers.set_hyperparameters(self.optimizer, changed)
@@ -72,11 +72,11 @@ class Trained:
         if self.scaler and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.ema:  # a state without it lets the average begin here
-            self.ema = Ema(self.learning, self.ema.options)
+            self.ema = Ema(self.trainable, self.ema.options)
             if state.get("ema"):
                 self.ema.load(state["ema"])
 
-    def _changed_hyperparameters(self, saved: "Saved") -> list[dict[str, Any]]:
+    def _changed_hyperparameters(self, saved: "SavedState") -> list[dict[str, Any]]:
         """What of each group the settings make otherwise than those of the state did."""
         before = saved.hyperparameters
         if len(before) != len(self.hyperparameters):
@@ -86,7 +86,7 @@ class Trained:
             for then, now in zip(before, self.hyperparameters, strict=True)
         ]
 
-    def _schedule_changed(self, saved: "Saved") -> bool:
+    def _schedule_changed(self, saved: "SavedState") -> bool:
         then, now = saved.origin, self.origin
         if then is None:
             return saved.makers.get("lr_scheduler") != self.makers()["lr_scheduler"]
@@ -94,7 +94,7 @@ class Trained:
             then.settings.get(name) != now.settings.get(name) for name in SCHEDULE
         )
 
-    def _rebuild_schedule(self, state: dict[str, Any], saved: "Saved") -> None:
+    def _rebuild_schedule(self, state: dict[str, Any], saved: "SavedState") -> None:
         """The schedule of the settings at the step that the state has reached."""
         rates = [group.get("initial_lr", group["lr"]) for group in self.hyperparameters]
         optimizers.set_hyperparameters(self.optimizer, [{"lr": rate, "initial_lr": rate} for rate in rates])
@@ -109,7 +109,7 @@ class Trained:
         """Whether weights and optimizer hold numbers alone."""
         kept = (held for held in getattr(self.optimizer, "state", {}).values() if isinstance(held, dict))
         moments = (value for held in kept for value in held.values() if isinstance(value, torch.Tensor))
-        return all(bool(tensor.isfinite().all()) for tensor in (*self.learning.state_dict().values(), *moments))
+        return all(bool(tensor.isfinite().all()) for tensor in (*self.trainable.state_dict().values(), *moments))
 
     def makers(self) -> dict[str, str]:
         """The classes whose state it is, by the option that chooses them."""
@@ -125,18 +125,18 @@ class Trained:
         if not optimizers.is_schedule_free(self.optimizer):
             yield
             return
-        before = {name: tensor.clone() for name, tensor in self.learning.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in self.trainable.state_dict().items()}
         optimizers.eval_mode(self.optimizer)
-        self.learning.updated()
+        self.trainable.updated()
         try:
             yield
         finally:
             optimizers.train_mode(self.optimizer)
-            self.learning.load_state_dict(before)
+            self.trainable.load_state_dict(before)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SavedState:
     """What a state folder says of itself, known before a model is loaded."""
 
     folder: Path
@@ -156,17 +156,17 @@ class Saved:
     """What it says fits the checksum that it says, if any."""
 
 
-def write_state(folder: Path, state: dict[str, Any], trained: Trained, course: Course, seed: int) -> None:
-    """`state` as `trained` gives it. The folder appears whole or not at all; OSError where it cannot be written."""
+def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, train_plan: TrainPlan, seed: int) -> None:
+    """`state` as `train_state` gives it. The folder appears whole or not at all; OSError where it cannot be written."""
     part = beside(folder, PART)
     facts = {
-        **asdict(trained.progress),
+        **asdict(train_state.progress),
         "seed": seed,
-        "batches_per_epoch": course.batches_per_epoch,
-        "makers": trained.makers(),
+        "batches_per_epoch": train_plan.batches_per_epoch,
+        "makers": train_state.makers(),
         "time": time.time(),
     }
-    facts |= {"origin": trained.origin.facts(), "hyperparameters": plain(trained.hyperparameters)}
+    facts |= {"origin": train_state.origin.facts(), "hyperparameters": plain(train_state.hyperparameters)}
     try:
         part.mkdir(parents=True)
         _write_whole(part, state, facts)
@@ -207,7 +207,7 @@ def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> 
             os.fsync(written.fileno())
 
 
-def read_saved(resume: str) -> Saved:
+def read_saved(resume: str) -> SavedState:
     """Raises ValueError naming resume where the folder holds no state of ours."""
     folder = Path(resume)
     if not folder.is_dir():
@@ -221,10 +221,10 @@ def read_saved(resume: str) -> Saved:
         ) from None
 
 
-def _saved(folder: Path, facts: dict[str, Any]) -> Saved:
+def _saved(folder: Path, facts: dict[str, Any]) -> SavedState:
     hyperparameters, files = facts.get("hyperparameters", []), facts.get("files", {})
     checksum = facts.pop(CHECKSUM, None)
-    return Saved(
+    return SavedState(
         folder=folder,
         progress=Progress(step=int(facts["step"]), epoch=int(facts["epoch"]), batch=int(facts["batch"])),
         seed=int(facts["seed"]),
@@ -242,7 +242,7 @@ def _digest(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def read_whole(resume: str) -> Saved:
+def read_whole(resume: str) -> SavedState:
     """The same, and its files must be as they were written."""
     saved = read_saved(resume)
     if why := damage(saved):
@@ -253,7 +253,7 @@ def read_whole(resume: str) -> Saved:
     return saved
 
 
-def damage(saved: Saved) -> str:
+def damage(saved: SavedState) -> str:
     """Return what is wrong with the files of a state, or an empty text; reads them whole."""
     if not saved.as_written:
         return f"{PROGRESS} is not as it was written"
@@ -279,29 +279,31 @@ def _is_as_written(file: Path, digest: str) -> bool:
     return found.hexdigest() == digest
 
 
-def going_on(saved: Saved, course: Course, warn: Callable[[str], None], *, again: bool = False) -> Progress:
+def resume_point(
+    saved: SavedState, train_plan: TrainPlan, warn: Callable[[str], None], *, again: bool = False
+) -> Progress:
     """Where the run goes on. Raises ValueError when nothing is left to do; `again`: the same run was asked for once
     more, and the state of its end is as good as any, since the last file may not be there yet."""
     progress = saved.progress
-    if again and progress.step == course.max_steps:
+    if again and progress.step == train_plan.max_steps:
         return progress
-    if progress.step >= course.max_steps:
+    if progress.step >= train_plan.max_steps:
         raise ValueError(
-            f"resume: the state is of step {progress.step} and the run ends at step {course.max_steps}; "
+            f"resume: the state is of step {progress.step} and the run ends at step {train_plan.max_steps}; "
             "raise max_train_steps or max_train_epochs"
         )
-    if saved.batches_per_epoch != course.batches_per_epoch and progress.batch:
+    if saved.batches_per_epoch != train_plan.batches_per_epoch and progress.batch:
         warn(
-            f"resume: an epoch now has {course.batches_per_epoch} batches and had {saved.batches_per_epoch}, so "
+            f"resume: an epoch now has {train_plan.batches_per_epoch} batches and had {saved.batches_per_epoch}, so "
             f"epoch {progress.epoch} begins anew"
         )
         return Progress(step=progress.step, epoch=progress.epoch)
     return progress
 
 
-def load_state(saved: Saved, trained: Trained) -> None:
+def load_state(saved: SavedState, train_state: TrainState) -> None:
     """Raises ValueError naming resume where the state does not fit these settings."""
-    option, maker = "optimizer_type", trained.makers()["optimizer_type"]
+    option, maker = "optimizer_type", train_state.makers()["optimizer_type"]
     if saved.makers.get(option) != maker:
         raise ValueError(
             f"resume: the state in '{saved.folder}' was made with another {option} "
@@ -312,7 +314,7 @@ def load_state(saved: Saved, trained: Trained) -> None:
     except Exception as error:
         raise ValueError(f"resume: the state in '{saved.folder}' cannot be read: {_first_line(error)}") from None
     try:
-        trained.load(state, saved)
+        train_state.load(state, saved)
     except (KeyError, RuntimeError, ValueError) as error:
         if str(error).startswith("resume:"):
             raise

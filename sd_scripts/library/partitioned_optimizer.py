@@ -50,7 +50,7 @@ class _Member:
 
 
 @dataclass(kw_only=True)
-class _Portion:
+class _Partition:
     optimizer: Optimizer
     members: list[_Member]
     groups: list[int]
@@ -60,7 +60,7 @@ class _Portion:
     since then goes there."""
     steps: int = 0
 
-    def learning(self) -> list[_Member]:
+    def trainable(self) -> list[_Member]:
         """Those that have a gradient."""
         gradient = self.optimizer.gradient if isinstance(self.optimizer, RoundingAdamW) else attrgetter("grad")
         return [member for member in self.members if gradient(member.weight) is not None]
@@ -80,45 +80,45 @@ class _Portion:
                 member.give_back()
 
 
-class Portions(Optimizer):
+class PartitionedOptimizer(Optimizer):
     """The facade: schedulers fill its groups, and its state_dict is that of all."""
 
     def __init__(
         self,
         groups: list[Group],
         make: Callable[[list[Group]], Optimizer],
-        portion_of: Callable[[nn.Parameter], Hashable],
+        partition_of: Callable[[nn.Parameter], Hashable],
         *,
         rounds: bool,
         seed: int,
-        at_hand: Callable[[Hashable], AbstractContextManager[Any]] | None = None,
+        resident: Callable[[Hashable], AbstractContextManager[Any]] | None = None,
     ):
         """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one portion; its
         groups also have a `seed`, another for each portion. `rounds`: weights in half precision are stepped as
-        surrogates. `at_hand` is entered around whatever changes the weights of a portion, except in step_portion: who
+        surrogates. `resident` is entered around whatever changes the weights of a portion, except in step_partition: who
         calls that has them at hand. The weights must already lie on the device they learn on."""
         super().__init__(groups, defaults={})
-        self._seed, self._at_hand = seed, at_hand or (lambda key: nullcontext())
-        self.portions: dict[Hashable, list[nn.Parameter]] = {}
+        self._seed, self._resident = seed, resident or (lambda key: nullcontext())
+        self.partitions: dict[Hashable, list[nn.Parameter]] = {}
         members: dict[Hashable, list[_Member]] = {}
         for number, weight in enumerate(weight for group in self.param_groups for weight in group["params"]):
-            key = portion_of(weight)
+            key = partition_of(weight)
             stepped = _surrogate(weight) if rounds and weight.dtype != torch.float32 else weight
-            self.portions.setdefault(key, []).append(weight)
+            self.partitions.setdefault(key, []).append(weight)
             members.setdefault(key, []).append(_Member(weight=weight, stepped=stepped, number=number))
         asked = [dict(group) for group in self.param_groups]
         complete: set[int] = set()
-        self._parts = {key: self._portion(make, asked, complete, of_key) for key, of_key in members.items()}
+        self._parts = {key: self._partition(make, asked, complete, of_key) for key, of_key in members.items()}
         self._stepped: set[Hashable] = set()
         self.defaults = self.one.defaults
 
-    def _portion(
+    def _partition(
         self,
         make: Callable[[list[Group]], Optimizer],
         asked: list[Group],
         complete: set[int],
         members: list[_Member],
-    ) -> _Portion:
+    ) -> _Partition:
         """`asked`: the groups as they were given; `complete`: which of the facade's hold what the optimizer adds."""
         stepped = {member.weight: member.stepped for member in members}
         mine = [[stepped[weight] for weight in group["params"] if weight in stepped] for group in asked]
@@ -129,14 +129,14 @@ class Portions(Optimizer):
             if i not in complete:
                 self.param_groups[i].update({name: value for name, value in group.items() if name not in OWN})
                 complete.add(i)
-        portion = _Portion(optimizer=optimizer, members=members, groups=places, given=[])
-        self._join(portion)
-        return portion
+        partition = _Partition(optimizer=optimizer, members=members, groups=places, given=[])
+        self._join(partition)
+        return partition
 
-    def _join(self, portion: _Portion) -> None:
+    def _join(self, partition: _Partition) -> None:
         """From here on changes of the facade's groups reach the portion; rates that are tensors are the same one."""
-        portion.given = [dict(self.param_groups[i]) for i in portion.groups]
-        for group, given in zip(portion.optimizer.param_groups, portion.given, strict=True):
+        partition.given = [dict(self.param_groups[i]) for i in partition.groups]
+        for group, given in zip(partition.optimizer.param_groups, partition.given, strict=True):
             group["lr"] = given["lr"]
 
     @property
@@ -150,23 +150,23 @@ class Portions(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for key, portion in self._parts.items():
-            if key not in self._stepped and portion.learning():
-                with self._at_hand(key):
-                    self.step_portion(key)
+        for key, partition in self._parts.items():
+            if key not in self._stepped and partition.trainable():
+                with self._resident(key):
+                    self.step_partition(key)
         self._stepped.clear()
         return loss
 
-    def step_portion(self, key: Hashable) -> None:
+    def step_partition(self, key: Hashable) -> None:
         """Step the weights of one portion that have gradients, which are left to the caller to drop."""
-        portion = self._parts[key]
-        self._hand_down(portion)
-        portion.steps += 1
-        with portion.lent(portion.learning(), lambda member: self._round(member, portion.steps)):
-            portion.optimizer.step()
-        for member in portion.members:
-            if member.stepped in portion.optimizer.state:
-                self.state[member.weight] = portion.optimizer.state[member.stepped]
+        partition = self._parts[key]
+        self._hand_down(partition)
+        partition.steps += 1
+        with partition.lent(partition.trainable(), lambda member: self._round(member, partition.steps)):
+            partition.optimizer.step()
+        for member in partition.members:
+            if member.stepped in partition.optimizer.state:
+                self.state[member.weight] = partition.optimizer.state[member.stepped]
         self._stepped.add(key)
 
     def was_stepped(self, key: Hashable) -> bool:
@@ -176,8 +176,8 @@ class Portions(Optimizer):
     def _round(self, member: _Member, step: int) -> None:
         round_stochastically(member.stepped, member.weight, Key(self._seed, step, member.number))
 
-    def _hand_down(self, portion: _Portion) -> None:
-        for i, group, given in zip(portion.groups, portion.optimizer.param_groups, portion.given, strict=True):
+    def _hand_down(self, partition: _Partition) -> None:
+        for i, group, given in zip(partition.groups, partition.optimizer.param_groups, partition.given, strict=True):
             for name, value in self.param_groups[i].items():
                 if name not in OWN and value is not given.get(name):
                     group[name] = given[name] = value
@@ -191,9 +191,9 @@ class Portions(Optimizer):
         self._change(lambda optimizer: optimizer.eval())
 
     def _change(self, change: Callable[[Any], object]) -> None:
-        for key, portion in self._parts.items():
-            with self._at_hand(key), portion.lent(portion.members, _write_nearest):
-                change(portion.optimizer)
+        for key, partition in self._parts.items():
+            with self._resident(key), partition.lent(partition.members, _write_nearest):
+                change(partition.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """All that continuing needs, bit for bit; portions in the order of their first weights."""
@@ -202,8 +202,8 @@ class Portions(Optimizer):
                 {name: value for name, value in group.items() if name not in OWN} for group in self.param_groups
             ],
             "portions": [
-                {"steps": portion.steps, "optimizer": portion.optimizer.state_dict()}
-                for portion in self._parts.values()
+                {"steps": partition.steps, "optimizer": partition.optimizer.state_dict()}
+                for partition in self._parts.values()
             ],
         }
 
@@ -217,10 +217,10 @@ class Portions(Optimizer):
             group.update(saved)
             if isinstance(rate, Tensor):
                 group["lr"] = rate.copy_(torch.as_tensor(saved["lr"]))
-        for portion, saved in zip(self._parts.values(), state_dict["portions"], strict=True):
-            portion.steps = saved["steps"]
-            portion.optimizer.load_state_dict(saved["optimizer"])
-            self._join(portion)
+        for partition, saved in zip(self._parts.values(), state_dict["portions"], strict=True):
+            partition.steps = saved["steps"]
+            partition.optimizer.load_state_dict(saved["optimizer"])
+            self._join(partition)
 
 
 def _surrogate(weight: nn.Parameter) -> nn.Parameter:

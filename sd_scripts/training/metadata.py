@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from sd_scripts.data.facts import data_facts
-from sd_scripts.families.family import Family, Parts
+from sd_scripts.data.metadata import data_facts
+from sd_scripts.families.family import Components, Family
 from sd_scripts.library import optimizers
-from sd_scripts.library.metadata import TrainingFacts, base_file_metadata, modelspec, training_metadata
+from sd_scripts.library.metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
 from sd_scripts.networks.plan import DEFAULT_DIM
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
@@ -18,25 +18,25 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
-from sd_scripts.training.material import Material
-from sd_scripts.training.progress import Course
+from sd_scripts.training.progress import TrainPlan
+from sd_scripts.training.training_data import TrainingData
 from sd_scripts.training.writer import Metadata
 
 
 def training_facts(
-    context: Context, family: Family, material: Material, course: Course, optimizer: Optimizer
-) -> TrainingFacts:
-    data = data_facts(material.plan, short_batches=material.short_batches)
-    batch_size = max(dataset.batch_size for dataset in material.plan.blueprint.datasets)
-    return TrainingFacts(
+    context: Context, family: Family, training_data: TrainingData, train_plan: TrainPlan, optimizer: Optimizer
+) -> TrainingMetadata:
+    data = data_facts(training_data.plan, short_batches=training_data.short_batches)
+    batch_size = max(dataset.batch_size for dataset in training_data.plan.blueprint.datasets)
+    return TrainingMetadata(
         session_id=context.number("session", time.time()) >> 31,
         started_at=time.time(),
         seed=context.seed,
         base_model_version=family.base_model_version,
         optimizer=optimizers.description(optimizer, context.settings[OptimizerOptions]),
         network_dim=_network_dim(context.settings),
-        max_train_steps=course.max_steps,
-        num_epochs=course.epochs,
+        max_train_steps=train_plan.max_steps,
+        num_epochs=train_plan.epochs,
         num_batches_per_epoch=data.num_batches_per_epoch,
         total_batch_size=batch_size * context.world,
         num_train_images=data.num_train_images,
@@ -56,7 +56,9 @@ def _network_dim(settings: Settings) -> int:
     return (network.network_dim or DEFAULT_DIM) if isinstance(network, NetworkOptions) else 0
 
 
-def file_metadata(context: Context, family: Family, parts: Parts, facts: TrainingFacts, *, network: bool) -> Metadata:
+def file_metadata(
+    context: Context, family: Family, components: Components, facts: TrainingMetadata, *, network: bool
+) -> Metadata:
     """Makes the metadata of a file at the moment it is saved; a network's tell how it was trained. The base model is
     hashed meanwhile."""
     settings = context.settings
@@ -71,7 +73,7 @@ def file_metadata(context: Context, family: Family, parts: Parts, facts: Trainin
         bounded = noise.min_timestep is not None or noise.max_timestep is not None
         spec = modelspec(
             about,
-            architecture=family.architecture(parts),
+            architecture=family.architecture(components),
             implementation=family.implementation,
             title=settings[SavingOptions].output_name,
             resolution=facts.resolution,
@@ -84,7 +86,7 @@ def file_metadata(context: Context, family: Family, parts: Parts, facts: Trainin
             return _writable(spec)
         told = replace(facts, base_files=hashing.result() if hashed else {})
         common = training_metadata(settings, told, epoch=epochs, steps=steps, now=now)
-        own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, parts)
+        own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, components)
         return _writable({**common, **own, **spec})
 
     return metadata

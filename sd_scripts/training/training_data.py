@@ -14,26 +14,26 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
-from sd_scripts.data.latent_caching import Progress, cache_latents, refuse_chance_in_pictures
+from sd_scripts.data.latent_caching import Progress, cache_latents, require_static_images
 from sd_scripts.data.loader import BatchLoader
-from sd_scripts.data.text_caching import cache_text, refuse_chance_in_captions
-from sd_scripts.families.family import Family, Parts
-from sd_scripts.families.sampling import lent
+from sd_scripts.data.text_caching import cache_text, require_static_captions
+from sd_scripts.families.family import Components, Family
+from sd_scripts.families.sampling import on_device
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.training.command_listener import stop_asked
 from sd_scripts.training.context import Context
-from sd_scripts.training.wishes import stop_asked
 
 CAPTIONS = 16
 """Encoded at once for the cache, where text_encoder_batch_size is not set."""
 
 
 @dataclass(kw_only=True)
-class Material:
+class TrainingData:
     """Data of a run, with what was encoded of it."""
 
     context: Context
     family: Family
-    parts: Parts
+    components: Components
     plan: DataPlan
     learns_text: tuple[bool, ...]
     """Which text encoders learn: steps encode with them."""
@@ -48,9 +48,9 @@ class Material:
         return batch_shapes(self.plan, short_batches=self.short_batches)
 
     @property
-    def encoders_of_steps(self) -> list[nn.Module]:
+    def step_encoders(self) -> list[nn.Module]:
         """The text encoders that steps call: those that learn, or all of them where captions are not cached."""
-        encoders = self.parts.text_encoders
+        encoders = self.components.text_encoders
         return encoders if self.text is None else [*compress(encoders, self.learns_text)]
 
     def loader(self, plan: DataPlan, *, accumulation: int = 1, max_train_steps: int = 0) -> BatchLoader:
@@ -79,7 +79,7 @@ class Material:
         latents = batch.latents
         if latents is None:
             assert batch.pixels is not None, "a batch holds pixels or latents"
-            latents = self.family.encode_images(self.parts, batch.pixels.to(device, non_blocking=True))
+            latents = self.family.encode_images(self.components, batch.pixels.to(device, non_blocking=True))
         latents = latents.to(device, torch.float32, non_blocking=True)
         t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
         inputs = self.family.step_inputs(batch, latents, settings, self.context.generator(*key), t)
@@ -90,16 +90,16 @@ class Material:
         """What encoders give that do not learn, from the cache or made now, and the tokens of those that do."""
         if batch.text and not any(self.learns_text):
             return batch.text
-        tokens = self.family.tokenize(self.parts, batch.captions, self.context.settings)
-        learning = {name: tensor for name, tensor in tokens.items() if self._learns(name)}
-        others = {name: tensor for name, tensor in tokens.items() if name not in learning}
+        tokens = self.family.tokenize(self.components, batch.captions, self.context.settings)
+        trainable = {name: tensor for name, tensor in tokens.items() if self._learns(name)}
+        others = {name: tensor for name, tensor in tokens.items() if name not in trainable}
         text = batch.text
         if others and not text:
-            for encoder, learns in zip(self.parts.text_encoders, self.learns_text, strict=True):
+            for encoder, learns in zip(self.components.text_encoders, self.learns_text, strict=True):
                 encoder.train(learns and encoder.training)  # T5 drops values out while it trains
             with torch.no_grad():
-                text = self.family.encode_text(self.parts, others)
-        return text | learning
+                text = self.family.encode_text(self.components, others)
+        return text | trainable
 
     def _learns(self, tokens: str) -> bool:
         """Whether these tokens are those of an encoder that learns: their names end with its number."""
@@ -117,71 +117,75 @@ def read_data(context: Context, family: Family) -> DataPlan:
     )
     cache = context.settings[CacheOptions]
     if cache.cache_latents or cache.cache_latents_to_disk:
-        refuse_chance_in_pictures(plan, warn=lambda _: None)  # that is told where they are encoded
+        require_static_images(plan, warn=lambda _: None)  # that is told where they are encoded
     if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
-        refuse_chance_in_captions(plan)
+        require_static_captions(plan)
     return plan
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:
-    """Of one process, known before the model is. ValueError where the pictures fill no batch."""
+    """Of one process, known before the model is. ValueError where the images fill no batch."""
     short_batches = context.settings[DatasetOptions].short_batches
     # what fills no batch is told by the loader that trains
     return len(BatchLoader(plan, warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
-def encode_ahead(material: Material, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+def build_caches(training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
     """Fill the caches that the options ask for. `tried` calls what may be compiled."""
-    context, cache, parts = material.context, material.context.settings[CacheOptions], material.parts
+    context, cache, components = (
+        training_data.context,
+        training_data.context.settings[CacheOptions],
+        training_data.components,
+    )
     if cache.cache_latents or cache.cache_latents_to_disk:
-        with _on_device(context, [parts.vae]):
-            material.latents = cache_latents(
-                material.plan,
-                lambda pixels: tried(partial(material.family.encode_images, parts, pixels)),
-                fingerprint=weights_digest([parts.vae]),
+        with _on_device(context, [components.vae]):
+            training_data.latents = cache_latents(
+                training_data.plan,
+                lambda pixels: tried(partial(training_data.family.encode_images, components, pixels)),
+                fingerprint=weights_digest([components.vae]),
                 warn=context.warn,
                 to_disk=cache.cache_latents_to_disk,
-                suffix=material.family.latent_suffix,
-                channels=material.family.latent_channels,
+                suffix=training_data.family.latent_suffix,
+                channels=training_data.family.latent_channels,
                 batch_size=cache.vae_batch_size,
                 skip_check=cache.skip_cache_check,
-                progress=_heedful(context, "caching latents"),
+                progress=_cancellable_progress(context, "caching latents"),
                 rank=context.rank,
                 world=context.world,
             )
     if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
-        family, fits = material.family, material.family.text_cache_fits
-        with _on_device(context, parts.text_encoders):
-            material.text = cache_text(
-                material.plan,
-                lambda captions: _encode_captions(material, captions),
-                fingerprint=weights_digest(parts.text_encoders, *family.text_facts(parts, context.settings)),
+        family, fits = training_data.family, training_data.family.text_cache_fits
+        with _on_device(context, components.text_encoders):
+            training_data.text = cache_text(
+                training_data.plan,
+                lambda captions: _encode_captions(training_data, captions),
+                fingerprint=weights_digest(components.text_encoders, *family.text_facts(components, context.settings)),
                 warn=context.warn,
                 to_disk=cache.cache_text_encoder_outputs_to_disk,
                 suffix=family.text_cache_suffix,
                 batch_size=cache.text_encoder_batch_size or CAPTIONS,
                 skip_check=cache.skip_cache_check,
-                fits=partial(fits, parts) if fits else None,
-                progress=_heedful(context, "caching text"),
+                fits=partial(fits, components) if fits else None,
+                progress=_cancellable_progress(context, "caching text"),
                 rank=context.rank,
                 world=context.world,
             )
     context.accelerator.wait_for_everyone()
 
 
-def move_in(material: Material) -> None:
+def place_on_device(training_data: TrainingData) -> None:
     """Bring what the steps need onto the device; what has encoded ahead and does not learn stays in main memory."""
-    parts, device = material.parts, material.context.device
-    if not material.context.sharded:  # shards come to it block by block
-        material.family.place(parts, material.context.settings, device)
-    if material.latents is None:
-        parts.vae.to(device)
-    for encoder, learns in zip(parts.text_encoders, material.learns_text, strict=True):
-        if material.text is None or learns:
+    components, device = training_data.components, training_data.context.device
+    if not training_data.context.sharded:  # shards come to it block by block
+        training_data.family.place(components, training_data.context.settings, device)
+    if training_data.latents is None:
+        components.vae.to(device)
+    for encoder, learns in zip(components.text_encoders, training_data.learns_text, strict=True):
+        if training_data.text is None or learns:
             encoder.to(device)
 
 
-def _heedful(context: Context, phase: str) -> Progress:
+def _cancellable_progress(context: Context, phase: str) -> Progress:
     """Tells how far a phase is. A wish to stop is heard between two batches, and is as good as Ctrl-C."""
     tell = context.phase(phase)
 
@@ -193,17 +197,17 @@ def _heedful(context: Context, phase: str) -> Progress:
     return progress
 
 
-def _encode_captions(material: Material, captions: list[str]) -> dict[str, Tensor]:
-    tokens = material.family.tokenize(material.parts, captions, material.context.settings)
+def _encode_captions(training_data: TrainingData, captions: list[str]) -> dict[str, Tensor]:
+    tokens = training_data.family.tokenize(training_data.components, captions, training_data.context.settings)
     with torch.no_grad():
-        return material.family.encode_text(material.parts, tokens)
+        return training_data.family.encode_text(training_data.components, tokens)
 
 
 @contextmanager
 def _on_device(context: Context, modules: Sequence[nn.Module]) -> Iterator[None]:
     with ExitStack() as borrowed:
         for module in modules:
-            borrowed.enter_context(lent(module, context.device))
+            borrowed.enter_context(on_device(module, context.device))
         yield
     if context.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -32,14 +32,14 @@ NO_PATH = {
 
 
 @dataclass(frozen=True)
-class Places:
+class AllowedPaths:
     """The folders and files that the page may touch, with all that lies below them."""
 
     allowed: tuple[Path, ...] | None = None
     """None: everything."""
 
     @classmethod
-    def within(cls, folders: Iterable[Path]) -> "Places":
+    def within(cls, folders: Iterable[Path]) -> "AllowedPaths":
         """Only these. The root of a disk is left out: a program that is started there would allow everything."""
         real = (_real(folder.expanduser()) for folder in folders)
         return cls(tuple(dict.fromkeys(folder for folder in real if folder != folder.parent)))
@@ -115,7 +115,7 @@ class Places:
                 raise ValueError(f"{name}: the image '{key}' leads out of its folder; write its whole path there")
 
 
-EVERYWHERE = Places()
+EVERYWHERE = AllowedPaths()
 
 
 def _short(text: str) -> str:
@@ -148,7 +148,7 @@ def _words(text: str) -> list[str]:
 
 
 def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:
-    """The paths that a data set file names; nothing of a file that training could not read either."""
+    """The paths that a dataset file names; nothing of a file that training could not read either."""
     try:
         waiting: list[Any] = [read_document(dataset_config)]
     except ValueError:

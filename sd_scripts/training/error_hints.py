@@ -18,7 +18,7 @@ Values = Mapping[str, Any]
 """Options by name, as far as the script has them."""
 
 
-class Remedy(NamedTuple):
+class ErrorHint(NamedTuple):
     """Something that would help, where it is not done yet."""
 
     helps: Callable[[Values], bool]
@@ -39,22 +39,22 @@ def _is_flux(values: Values) -> bool:
     return "blocks_to_swap" in values
 
 
-GPU: tuple[Remedy, ...] = (
-    Remedy(lambda v: v["mixed_precision"] == "no", "set mixed_precision = bf16"),
-    Remedy(lambda v: not _is_lora(v) and not v["full_bf16"] and not v["full_fp16"], "turn full_bf16 on"),
-    Remedy(_off("gradient_checkpointing"), "turn gradient_checkpointing on"),
-    Remedy(
+GPU: tuple[ErrorHint, ...] = (
+    ErrorHint(lambda v: v["mixed_precision"] == "no", "set mixed_precision = bf16"),
+    ErrorHint(lambda v: not _is_lora(v) and not v["full_bf16"] and not v["full_fp16"], "turn full_bf16 on"),
+    ErrorHint(_off("gradient_checkpointing"), "turn gradient_checkpointing on"),
+    ErrorHint(
         lambda v: _is_flux(v) and _is_lora(v) and not (v["fp8_base"] or v["fp8_base_unet"]),
         "turn fp8_base on",
     ),
-    Remedy(
+    ErrorHint(
         lambda v: v["train_batch_size"] > 1,
         "lower train_batch_size (now {train_batch_size}) and raise gradient_accumulation_steps (now "
         "{gradient_accumulation_steps}) as much",
     ),
-    Remedy(_off("blocks_to_swap"), "set blocks_to_swap"),
-    Remedy(lambda v: bool(v.get("blocks_to_swap")), "raise blocks_to_swap (now {blocks_to_swap})"),
-    Remedy(
+    ErrorHint(_off("blocks_to_swap"), "set blocks_to_swap"),
+    ErrorHint(lambda v: bool(v.get("blocks_to_swap")), "raise blocks_to_swap (now {blocks_to_swap})"),
+    ErrorHint(
         lambda v: (
             not _is_lora(v)
             and not v["fused_optimizer_groups"]
@@ -63,56 +63,56 @@ GPU: tuple[Remedy, ...] = (
         ),
         "turn fused_backward_pass on",
     ),
-    Remedy(
+    ErrorHint(
         lambda v: not (v["cache_latents"] or v["cache_latents_to_disk"]),
         "turn cache_latents on",
     ),
-    Remedy(
+    ErrorHint(
         lambda v: not (v["cache_text_encoder_outputs"] or v["cache_text_encoder_outputs_to_disk"]),
         "turn cache_text_encoder_outputs on",
     ),
-    Remedy(lambda v: v["use_ema"] and v["ema_device"] == "gpu", "set ema_device = cpu"),
-    Remedy(
+    ErrorHint(lambda v: v["use_ema"] and v["ema_device"] == "gpu", "set ema_device = cpu"),
+    ErrorHint(
         lambda v: not _is_lora(v) and v["optimizer_type"].lower() in ("adamw", ""),
         "set optimizer_type = Adafactor or AdamW8bit",
     ),
-    Remedy(lambda v: (v.get("network_dim") or 0) > LARGE_NETWORK, "lower network_dim (now {network_dim})"),
-    Remedy(lambda v: bool(v["resolution"]), "lower resolution (now {resolution})"),
-    Remedy(
+    ErrorHint(lambda v: (v.get("network_dim") or 0) > LARGE_NETWORK, "lower network_dim (now {network_dim})"),
+    ErrorHint(lambda v: bool(v["resolution"]), "lower resolution (now {resolution})"),
+    ErrorHint(
         lambda v: "expandable_segments:True" not in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
     ),
 )
-MAIN_MEMORY: tuple[Remedy, ...] = (
-    Remedy(
+MAIN_MEMORY: tuple[ErrorHint, ...] = (
+    ErrorHint(
         lambda v: v["max_data_loader_n_workers"] > 0,
         "lower max_data_loader_n_workers (now {max_data_loader_n_workers})",
     ),
-    Remedy(lambda v: v["persistent_data_loader_workers"], "turn persistent_data_loader_workers off"),
-    Remedy(
+    ErrorHint(lambda v: v["persistent_data_loader_workers"], "turn persistent_data_loader_workers off"),
+    ErrorHint(
         lambda v: v["cache_latents"] and not v["cache_latents_to_disk"],
         "turn cache_latents_to_disk on",
     ),
-    Remedy(
+    ErrorHint(
         lambda v: v["cache_text_encoder_outputs"] and not v["cache_text_encoder_outputs_to_disk"],
         "turn cache_text_encoder_outputs_to_disk on",
     ),
-    Remedy(lambda v: v["use_ema"] and v["ema_device"] == "cpu", "set ema_device = gpu"),
-    Remedy(lambda v: v["cpu_offload_checkpointing"], "turn cpu_offload_checkpointing off"),
-    Remedy(lambda v: bool(v.get("blocks_to_swap")), "lower blocks_to_swap (now {blocks_to_swap})"),
-    Remedy(_off("lowram"), "turn lowram on"),
-    Remedy(lambda v: True, "close other programs"),
+    ErrorHint(lambda v: v["use_ema"] and v["ema_device"] == "cpu", "set ema_device = gpu"),
+    ErrorHint(lambda v: v["cpu_offload_checkpointing"], "turn cpu_offload_checkpointing off"),
+    ErrorHint(lambda v: bool(v.get("blocks_to_swap")), "lower blocks_to_swap (now {blocks_to_swap})"),
+    ErrorHint(_off("lowram"), "turn lowram on"),
+    ErrorHint(lambda v: True, "close other programs"),
 )
 
 
-def advice(remedies: tuple[Remedy, ...], settings: Settings) -> str:
+def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
     """What of these would help this run, the best first."""
     values = settings.values()
     fitting = [remedy.words.format_map(values) for remedy in remedies if remedy.helps(values)]
     return ", or ".join(fitting[:MOST_HELP])
 
 
-def why_no_number(settings: Settings) -> str:
+def nonfinite_hint(settings: Settings) -> str:
     """The likely causes of a loss that is no number."""
     values = settings.values()
     causes = [f"lower learning_rate (now {values['learning_rate']})"]
@@ -120,7 +120,7 @@ def why_no_number(settings: Settings) -> str:
         causes.append("set mixed_precision = bf16, since fp16 overflows")
         if _off("no_half_vae")(values) and not _is_flux(values):
             causes.append("turn no_half_vae on")
-    causes.append("look for a broken picture among those of the last steps")
+    causes.append("look for a broken image among those of the last steps")
     return f"{', or '.join(causes)}; files saved before are whole"
 
 
@@ -135,11 +135,11 @@ def in_a_sentence(error: BaseException, settings: Settings) -> tuple[str, str] |
     if isinstance(error, RuntimeError) and words.startswith("DataLoader worker"):
         if "shared memory" in words or "Bus error" in words:
             return (
-                "a process that prepares pictures found no shared memory",
+                "a process that prepares images found no shared memory",
                 "set max_data_loader_n_workers = 0, or give a container more with --shm-size",
             )
         return (
-            "a process that prepares pictures was killed, often because the main memory was full",
+            "a process that prepares images was killed, often because the main memory was full",
             advice(MAIN_MEMORY, settings),
         )
     return None

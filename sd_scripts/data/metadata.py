@@ -15,17 +15,17 @@ Folders = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFacts:
-    """The values of the ss_* entries about data, before they become text; named as in TrainingFacts."""
+class DatasetMetadata:
+    """The values of the ss_* entries about data, before they become text; named as in TrainingMetadata."""
 
     num_train_images: int
-    """With repeats, regularisation pictures not counted."""
+    """With repeats, regularisation images not counted."""
     num_reg_images: int
     num_validation_images: int
     num_batches_per_epoch: int
     """Of all ranks together."""
     resolution: Size
-    """Width and height of the first data set."""
+    """Width and height of the first dataset."""
     batch_shapes: dict[BatchShape, int]
     """How many batches of each shape an epoch has: each shape is a graph of its own to the compiler."""
     tag_frequency: Tags
@@ -34,17 +34,17 @@ class DataFacts:
     """Folder -> n_repeats, img_count."""
     reg_dataset_dirs: Folders
     bucket_info: dict[str, Any] | None
-    """buckets {number: resolution, count} and mean_img_ar_error of the first data set; None without buckets."""
+    """buckets {number: resolution, count} and mean_img_ar_error of the first dataset; None without buckets."""
     datasets: list[dict[str, Any]] | None
-    """ss_datasets: one entry for each data set of a dataset_config; None when folder options described the data."""
+    """ss_datasets: one entry for each dataset of a dataset_config; None when folder options described the data."""
 
 
-def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DataFacts:
+def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DatasetMetadata:
     first = plan.blueprint.datasets[0].buckets
     numbers = range(len(plan.blueprint.datasets))
     by_dataset = [[item for item in plan.items if item.dataset == number] for number in numbers]
     shapes = batch_shapes(plan, short_batches=short_batches)
-    return DataFacts(
+    return DatasetMetadata(
         num_train_images=_seen(plan.items, is_reg=False),
         num_reg_images=_seen(plan.items, is_reg=True),
         num_validation_images=len(plan.validation.items) if plan.validation else 0,
@@ -83,7 +83,7 @@ def _folders(items: Sequence[Item], *, is_reg: bool) -> Folders:
 
 
 def _merged(of_datasets: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """One table of several data sets; a folder that two of them name gets a number."""
+    """One table of several datasets; a folder that two of them name gets a number."""
     merged: dict[str, Any] = {}
     for table in of_datasets:
         for name, value in table.items():

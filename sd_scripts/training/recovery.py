@@ -9,13 +9,15 @@ from pathlib import Path
 from sd_scripts.library.safetensors_io import GONE, OLD, PART, RUNNING
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.runs.process import process_born
-from sd_scripts.training.states import PROGRESS, Saved, damage, read_saved
+from sd_scripts.training.train_state import PROGRESS, SavedState, damage, read_saved
 
 NAMELESS = ("at", "epoch", "last")
 """How files begin where output_name is unset."""
 
 
-def newest_state(folder: Path, output_name: str | None, warn: Callable[[str], None] = lambda _: None) -> Saved | None:
+def newest_state(
+    folder: Path, output_name: str | None, warn: Callable[[str], None] = lambda _: None
+) -> SavedState | None:
     """The state with the most steps, of two the later; None where there is none. A damaged one is told through `warn`,
     and the one before is taken. Raises ValueError where all are damaged.
 
@@ -49,7 +51,7 @@ def finished_file(folder: Path, output_name: str | None) -> Path | None:
     return next((path for ending in ENDINGS if (path := folder / f"{stem}{ending}").exists()), None)
 
 
-def mend(folder: Path, output_name: str | None) -> None:
+def clean_up(folder: Path, output_name: str | None) -> None:
     """Clear away what killed processes left half done under hidden names, in `folder` and among its samples. What one
     had set aside to put another in its place comes back, unless the other is there."""
     name = _begin(output_name)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from sd_scripts.training.sharded import Shards
 
 
-class Learning(Protocol):
+class Trainable(Protocol):
     needs_autocast: bool
     """Whether its weights are of another dtype than the model's, so that the forward must cast."""
-    steady: bool
+    static_graph: bool
     """Whether its forward is the same code at every step, so that compiled graphs need no guards against it."""
 
     whole_in_backward: bool
@@ -32,7 +32,7 @@ class Learning(Protocol):
     """What follows the name of its file; empty for a folder."""
 
     @property
-    def guarded(self) -> bool:
+    def skips_nonfinite(self) -> bool:
         """Whether a gradient that is no number counts as none, so that weights and moments stay numbers."""
         ...
 
@@ -88,12 +88,12 @@ class Learning(Protocol):
         ...
 
 
-class LoraLearning:
+class LoraTrainable:
     """Our own LoRA: float32 masters in one flat buffer."""
 
     needs_autocast = False
-    steady = True
-    guarded = True
+    static_graph = True
+    skips_nonfinite = True
     whole_in_backward = True
     is_network = True
     shards = None

@@ -12,10 +12,10 @@ import pytest
 
 import gui
 from kohya_gui import recognise, recognise_images
+from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import open_file, prepare, save_file
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps
-from kohya_gui.places import EVERYWHERE, Places
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA
 from sd_scripts.options.spec import each_option
@@ -33,8 +33,8 @@ def inside(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def places(inside: Path) -> Places:
-    return Places.within([inside])
+def places(inside: Path) -> AllowedPaths:
+    return AllowedPaths.within([inside])
 
 
 def test_everything_in_an_allowed_folder_is_allowed(places, inside):
@@ -108,24 +108,26 @@ def test_what_no_path_can_be_is_told_in_a_sentence(places, inside, fenced):
 
 
 def test_a_file_may_be_allowed_alone(inside):
-    places = Places.within([inside / "one.toml"])
+    places = AllowedPaths.within([inside / "one.toml"])
     assert places.holds(inside / "one.toml")
     assert not places.holds(inside / "two.toml")
 
 
 def test_the_root_of_a_disk_is_no_allowed_folder():
-    assert Places.within([Path("/")]).allowed == ()
+    assert AllowedPaths.within([Path("/")]).allowed == ()
 
 
 def settings_of(values: dict[str, Any]) -> list[str]:
-    return Places.within([Path("/nowhere")]).problems(values, [o for g in SDXL_LORA.groups for o in each_option(g)])
+    return AllowedPaths.within([Path("/nowhere")]).problems(
+        values, [o for g in SDXL_LORA.groups for o in each_option(g)]
+    )
 
 
 def test_every_option_that_names_a_path_is_looked_at():
     options = {o.name: o for s in SCRIPTS for g in s.groups for o in each_option(g)}
     paths = {name: o for name, o in options.items() if o.path}
     assert len(paths) > 15
-    places = Places.within([Path("/nowhere")])
+    places = AllowedPaths.within([Path("/nowhere")])
     for name, option in paths.items():
         assert places.problems({name: ["/etc/x"] if option.many else "/etc/x"}, [option])
         assert not places.problems({name: [] if option.many else None}, [option])
@@ -157,7 +159,7 @@ def test_a_path_is_found_where_it_hides(values, named):
     assert why.startswith(f"{named}: ")
 
 
-def test_a_data_set_file_names_allowed_folders_only(places, inside):
+def test_a_dataset_file_names_allowed_folders_only(places, inside):
     for name, text in (
         ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "/etc"\n'),
         ("a.json", json.dumps({"datasets": [{"subsets": [{"image_dir": "/etc"}]}]})),
@@ -242,7 +244,7 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
         return {}
 
     model = str(flux_miniature.files["pretrained_model_name_or_path"])
-    for places in (EVERYWHERE, Places.within([inside])):
+    for places in (EVERYWHERE, AllowedPaths.within([inside])):
         with gr.Blocks():
             form = Form("lora", FLUX_LORA.groups, "lora", places=places)
             form.panel("Model", ["pretrained_model_name_or_path"], advice=replace(GOOD_TIMESTEPS, good=good))
@@ -250,7 +252,7 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
     assert looked_at == [model, None]
 
 
-def test_the_data_set_tools_stay_inside(places, inside):
+def test_the_dataset_tools_stay_inside(places, inside):
     with gr.Blocks():
         helper = FolderHelper("lora", places)
     for folders in (("/etc", "", str(inside)), (str(inside), "/etc", str(inside)), (str(inside), "", "/etc")):
@@ -260,7 +262,7 @@ def test_the_data_set_tools_stay_inside(places, inside):
         assert options == {}
 
 
-def test_the_data_set_tools_tell_in_a_sentence_what_no_path_can_be(inside):
+def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(inside):
     (inside / "loop").symlink_to(inside / "loop")
     (inside / "images").mkdir()
     (inside / "images" / "a.png").write_bytes(b"")
@@ -287,7 +289,7 @@ def test_gathering_captions_stays_inside(places, inside):
     assert steps._asked(str(inside), "", *rest).images == inside
 
 
-def served(words: str) -> Places:
+def served(words: str) -> AllowedPaths:
     return gui.places(gui.parser().parse_args(words.split()))
 
 
