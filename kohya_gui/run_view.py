@@ -174,8 +174,8 @@ def what_is_lost(run_state: RunState) -> str:
         return f"Ends the run at once, without saving: what it learned after step {states[-1]} is lost."
     if run_state.saved:
         return (
-            f"Ends the run at once, without saving: its files up to step {run_state.saved[-1].step} stay, what it learned "
-            "after that is lost, and it cannot be continued."
+            f"Ends the run at once, without saving: its files up to step {run_state.saved[-1].step} stay, what it "
+            "learned after that is lost, and it cannot be continued."
         )
     if begun:
         return f"Ends the run at once, without saving: what it learned after step {begun} is lost."

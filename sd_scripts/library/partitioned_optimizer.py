@@ -95,8 +95,8 @@ class PartitionedOptimizer(Optimizer):
     ):
         """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one portion; its
         groups also have a `seed`, another for each portion. `rounds`: weights in half precision are stepped as
-        surrogates. `resident` is entered around whatever changes the weights of a portion, except in step_partition: who
-        calls that has them at hand. The weights must already lie on the device they learn on."""
+        surrogates. `resident` is entered around whatever changes the weights of a partition, except in
+        step_partition: its caller has made them resident. The weights must already be on the device they learn on."""
         super().__init__(groups, defaults={})
         self._seed, self._resident = seed, resident or (lambda key: nullcontext())
         self.partitions: dict[Hashable, list[nn.Parameter]] = {}

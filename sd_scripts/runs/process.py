@@ -149,7 +149,8 @@ def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> Run
 
 
 def find(folder: RunFolder, process_key: str = "") -> RunningRun | None:
-    """The processes of a run that somebody started earlier, if any is still alive; `process_key` tells of it what `process_key` told.
+    """The processes of a run that somebody started earlier, if any is still alive; `process_key` is what its
+    `process_key` was.
 
     The folder knows the process, too, unless somebody deleted it, or the GUI was killed before it wrote it down.
     """

@@ -246,8 +246,8 @@ class Compilation:
 
     def watch(self, step: int) -> None:
         """Tell what was compiled in this step (0: before the first), and once if more was wanted than
-        compile_cache_size_limit lets in: `recompile_limit_hit` is true from then on, and shapes that come after the limit run
-        eagerly."""
+        compile_cache_size_limit lets in: `recompile_limit_hit` is true from then on, and shapes that come after the
+        limit run eagerly."""
         if not self.active:
             return
         self._progress.step_done()
