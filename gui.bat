@@ -1,6 +1,6 @@
 @echo off
-rem Opens the GUI in the browser: gui.bat [--listen ADDRESS] [--server_port PORT] ...
-rem A first training with nothing to download: gui.bat --demo [sdxl or flux] [flags of the training script]
+rem Serve the GUI: gui.bat [--inbrowser] [--listen ADDRESS] [--server_port PORT] ...
+rem Train on a miniature, with nothing to download: gui.bat --demo [sdxl or flux] [flags of the training script]
 setlocal
 call "%~dp0setup.bat" || exit /b 1
 

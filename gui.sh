@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Opens the GUI in the browser: bash gui.sh [--listen ADDRESS] [--server_port PORT] ...
-# A first training with nothing to download: bash gui.sh --demo [sdxl | flux] [flags of the training script]
+# Serve the GUI: bash gui.sh [--inbrowser] [--listen ADDRESS] [--server_port PORT] ...
+# Train on a miniature, with nothing to download: bash gui.sh --demo [sdxl | flux] [flags of the training script]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 if [ "$1" = "--demo" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks style and types, then runs the tests: bash test.sh [arguments of pytest]
+# Lint, check types, run the tests: bash test.sh [pytest arguments]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 set -e
 cd "$root"
@@ -7,6 +7,6 @@ cd "$root"
 "$python" -m ruff check .
 "$python" -m ruff format --check .
 "$python" -m mypy
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # more threads than free cores make compiled code crawl
-# two files of tests at a time; the first to start is the one that takes longest
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # compiled code is very slow with more threads than free cores
+# two test files at a time, the longest-running first
 exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
