@@ -83,7 +83,7 @@ def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(data: Path, m
     assert "broken image" in failed["remedy"]
     assert made.files == []
     patient = train(
-        miniature, tmp_path / "out", train_data_dir=alone, max_broken_steps=5, max_train_steps=9, **FROM_DISK
+        miniature, tmp_path / "out", train_data_dir=alone, max_nonfinite_steps=5, max_train_steps=9, **FROM_DISK
     )
     assert "at step 5," in patient.told("failed")[-1]["error"]
 

@@ -15,6 +15,7 @@ class LegacyOptions(OptionGroup, title="Old spellings"):
     use_8bit_adam: bool = option(False, "Old form of optimizer_type = AdamW8bit.")
     use_lion_optimizer: bool = option(False, "Old form of optimizer_type = Lion.")
     skip_latents_validity_check: bool = option(False, "Old name of skip_cache_check.")
+    max_broken_steps: int | None = option(None, "Old name of max_nonfinite_steps.", within=(1, 10_000))
     torch_compile: bool = option(False, "Old form of compile, which compiled the whole model and slowly.")
     dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
     split_mode: bool = option(False, "Old form of blocks_to_swap = 18, for FLUX.1.")
@@ -183,6 +184,7 @@ def _is_zero(value: Any) -> bool:
 TRANSLATORS: dict[str, Translator] = {
     "caption_extention": _renamed("caption_extension"),
     "skip_latents_validity_check": _renamed("skip_cache_check"),
+    "max_broken_steps": _renamed("max_nonfinite_steps"),
     "use_8bit_adam": _optimizer("AdamW8bit"),
     "use_lion_optimizer": _optimizer("Lion"),
     "dynamo_backend": _dynamo_backend,

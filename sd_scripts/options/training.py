@@ -76,10 +76,10 @@ class TrainingOptions(OptionGroup, title="Training"):
         families=("flux",),
         methods=("lora",),
     )
-    max_broken_steps: int = option(
+    max_nonfinite_steps: int = option(
         3,
-        "End the run when so many steps in a row have a loss or gradient that is no number (NaN or infinite). Until "
-        "then nothing is learned from them. Where such a step would spoil the weights, the first one ends the run.",
+        "End the run after this many steps in a row with a NaN or infinite loss or gradient. Until then such steps are "
+        "skipped. Where a skipped step would still corrupt the weights, the first one ends the run.",
         label="Non-finite steps in a row",
         within=(1, 10_000),
     )

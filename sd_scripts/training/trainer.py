@@ -259,7 +259,7 @@ class Trainer:
         )
         self._phase_of_steps()
         self.began = time.monotonic()
-        max_nonfinite = self.options.max_broken_steps if self.trainable.skips_nonfinite else 1
+        max_nonfinite = self.options.max_nonfinite_steps if self.trainable.skips_nonfinite else 1
         self.reporter = Reporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
         self.listener.open()
         self.leaving.open()
