@@ -14,18 +14,18 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.queue import Planned, gpu_set
+from sd_scripts.runs.queue import PlannedRun, gpu_set
 from sd_scripts.runs.store import RunRow
 
 NAMED_OTHERWISE = ("output_dir", "logging_dir", "resume")
 """Options that differ between any two runs, or say nothing of how one trains."""
 
 
-def plan(prepared: Prepared, tab: Tab, family: str) -> Planned:
+def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
     """A prepared run as the queue takes it."""
     assert prepared.folder is not None
     environment, settings = prepared.command.environment, prepared.command.toml
-    return Planned(
+    return PlannedRun(
         folder=prepared.folder,
         argv=prepared.command.argv,
         environment={name: value for name, value in environment.items() if name not in SECRETS},
@@ -62,7 +62,7 @@ def why_not(row: RunRow) -> str:
     return "; ".join(map(str, preflight.problems(from_values(script, opened.unknown, opened.values))))
 
 
-def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE) -> Planned:
+def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE) -> PlannedRun:
     """A new run with the settings of a former one, that begins where `state` was saved.
 
     Raises ValueError, one sentence, when there is nothing to go on from.

@@ -260,7 +260,7 @@ class MetadataSteps:
         if job is None or asked is None:
             return [gr.skip()] * 7
         run_state = job.refresh()
-        now = (job.folder.path.name, job.waiting, run_state.told)
+        now = (job.folder.path.name, job.waiting, run_state.event_count)
         if now == seen:
             return [gr.skip()] * 7
         ready = run_state.state == "finished"

@@ -117,7 +117,7 @@ class LiveRoutes:
         row = self._row(request)
         run_state = self._queue.watch(row.id).refresh()
         words = f"{row.name}.{row.note}.{row.error}"
-        known = f"{self._launch}.{run_state.told}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
+        known = f"{self._launch}.{run_state.event_count}.{row.state}.{row.place}.{row.started}.{row.ended}.{words}"
         if request.query_params.get("known") == known:
             return None
         state = shown_state(run_state, row)
@@ -406,7 +406,7 @@ def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | 
     for line in lines:
         event = read_event(line)
         if event is not None and event.get("kind") in ("step", "saved"):
-            run_state.tell(event)
+            run_state.apply(event)
     loss = run_state.average if run_state.average is not None else run_state.loss
     return _short(loss), newest_state(run_state) is not None
 

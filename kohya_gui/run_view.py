@@ -10,7 +10,7 @@ from kohya_gui.messages import message
 from kohya_gui.recognise import size
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import STATE_ENDING
-from sd_scripts.runs.run_state import ENDED, LIVING, Made, RunState, State
+from sd_scripts.runs.run_state import ENDED, LIVING, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
 WORDS = {
@@ -107,7 +107,7 @@ def progress(run_state: RunState, row: RunRow) -> str:
         doing += f" · {run_state.phase_note}"
     if run_state.state == "stopping":
         doing = "finishing the step, then saving and exiting" if run_state.step else UNTRAINED
-        since = next((asked.time for asked in run_state.asked if asked.kind in ("stop", END)), None)
+        since = next((asked.time for asked in run_state.commands if asked.kind in ("stop", END)), None)
     if run_state.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
     percent = f"{100 * fraction:.1f}"
@@ -146,8 +146,8 @@ def controls(run_state: RunState, row: RunRow) -> str:
 def living_controls(run_state: RunState) -> str:
     buttons = []
     for command, words, why in COMMANDS:
-        asked = command in run_state.waiting_for or run_state.state == "stopping"
-        said = "Asked…" if command in run_state.waiting_for else words
+        asked = command in run_state.pending_commands or run_state.state == "stopping"
+        said = "Asked…" if command in run_state.pending_commands else words
         face = f'data-action="{command}" title="{escape(why)}"{" disabled" if asked else ""}'
         buttons.append(f'<button type="button" {face}>{said}</button>')
     menu = (
@@ -155,10 +155,10 @@ def living_controls(run_state: RunState) -> str:
         f'<p>{what_is_lost(run_state)}</p><button type="button" class="stop" data-action="end">Stop now</button>'
         "</div></details>"
     )
-    heard = {asked.kind: asked.heard for asked in run_state.asked if asked.heard is not None}
+    heard = {asked.kind: asked.handled_step for asked in run_state.commands if asked.handled_step is not None}
     heard = {kind: step for kind, step in heard.items() if DOING.get(kind) != run_state.phase}
     done = " · ".join(
-        f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in run_state.waiting_for
+        f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in run_state.pending_commands
     )
     told = f'<span class="done">✓ {done}</span>' if done else ""
     return f'<div class="run-actions">{"".join(buttons)}{menu}{told}</div>'
@@ -332,7 +332,7 @@ def files(run_state: RunState, run: int) -> str:
     )
 
 
-def file_row(run: int, number: int, made: Made) -> str:
+def file_row(run: int, number: int, made: OutputFile) -> str:
     """A file's name, step, size, and the ways to have it; a state is a folder and only its path is of use."""
     found = made.find()
     told = f"step {made.step}{f' · {size(made.bytes)}' if made.bytes else ''}"

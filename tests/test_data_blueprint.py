@@ -89,7 +89,7 @@ def test_a_value_is_taken_from_subset_then_dataset_then_general_then_settings() 
     (dataset,) = resolve(config, told).datasets
     assert (dataset.batch_size, dataset.buckets.resolution) == (3, (640, 512))
     assert [subset.num_repeats for subset in dataset.subsets] == [7, 5]
-    assert [subset.look.flip_aug for subset in dataset.subsets] == [False, True]
+    assert [subset.augmentation.flip_aug for subset in dataset.subsets] == [False, True]
     assert [subset.captions.keep_tokens for subset in dataset.subsets] == [0, 0]
     assert all(subset.captions.shuffle_caption for subset in dataset.subsets)
 
@@ -318,6 +318,6 @@ def test_a_dataset_without_resolution_is_refused() -> None:
 def test_a_face_crop_range_is_two_numbers() -> None:
     config = {"datasets": [{"resolution": 512, "subsets": [{"image_dir": "a"}]}]}
     (dataset,) = resolve(config, settings(face_crop_aug_range="1.5,3")).datasets
-    assert dataset.subsets[0].look.face_crop_aug_range == (1.5, 3.0)
+    assert dataset.subsets[0].augmentation.face_crop_aug_range == (1.5, 3.0)
     with pytest.raises(ValueError, match="face_crop_aug_range: '1'"):
         resolve(config, settings(face_crop_aug_range="1"))

@@ -48,10 +48,10 @@ class Encoders:
         }
 
     def cache_latents(self, plan: DataPlan, *, vae: str = "vae", **how: Any) -> LatentStore:
-        return cache_latents(plan, self.images, fingerprint=vae, warn=self.told.append, **{"to_disk": True, **how})
+        return cache_latents(plan, self.images, cache_key=vae, warn=self.told.append, **{"to_disk": True, **how})
 
     def cache_text(self, plan: DataPlan, *, encoder: str = "te", **how: Any) -> TextStore:
-        return cache_text(plan, self.text, fingerprint=encoder, warn=self.told.append, **{"to_disk": True, **how})
+        return cache_text(plan, self.text, cache_key=encoder, warn=self.told.append, **{"to_disk": True, **how})
 
 
 @pytest.fixture
@@ -168,14 +168,14 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
 
     plan, told, how = plan_of(root), list[str](), {"to_disk": True, "suffix": "flux", "channels": 16}
     write_foreign(root, plan, "", "{stem}.npz")
-    cache_latents(plan, images, fingerprint="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
+    cache_latents(plan, images, cache_key="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
     assert encoders.encoded == 4
 
     write_foreign(root, plan, "_{h}x{w}", "{stem}_{w:04d}x{h:04d}_flux.npz")
-    latents = cache_latents(plan, images, fingerprint="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
+    latents = cache_latents(plan, images, cache_key="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"latents are \(4, 8, 8\); turn skip_cache_check off$"):
         list(BatchLoader(plan, warn=told.append, latents=latents).epoch(1))
-    latents = cache_latents(plan, images, fingerprint="vae", warn=told.append, **how)  # type: ignore[arg-type]
+    latents = cache_latents(plan, images, cache_key="vae", warn=told.append, **how)  # type: ignore[arg-type]
     assert {batch.latents.shape[1] for batch in epoch_of(plan, latents=latents) if batch.latents is not None} == {16}
 
 
@@ -457,7 +457,7 @@ def test_latents_that_are_not_finite_name_the_image_and_the_remedy(root: Path, e
         return pixels * float("nan")
 
     with pytest.raises(ValueError, match=r"vae: the latents of .*png are not finite; try no_half_vae"):
-        cache_latents(plan_of(root), broken, fingerprint="v", warn=pytest.fail, to_disk=False)
+        cache_latents(plan_of(root), broken, cache_key="v", warn=pytest.fail, to_disk=False)
 
 
 def test_a_cache_that_cannot_be_written_is_told_in_one_sentence(root: Path, encoders: Encoders) -> None:

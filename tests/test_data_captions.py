@@ -57,4 +57,4 @@ def test_dropout_empties_the_whole_caption_prefix_included() -> None:
 
 def test_rules_name_the_options_that_make_a_caption_change() -> None:
     rules = CaptionRules(shuffle_caption=True, caption_prefix="p", secondary_separator=";", enable_wildcard=True)
-    assert rules.changing() == ["shuffle_caption", "enable_wildcard"]
+    assert rules.random_fields() == ["shuffle_caption", "enable_wildcard"]

@@ -19,7 +19,7 @@ from sd_scripts.data.images import (
     Augmentation,
     FaceBox,
     UnreadableImage,
-    is_too_long,
+    is_too_elongated,
     prepare_image,
     prepare_mask,
     read_image,
@@ -64,7 +64,7 @@ def test_an_image_too_long_for_memory_is_cropped_before_it_is_resized(tmp_path: 
     strip[:, 9_950:10_050] = 200
     Image.fromarray(strip).save(tmp_path / "a.png")
     fit = fit_into((256, 256), (20_000, 1))  # 5,120,000 x 256 after resizing
-    assert is_too_long(fit)
+    assert is_too_elongated(fit)
     tracemalloc.start()
     seen = prepare_image(tmp_path / "a.png", None, fit, Augmentation(resize_interpolation=name), Random(0)).pixels
     assert tracemalloc.get_traced_memory()[1] < 20e6
@@ -80,7 +80,7 @@ def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPat
     for fit in (fit_into((32, 32), (400, 40)), fit_into((96, 96), (400, 40))):
         whole = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
         with monkeypatch.context() as patch:
-            patch.setattr(images, "LONGEST", 1)
+            patch.setattr(images, "MAX_RESIZED_AREA", 1)
             part = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
         assert part.shape == whole.shape
         assert np.abs(part.astype(int) - whole)[2:-2, 2:-2].max() <= 2
@@ -96,10 +96,10 @@ def test_a_mask_is_cropped_with_its_image(tmp_path: Path) -> None:
 
 def test_the_mask_of_cached_latents_is_that_of_the_middle(tmp_path: Path) -> None:
     path = make_image(tmp_path / "a.png", (48, 32), mode="RGBA")
-    look = Augmentation(alpha_mask=True)
-    prepared = prepare_image(path, None, HALF, look, Random(0))
+    augmentation = Augmentation(alpha_mask=True)
+    prepared = prepare_image(path, None, HALF, augmentation, Random(0))
     assert prepared.mask is not None
-    assert np.array_equal(prepare_mask(path, None, HALF, look), prepared.mask)  # type: ignore[arg-type]
+    assert np.array_equal(prepare_mask(path, None, HALF, augmentation), prepared.mask)  # type: ignore[arg-type]
     assert prepare_mask(path, None, HALF, Augmentation()) is None
 
 
@@ -206,9 +206,9 @@ def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) ->
     Image.fromarray(pixels).save(path)
     fit = BucketFit(bucket=(64, 64), resized=(96, 64), ar_error=0.0)
     for jitter in (False, True):
-        look = Augmentation(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
+        augmentation = Augmentation(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
         sides = [
-            np.sqrt((prepare_image(path, None, fit, look, Random(seed)).pixels[..., 0] > 127).sum())
+            np.sqrt((prepare_image(path, None, fit, augmentation, Random(seed)).pixels[..., 0] > 127).sum())
             for seed in range(20)
         ]
         if not jitter:

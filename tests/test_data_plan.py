@@ -13,7 +13,7 @@ from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.data.images import SUFFIXES
 from sd_scripts.data.loader import BatchLoader
-from sd_scripts.data.metadata import data_facts
+from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.options.caption_files import find_captions
 from sd_scripts.options.folder_names import IMAGES_BY_PLUGIN
 
@@ -302,7 +302,7 @@ num_repeats = 9
     assert plan.validation is not None
     assert [(item.path.parent.name, item.dataset) for item in plan.items] == [("train", 0)] * 2
     assert [(item.path.parent.name, item.repeats) for item in plan.validation.items] == [("held", 1)] * 2
-    assert data_facts(plan).num_validation_images == 2
+    assert dataset_metadata(plan).num_validation_images == 2
     assert told == ["bucket_reso_steps: 16 is rounded up to 32, a multiple of 32, as SDXL needs"]
     config.write_text(text.replace("[[datasets]]", "[[datasets]]\nvalidation_split = 1.0", 1))
     with pytest.raises(ValueError, match="validation_split: 1 keeps every image out of training"):
@@ -349,7 +349,7 @@ def test_one_folder_at_several_resolutions(tmp_path: Path) -> None:
     config.write_text("\n".join(datasets))
     plan = planned(dataset_config=config)
     assert len(plan.items) == 4
-    facts = data_facts(plan)
+    facts = dataset_metadata(plan)
     assert sorted(facts.dataset_dirs) == ["cats", "cats (2)"]
     assert facts.datasets is not None
     assert [entry["batch_size_per_device"] for entry in facts.datasets] == [1, 2]
@@ -380,7 +380,7 @@ def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/3_cat", [(64, 64), (64, 64), (192, 64)], caption="Cute, cat")
     make_folder(tmp_path / "reg/1_animal", [(64, 64)])
     plan = plan_of(tmp_path / "train", reg_data_dir=tmp_path / "reg", train_batch_size=4)
-    facts = data_facts(plan)
+    facts = dataset_metadata(plan)
     assert (facts.num_train_images, facts.num_reg_images, facts.num_validation_images) == (9, 9, 0)
     assert facts.tag_frequency["3_cat"] == {"cute": 3, "cat": 3, "0": 1, "1": 1, "2": 1}
     assert facts.dataset_dirs == {"3_cat": {"n_repeats": 3, "img_count": 3}}

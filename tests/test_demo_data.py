@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sd_scripts import demo
-from sd_scripts.data import drawn
+from sd_scripts.data import demo_images
 from sd_scripts.families.family import Family
 from sd_scripts.families.flux import FLUX
 from sd_scripts.families.miniature import images
@@ -27,12 +27,12 @@ from sd_scripts.runs.folder import RunFolder
 
 
 def test_a_dozen_images_of_several_sizes_with_captions(each_miniature: Any) -> None:
-    folder = each_miniature.data_dir / drawn.FOLDER
+    folder = each_miniature.data_dir / demo_images.FOLDER
     sizes = {Image.open(path).size for path in folder.glob("*.png")}
     captions = {path.read_text().strip() for path in folder.glob("*.txt")}
     assert len(list(folder.glob("*.png"))) == 12
-    assert sizes == set(drawn.SIZES)
-    assert captions == set(drawn.captions())
+    assert sizes == set(demo_images.SIZES)
+    assert captions == set(demo_images.captions())
 
 
 def test_the_files_are_small(each_miniature: Any) -> None:

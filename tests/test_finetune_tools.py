@@ -111,7 +111,7 @@ def refuse(pixels: Tensor) -> Tensor:
 
 
 def learned(plan: DataPlan, encoder: Any = encode) -> list[Batch]:
-    latents = cache_latents(plan, encoder, fingerprint="vae", warn=pytest.fail, to_disk=True)
+    latents = cache_latents(plan, encoder, cache_key="vae", warn=pytest.fail, to_disk=True)
     return list(BatchLoader(plan, warn=pytest.fail, latents=latents).epoch(1))
 
 
@@ -197,7 +197,7 @@ def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
     assert merge_captions_to_metadata.main([str(captioned), str(captioned / "m.json"), "--run_dir", str(run)]) == 0
     run_state = RunState()
     for event in RunFolder(run).events():
-        run_state.tell(event)
+        run_state.apply(event)
     assert (run_state.state, run_state.phase, run_state.done, run_state.total) == ("finished", "reading caption", 3, 3)
     assert len(run_state.warnings) == 1
 

@@ -39,7 +39,7 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.toml_files import read_toml, toml_text
 from sd_scripts.runs.queue import RunQueue
-from sd_scripts.runs.run_state import Asked, Made, RunState, State
+from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore
 
 COMPILE = [o.name for o in each_option(CompileOptions)]
@@ -743,20 +743,22 @@ def run_view(run_state: RunState, of: RunRow | None = None) -> str:
 
 def trained(state: State = "running", steps: int = 30) -> RunState:
     run_state = RunState()
-    run_state.tell({"kind": "started", "max_steps": 50, "epochs": 2, "images_per_step": 2, "time": 1.0})
+    run_state.apply({"kind": "started", "max_steps": 50, "epochs": 2, "images_per_step": 2, "time": 1.0})
     for step in range(1, steps + 1):
         told = {"step": step, "epoch": 1, "loss": 1 / step, "seconds": 0.5, "lr": {"unet": 1e-4}}
-        run_state.tell({"kind": "step", **told, "vram": 3 * 2**30, "ram": 2**30})
+        run_state.apply({"kind": "step", **told, "vram": 3 * 2**30, "ram": 2**30})
     run_state.state = state
     return run_state
 
 
 def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
     run_state = trained()
-    run_state.tell({"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>"})
-    run_state.tell({"kind": "warning", "text": "is odd", "option": "seed"})
-    run_state.tell({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
-    run_state.tell({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
+    run_state.apply(
+        {"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>"}
+    )
+    run_state.apply({"kind": "warning", "text": "is odd", "option": "seed"})
+    run_state.apply({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
+    run_state.apply({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
     html = run_view(run_state)
     for words in ("step 30 of 50", "0.50 s/it", "4/s", "3.0 GiB", "1.0 GiB", "14 graphs · 1 recompile", "seed: is odd"):
         assert words in html
@@ -769,8 +771,8 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
 
 def test_a_run_that_a_person_ended_is_not_told_as_a_failure():
     run_state = trained()
-    run_state.asked_for({"kind": "end"})
-    run_state.ended_as("stopped", "You stopped this run at once at step 30")
+    run_state.add_command({"kind": "end"})
+    run_state.mark_ended("stopped", "You stopped this run at once at step 30")
     html = run_view(run_state)
     assert 'message-note" role="status"' in html
     assert "You stopped this run at once at step 30" in html
@@ -786,8 +788,8 @@ def test_what_takes_its_time_ticks_in_the_page():
     run_state = RunState()
     started = row("starting", started=100.0)
     assert 'data-since="100.0"' in sections(run_state, started)["progress"]
-    run_state.tell({"kind": "phase", "name": "compiling", "time": 130.0})
-    run_state.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 160.0})
+    run_state.apply({"kind": "phase", "name": "compiling", "time": 130.0})
+    run_state.apply({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 160.0})
     html = sections(run_state, started)["progress"]
     assert "Compiling · 12 graphs so far" in html
     assert 'data-since="130.0"' in html
@@ -797,7 +799,7 @@ def test_what_takes_its_time_ticks_in_the_page():
 def test_a_section_is_the_same_html_while_nothing_of_it_changes():
     run_state = trained()
     before = sections(run_state, row())
-    run_state.tell({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
+    run_state.apply({"kind": "step", "step": 31, "epoch": 1, "loss": 0.5, "seconds": 0.5})
     after = sections(run_state, row())
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"head", "progress", "tiles"}
@@ -806,24 +808,24 @@ def test_a_section_is_the_same_html_while_nothing_of_it_changes():
 def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers():
     run_state = trained()
     assert run_view(run_state).count("disabled") == 0
-    run_state.asked_for({"kind": "save", "id": "a"})
+    run_state.add_command({"kind": "save", "id": "a"})
     html = run_view(run_state)
     assert "Asked…" in html
     assert html.count("disabled") == 1
-    run_state.tell({"kind": "heard", "command": "save", "ids": ["a"], "step": 30})
+    run_state.apply({"kind": "heard", "command": "save", "ids": ["a"], "step": 30})
     html = run_view(run_state)
     assert "Asked…" not in html
     assert "Saved at step 30" in html
-    assert [asked.heard for asked in run_state.asked if isinstance(asked, Asked)] == [30]
+    assert [sent.handled_step for sent in run_state.commands if isinstance(sent, SentCommand)] == [30]
 
 
 def test_ending_at_once_says_what_is_lost():
     assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
     run_state = trained()
     assert "everything it learned is lost" in run_view(run_state)
-    run_state.tell({"kind": "saved", "path": "/out/a-step10.safetensors", "step": 10})
+    run_state.apply({"kind": "saved", "path": "/out/a-step10.safetensors", "step": 10})
     assert "its files up to step 10 stay" in run_view(run_state)
-    run_state.tell({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
+    run_state.apply({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
     assert "what it learned after step 20 is lost" in run_view(run_state)
 
 
@@ -839,7 +841,7 @@ def test_ending_at_once_says_what_is_lost():
 def test_what_can_be_done_with_a_run_depends_on_its_state(tmp_path, state: State, offered: set[str]):
     run_state = RunState(state=state)
     (tmp_path / "a-state").mkdir()
-    run_state.saved.append(Made(tmp_path / "a-state", 10))
+    run_state.saved.append(OutputFile(tmp_path / "a-state", 10))
     (tmp_path / "a-state" / "progress.json").touch()
     assert set(re.findall(r'data-action="(\w+)"', run_view(run_state, row(state, place=1)))) == offered
 
@@ -848,7 +850,7 @@ def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
     run_state = RunState(state="stopped")
     for name in ("a-000001-state", "a-000002-state", "a-000003-state"):
         (tmp_path / name).mkdir()
-        run_state.saved.append(Made(tmp_path / name, 1))
+        run_state.saved.append(OutputFile(tmp_path / name, 1))
     assert newest_state(run_state) is None
     (tmp_path / "a-000001-state" / "progress.json").touch()
     (tmp_path / "a-000002-state" / "progress.json").touch()
@@ -865,9 +867,9 @@ def test_a_run_that_waits_says_its_place_and_what_it_waits_for():
 def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
     run_state = RunState()
     for name in ("a & b-000001.safetensors", "a & b.safetensors", "a & b-state"):
-        run_state.tell({"kind": "saved", "path": f"/loras/{name}", "step": 1})
+        run_state.apply({"kind": "saved", "path": f"/loras/{name}", "step": 1})
     assert 'class="result"' not in run_view(run_state)
-    run_state.tell({"kind": "finished", "step": 1, "time": 2.0})
+    run_state.apply({"kind": "finished", "step": 1, "time": 2.0})
     html = sections(run_state, row("finished"))["result"]
     assert 'data-copy="/loras/a &amp; b.safetensors"' in html
     assert "models/loras" in html
@@ -875,10 +877,10 @@ def test_a_finished_run_names_its_file_to_copy_and_what_to_do_with_it():
 
 def test_a_whole_model_goes_elsewhere_and_its_average_is_named():
     run_state = RunState()
-    run_state.tell({"kind": "started", "method": "full", "max_steps": 1})
+    run_state.apply({"kind": "started", "method": "full", "max_steps": 1})
     for name in ("cat.safetensors", "cat-ema.safetensors", "cat-state"):
-        run_state.tell({"kind": "saved", "path": f"/models/{name}", "step": 1})
-    run_state.tell({"kind": "finished", "step": 1, "time": 2.0})
+        run_state.apply({"kind": "saved", "path": f"/models/{name}", "step": 1})
+    run_state.apply({"kind": "finished", "step": 1, "time": 2.0})
     html = sections(run_state, row("finished"))["result"]
     assert 'data-copy="/models/cat.safetensors"' in html
     assert "cat-ema.safetensors</b>" in html
@@ -1106,10 +1108,10 @@ def test_an_open_page_does_not_tick(tmp_path):
         ("a.toml", "= broken", None, "lora"),
     ],
 )
-def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, asked, shown):
+def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, sent, shown):
     if name:
         (tmp_path / name).write_text(text)
-    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, asked)
+    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, sent)
     (tabs,) = (block for block in page.blocks.values() if isinstance(block, gr.Tabs))
     assert tabs.selected == shown
 

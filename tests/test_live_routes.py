@@ -23,7 +23,7 @@ from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.toml_files import read_toml
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
-from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
 
 REPO = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ class Studio:
         folder.config.write_text("".join(f"{key} = {value!r}\n" for key, value in settings.items()))
         argv = [sys.executable, "-c", program, str(folder.path)]
         facts: dict[str, Any] = {"name": name, "tab": "lora", "family": "sdxl", "gpus": "cpu"}
-        return self.queue.add(Planned(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, **facts))
+        return self.queue.add(PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, **facts))
 
     def over(self, name: str, tell: Callable[[EventLog], None], **settings: Any) -> int:
         """A run of the past, with what it told."""

@@ -20,7 +20,7 @@ from runs_help import PATIENCE, TELLING, wait_for
 
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import RunFolder, new_run_folder
-from sd_scripts.runs.queue import Planned, RunQueue, gpu_set
+from sd_scripts.runs.queue import PlannedRun, RunQueue, gpu_set
 from sd_scripts.runs.run_state import ENDED
 from sd_scripts.runs.store import NETWORK_FILE_SYSTEMS, RunRow, RunStore, file_system, gpus_overlap
 from sd_scripts.runs.watched import WatchedRun
@@ -51,14 +51,14 @@ class Place:
             made.open()
         return made
 
-    def plan(self, program: str = TELLING, steps: int = 5, **facts: Any) -> Planned:
+    def plan(self, program: str = TELLING, steps: int = 5, **facts: Any) -> PlannedRun:
         self.ids += 1
         folder = new_run_folder(self.folder / "runs", f"{self.ids}")
         folder.config.write_text("seed = 1\n")
         argv = [sys.executable, "-c", program, str(folder.path), str(steps)]
         environment = {"PYTHONPATH": str(REPO)} | facts.pop("environment", {})
         facts = {"name": f"run {self.ids}", "tab": "lora", "family": "sdxl"} | facts
-        return Planned(folder=folder, argv=argv, environment=environment, **facts)
+        return PlannedRun(folder=folder, argv=argv, environment=environment, **facts)
 
     def close(self) -> None:
         for queue in self.queues:
@@ -286,7 +286,7 @@ def test_a_running_run_hears_what_it_is_asked(place: Place):
     waiting = queue.add(place.plan(LASTING))
     wait_for(lambda: queue.watch(id).refresh().step > 2)
     queue.ask(id, "save")
-    wait_for(lambda: [asked.heard for asked in queue.watch(id).refresh().asked if asked.heard])
+    wait_for(lambda: [asked.handled_step for asked in queue.watch(id).refresh().commands if asked.handled_step])
     with pytest.raises(ValueError, match="has not started"):
         queue.ask(waiting, "save")
     with pytest.raises(ValueError, match="does not wait"):
@@ -496,7 +496,7 @@ def test_a_run_that_was_claimed_by_a_gui_that_died_before_it_started_it_waits_ag
 
 def test_how_a_run_ended_is_known_to_a_later_gui_too(place: Place):
     queue = place.queue()
-    missing = queue.add(Planned(folder=place.plan().folder, argv=[str(place.folder / "no such program")]))
+    missing = queue.add(PlannedRun(folder=place.plan().folder, argv=[str(place.folder / "no such program")]))
     dead = queue.add(place.plan("raise SystemExit(7)"))
     wait_for(lambda: over(queue))
     later = place.queue()

@@ -116,7 +116,7 @@ def test_those_left_behind_by_a_dead_leader_are_the_run_still(tmp_path):
     run = begin(RunFolder(tmp_path), ORPHANS.replace("{1}", "60"))
     wait_for(lambda: run.folder.console_tail() == "up")
     os.kill(run.pid, signal.SIGKILL)
-    wait_for(lambda: not run.leads)
+    wait_for(lambda: not run.leader_alive)
     assert run.alive
     assert run.orphaned
     found = process.find(run.folder)
@@ -247,11 +247,15 @@ def test_what_was_asked_waits_until_the_run_says_that_it_heard(tmp_path):
     watched = WatchedRun(folder, itself(folder))
     run_state = watched.refresh()
     assert len(set(ids)) == 3
-    assert [(asked.kind, asked.heard) for asked in run_state.asked] == [("save", 7), ("sample", None), ("save", 7)]
-    assert run_state.waiting_for == ["sample"]
+    assert [(sent.kind, sent.handled_step) for sent in run_state.commands] == [
+        ("save", 7),
+        ("sample", None),
+        ("save", 7),
+    ]
+    assert run_state.pending_commands == ["sample"]
     log("heard", command="sample", ids=[ids[1]], step=8)
     time.sleep(FRESH)
-    assert watched.refresh().waiting_for == []
+    assert watched.refresh().pending_commands == []
 
 
 @pytest.mark.parametrize(("saved", "told"), [(False, "not saved anything yet"), (True, "saved before is still there")])
@@ -281,27 +285,27 @@ def test_an_event_that_lacks_something_harms_none_of_the_others():
     run_state = RunState()
     broken = {"kind": "sample", "path": None}, {"kind": "saved"}, {"kind": "step", "lr": 5, "step": 1}
     for event in ({"kind": "step"}, *broken):
-        run_state.tell(event)
-    run_state.tell({"kind": "step", "step": 2, "loss": 0.5})
+        run_state.apply(event)
+    run_state.apply({"kind": "step", "step": 2, "loss": 0.5})
     assert (run_state.state, run_state.step, run_state.loss) == ("running", 2, 0.5)
 
 
 def test_images_a_second_count_all_images_of_a_step():
     run_state = RunState()
-    run_state.tell({"kind": "started", "max_steps": 10, "images_per_step": 8})
+    run_state.apply({"kind": "started", "max_steps": 10, "images_per_step": 8})
     assert run_state.images_per_second is None
     for step in range(1, 11):
-        run_state.tell({"kind": "step", "step": step, "seconds": 0.5, "vram": 100 - step, "ram": step})
+        run_state.apply({"kind": "step", "step": step, "seconds": 0.5, "vram": 100 - step, "ram": step})
     assert run_state.images_per_second == pytest.approx(16)
     assert (run_state.vram, run_state.vram_now, run_state.ram) == (99, 90, 10)
 
 
 def test_speed_leaves_out_warm_up_and_compiling():
     run_state = RunState()
-    run_state.tell({"kind": "started", "max_steps": 100, "epochs": 2, "time": 0.0})
+    run_state.apply({"kind": "started", "max_steps": 100, "epochs": 2, "time": 0.0})
     for step in range(1, 41):
         slow = step <= 3 or step == 20
-        run_state.tell({"kind": "step", "step": step, "loss": 1.0, "seconds": 30.0 if slow else 0.5})
+        run_state.apply({"kind": "step", "step": step, "loss": 1.0, "seconds": 30.0 if slow else 0.5})
     assert run_state.seconds_per_step == pytest.approx(0.5)
     assert run_state.seconds_left == pytest.approx(30.0)
     assert run_state.fraction == pytest.approx(0.4)
@@ -309,29 +313,29 @@ def test_speed_leaves_out_warm_up_and_compiling():
 
 def test_a_run_that_goes_on_begins_where_it_was():
     run_state = RunState()
-    run_state.tell({"kind": "phase", "name": "loading", "time": 1.0})
-    run_state.tell({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})
+    run_state.apply({"kind": "phase", "name": "loading", "time": 1.0})
+    run_state.apply({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})
     assert (run_state.step, run_state.fraction, run_state.started) == (40, 0.4, 1.0)
 
 
 def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
     run_state = RunState()
-    run_state.tell({"kind": "phase", "name": "compiling", "time": 1.0})
-    run_state.tell({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 5.0})
+    run_state.apply({"kind": "phase", "name": "compiling", "time": 1.0})
+    run_state.apply({"kind": "phase", "name": "compiling", "note": "12 graphs so far", "time": 5.0})
     assert (run_state.phase_since, run_state.phase_note) == (1.0, "12 graphs so far")
-    run_state.tell({"kind": "step", "step": 1, "time": 9.0})
+    run_state.apply({"kind": "step", "step": 1, "time": 9.0})
     assert (run_state.phase, run_state.phase_since, run_state.phase_note) == ("training", 9.0, "")
 
 
 def test_a_loss_that_is_no_number_breaks_no_curve():
     run_state = RunState()
-    run_state.tell(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))
-    run_state.tell({"kind": "step", "step": 2, "loss": 0.5})
+    run_state.apply(json.loads('{"kind": "step", "step": 1, "loss": NaN}'))
+    run_state.apply({"kind": "step", "step": 2, "loss": 0.5})
     assert run_state.losses.bins(0).bins == [(2, 0.5, 0.5, 0.5)]
 
 
 def test_an_event_of_a_later_version_is_no_accident():
     run_state = RunState()
-    run_state.tell({"kind": "confetti", "colour": "red"})
+    run_state.apply({"kind": "confetti", "colour": "red"})
     assert run_state.state == "running"
-    assert run_state.told == 1
+    assert run_state.event_count == 1

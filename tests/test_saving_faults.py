@@ -23,7 +23,7 @@ from sd_scripts.options.preflight import problems
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import ResumeOptions
-from sd_scripts.runs.disk import NotWritten, errno_of, in_words
+from sd_scripts.runs.disk import NotWritten, errno_of, format_bytes
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import rescue
 from sd_scripts.training.dry_save import kept_files
@@ -231,7 +231,12 @@ def test_errors_tell_why_and_sizes_are_readable(tmp_path: Path) -> None:
     assert errno_of(full) == errno.ENOSPC
     assert errno_of(RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")) == errno.ENOSPC
     assert errno_of(RuntimeError("CUDA error: out of memory")) is None
-    assert [in_words(size) for size in (999, 1500, 25_000_000, 6_900_000_000)] == ["999 B", "1.5 kB", "25 MB", "6.9 GB"]
+    assert [format_bytes(size) for size in (999, 1500, 25_000_000, 6_900_000_000)] == [
+        "999 B",
+        "1.5 kB",
+        "25 MB",
+        "6.9 GB",
+    ]
     failures = [Failure("", errno.ENOSPC)]
     assert rescue.may_pass(failures)
     assert not rescue.may_pass([Failure("", errno.EACCES)])

@@ -192,7 +192,7 @@ class Caching:
         self.store: TextStore = cache_text(
             self.plan,
             self._encode,
-            fingerprint=str(text_facts(components, flux_settings())),
+            cache_key=str(text_facts(components, flux_settings())),
             warn=pytest.fail,
             suffix="flux_te",
             fits=lambda arrays: text_cache_fits(components, arrays),

@@ -35,7 +35,7 @@ class Subset:
     cache_info: bool = False
     custom_attributes: dict[str, Any] | None = None
     captions: CaptionRules
-    look: Augmentation
+    augmentation: Augmentation
 
     @property
     def name(self) -> str:
@@ -128,10 +128,12 @@ def _resolve_dataset(config: schema.Config, general: schema.Config, fallback: di
 
 def _resolve_subset(lookup: Lookup) -> Subset:
     face = lookup("face_crop_aug_range")
-    look = _filled(Augmentation, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
+    augmentation = _filled(Augmentation, lookup) | ({"face_crop_aug_range": (face[0], face[1])} if face else {})
     captions = CaptionRules(**_filled(CaptionRules, lookup))
     places = {name: os.path.expanduser(place) for name in PLACES if (place := lookup(name))}
-    return Subset(**_filled(Subset, lookup) | places | {"captions": captions, "look": Augmentation(**look)})
+    return Subset(
+        **_filled(Subset, lookup) | places | {"captions": captions, "augmentation": Augmentation(**augmentation)}
+    )
 
 
 def _chain(*levels: dict[str, Any]) -> Lookup:

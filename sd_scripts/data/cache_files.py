@@ -51,16 +51,16 @@ class DamagedCache(ValueError):
         self.why = why
 
 
-CacheFound = bool | DamagedCache
+CacheStatus = bool | DamagedCache
 """Whether a cache is there and current."""
 Job = TypeVar("Job")
 
 
-def missing_of(jobs: Sequence[Job], look: Callable[[Job], CacheFound], warn: Callable[[str], None]) -> list[Job]:
+def find_missing(jobs: Sequence[Job], check: Callable[[Job], CacheStatus], warn: Callable[[str], None]) -> list[Job]:
     """Return the jobs whose cache must be made, in their order; damaged caches are told."""
     missing = []
     with ThreadPoolExecutor(READERS) as pool:  # most of the time goes into waiting for the disk
-        for job, found in zip(jobs, pool.map(look, jobs), strict=True):
+        for job, found in zip(jobs, pool.map(check, jobs), strict=True):
             if isinstance(found, DamagedCache):
                 warn(f"{found}; it is made anew")
             if found is not True:

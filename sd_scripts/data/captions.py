@@ -28,7 +28,7 @@ class CaptionRules:
     caption_tag_dropout_rate: float = 0.0
     secondary_separator: str | None = None
 
-    def changing(self) -> list[str]:
+    def random_fields(self) -> list[str]:
         """The options that make one image's caption differ between steps: it cannot be encoded once for all."""
         changes = (
             "shuffle_caption",

@@ -12,7 +12,7 @@ from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blu
 from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Size, fit_into
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
-from sd_scripts.data.images import RESIZE_FILTERS, Augmentation, is_too_long
+from sd_scripts.data.images import RESIZE_FILTERS, Augmentation, is_too_elongated
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.words import some
@@ -39,7 +39,7 @@ class Item:
 
     @property
     def wants_mask(self) -> bool:
-        return self.mask is not None or self.subset.look.alpha_mask
+        return self.mask is not None or self.subset.augmentation.alpha_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
     training: list[Item] = []
     validation: list[Item] = []
     # what the options say is told with them, before the data are looked at
-    told = warn if blueprint.from_config else _nobody
-    datasets = [_rounded(dataset, multiple, title, told) for dataset in blueprint.datasets]
+    warn_rounding = warn if blueprint.from_config else _ignore
+    datasets = [_rounded(dataset, multiple, title, warn_rounding) for dataset in blueprint.datasets]
     blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
     for number, dataset in enumerate(datasets):
         _check(dataset, warn)
@@ -114,10 +114,10 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
 
 
 def plan_images(
-    paths: Sequence[Path], rules: BucketRules, look: Augmentation, *, warn: Warn, multiple: int, title: str
+    paths: Sequence[Path], rules: BucketRules, augmentation: Augmentation, *, warn: Warn, multiple: int, title: str
 ) -> DataPlan:
     """Images without words, each once: what is encoded ahead of any run. What cannot be used is told."""
-    subset = Subset(captions=CaptionRules(), look=look)
+    subset = Subset(captions=CaptionRules(), augmentation=augmentation)
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, title, warn)
     _check(dataset, warn)
     images = [ImageRecord(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
@@ -140,8 +140,8 @@ def split_validation(
     )
 
 
-def balance_regularisation(repeats: Sequence[int], train_state: int) -> list[int]:
-    """How often each regularisation image is seen so that together they match `train_state` images.
+def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
+    """How often each regularisation image is seen so that together they match `target` images.
 
     Too many: the surplus gets 0. Too few: one more time each, in turn, until the counts match.
     """
@@ -150,11 +150,11 @@ def balance_regularisation(repeats: Sequence[int], train_state: int) -> list[int
     balanced = [0] * len(repeats)
     seen = 0
     for index, repeat in enumerate(repeats):
-        if seen >= train_state:
+        if seen >= target:
             break
         balanced[index] = repeat
         seen += repeat
-    each, more = divmod(max(0, train_state - seen), len(repeats))
+    each, more = divmod(max(0, target - seen), len(repeats))
     return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
 
 
@@ -173,7 +173,7 @@ def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple
         if dataset.validation_split:
             split_seed = seed if dataset.validation_seed is None else dataset.validation_seed
             images, held = split_validation(images, dataset.validation_split, split_seed)
-            kept_out += _items(held, number, _static_graph(subset), 1.0, buckets, warn)
+            kept_out += _items(held, number, _without_randomness(subset), 1.0, buckets, warn)
         learned += _items(images, number, subset, 1.0, buckets, warn)
     balanced = balance_regularisation([item.repeats for item in regularisation], sum(item.repeats for item in learned))
     learned += [
@@ -198,7 +198,7 @@ def _items(
         if fit is None:
             warn(f"{image.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
             continue
-        if is_too_long(fit):
+        if is_too_elongated(fit):
             long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
         item = Item(
             index=0,
@@ -241,7 +241,7 @@ def _used_subsets(dataset: Dataset, warn: Warn) -> list[Subset]:
     return list(used.values())
 
 
-def _static_graph(subset: Subset) -> Subset:
+def _without_randomness(subset: Subset) -> Subset:
     """The same images without chance, once each: what validation measures must not wander."""
     captions = dataclasses.replace(
         subset.captions,
@@ -251,11 +251,13 @@ def _static_graph(subset: Subset) -> Subset:
         caption_tag_dropout_rate=0.0,
         token_warmup_step=0,
     )
-    look = Augmentation(resize_interpolation=subset.look.resize_interpolation, alpha_mask=subset.look.alpha_mask)
-    return dataclasses.replace(subset, num_repeats=1, captions=captions, look=look)
+    augmentation = Augmentation(
+        resize_interpolation=subset.augmentation.resize_interpolation, alpha_mask=subset.augmentation.alpha_mask
+    )
+    return dataclasses.replace(subset, num_repeats=1, captions=captions, augmentation=augmentation)
 
 
-def _nobody(text: str) -> None:
+def _ignore(text: str) -> None:
     """Takes what need not be told."""
 
 
@@ -272,7 +274,7 @@ def _rounded(dataset: Dataset, multiple: int, title: str, warn: Warn) -> Dataset
 
 def _check(dataset: Dataset, warn: Warn) -> None:
     for subset in dataset.subsets:
-        name = subset.look.resize_interpolation
+        name = subset.augmentation.resize_interpolation
         if name is not None and name not in RESIZE_FILTERS:
             raise ValueError(f"resize_interpolation: {name!r} is not one of {', '.join(RESIZE_FILTERS)}")
     if dataset.network_multiplier != 1:

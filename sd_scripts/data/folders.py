@@ -53,7 +53,7 @@ def read_subset(subset: Subset, warn: Warn) -> list[ImageRecord]:
     sizes = {each.path: each.size for each in found if each.size}
     sizes |= read_sizes([each.path for each in found if not each.size], warn)
     masks = _find_masks(subset, [each.path for each in found if each.path in sizes])
-    _tell_masks({mask: sizes[image] for image, mask in masks.items()}, warn)
+    _warn_about_masks({mask: sizes[image] for image, mask in masks.items()}, warn)
     return [
         ImageRecord(
             path=each.path,
@@ -71,14 +71,14 @@ def _read_folder(subset: Subset, warn: Warn) -> list[FoundImage]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
-    images = _readable_kinds(find_images(folder), warn)
+    images = _supported_images(find_images(folder), warn)
     captions = _read_captions(folder, images, subset, warn)
     if subset.cache_info:
-        return _remembered(captions, folder / "metadata_cache.json", warn)
+        return _with_cached_sizes(captions, folder / "metadata_cache.json", warn)
     return [FoundImage(path=path, caption=caption) for path, caption in captions.items()]
 
 
-def _readable_kinds(images: list[Path], warn: Warn) -> list[Path]:
+def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
     """The images whose format this installation of Pillow knows; the others are told."""
     unknown = [path for path in images if path.suffix.lower() not in SUFFIXES]
     if unknown:
@@ -126,7 +126,7 @@ def read_caption_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _remembered(captions: dict[Path, str], cache: Path, warn: Warn) -> list[FoundImage]:
+def _with_cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> list[FoundImage]:
     """Sizes through metadata_cache.json: what has not changed since it was written is not opened again."""
     stamps = {path: _stamp(path) for path in captions}
     sizes = _known_sizes(read_json(cache), stamps)
@@ -198,7 +198,7 @@ def _find_masks(subset: Subset, images: Iterable[Path]) -> dict[Path, Path]:
     return found
 
 
-def _tell_masks(masks: dict[Path, Size], warn: Warn) -> None:
+def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
     """Tell of masks that hardly do what was meant, by the size of the image that each belongs to."""
     stretched, black = [], []
     with ThreadPoolExecutor(8) as pool:
@@ -241,13 +241,13 @@ def _read_metadata(subset: Subset, warn: Warn) -> list[FoundImage]:
     file = Path(subset.metadata_file or "")
     found: dict[Path, FoundImage] = {}
     missing = []
-    look = _Look(Path(subset.image_dir) if subset.image_dir else None)
+    lookup = _ImageLookup(Path(subset.image_dir) if subset.image_dir else None)
     for key, entry in read_metadata(file, "metadata_file").items():
         bucket = _size(entry.get("train_resolution"))
-        path = look.image(key)
+        path = lookup.image(key)
         size = None
         if path is None:
-            path, cache = look.cache(key)
+            path, cache = lookup.cache(key)
             if cache is None:
                 missing.append(key)
                 continue
@@ -259,7 +259,7 @@ def _read_metadata(subset: Subset, warn: Warn) -> list[FoundImage]:
     return list(found.values())
 
 
-class _Look:
+class _ImageLookup:
     """Finds the images of keys that may lack folder and ending; each folder is listed once."""
 
     def __init__(self, folder: Path | None):
@@ -268,20 +268,20 @@ class _Look:
 
     def image(self, key: str) -> Path | None:
         """Below the folder, else where the key itself says."""
-        return next((file for place in self._places(key) if (file := self._file(place))), None)
+        return next((file for place in self._candidates(key) if (file := self._file(place))), None)
 
     def cache(self, key: str) -> tuple[Path, Path | None]:
         """The path that an image had of which latents are left, and their file."""
-        for place in self._places(key):
+        for place in self._candidates(key):
             # a name without ending gets one, so that a point in it does not become one
             path = place if place.suffix.lower() in SUFFIXES else place.with_name(f"{place.name}.png")
             named_alike = path.with_suffix(".npz")
-            sized = (c for c in sorted(path.parent.glob(f"{glob.escape(path.stem)}_*.npz")) if _told_size(path, c))
+            sized = (c for c in sorted(path.parent.glob(f"{glob.escape(path.stem)}_*.npz")) if _size_in_name(path, c))
             if cache := next(sized, named_alike if named_alike.is_file() else None):
                 return path, cache
         return Path(key), None
 
-    def _places(self, key: str) -> list[Path]:
+    def _candidates(self, key: str) -> list[Path]:
         return [self._folder / key, Path(key)] if self._folder else [Path(key)]
 
     def _file(self, place: Path) -> Path | None:
@@ -297,7 +297,7 @@ class _Look:
         return self._listed[folder]
 
 
-def _told_size(image: Path, cache: Path) -> Size | None:
+def _size_in_name(image: Path, cache: Path) -> Size | None:
     """Of the image, in the name of a cache of its latents."""
     told = re.match(r"_(\d+)x(\d+)_", cache.name[len(image.stem) :])
     return (int(told[1]), int(told[2])) if told else None
@@ -305,7 +305,7 @@ def _told_size(image: Path, cache: Path) -> Size | None:
 
 def _size_in_cache(image: Path, cache: Path) -> Size | None:
     """As the name of a cache tells it, or, of those that are named like the image alone, what lies in it."""
-    if told := _told_size(image, cache):
+    if told := _size_in_name(image, cache):
         return told
     try:
         with open_arrays(cache) as arrays:

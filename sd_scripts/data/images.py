@@ -31,7 +31,7 @@ RESIZE_FILTERS = {
 }
 """Names of resize_interpolation; None is Pillow's Lanczos, which smooths while shrinking as OpenCV's does not."""
 
-PART_FILTERS = {
+PILLOW_FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "linear": Image.Resampling.BILINEAR,
@@ -41,7 +41,7 @@ PART_FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 """The same in Pillow, which resizes a part of an image."""
-LONGEST = 16
+MAX_RESIZED_AREA = 16
 """How many times its bucket an image may cover after resizing: a longer one is cropped before it is resized, since the
 whole of it would not fit into memory."""
 
@@ -49,7 +49,7 @@ Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
 
 _EXIF_ORIENTATION = 0x0112
-_TURNS = {
+_EXIF_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -142,7 +142,7 @@ def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | Non
     try:
         with Image.open(path) as opened:
             image: Image.Image = opened
-            if (turn := _TURNS.get(_orientation(image, path))) is not None:
+            if (turn := _EXIF_TRANSPOSES.get(_orientation(image, path))) is not None:
                 image = image.transpose(turn)
             image = _eight_bits(image)
             if not alpha:
@@ -158,7 +158,7 @@ def read_mask(path: Path) -> Pixels:
     return np.ascontiguousarray(read_image(path, alpha=True)[0][..., 0])
 
 
-def is_read_anew(path: Path, *, alpha: bool) -> bool:
+def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
     """Whether earlier versions read other colours from this file, so that latents they cached do not hold.
 
     They clipped 16-bit grey, did not turn PNG and showed the colour hidden under transparency.
@@ -171,42 +171,44 @@ def is_read_anew(path: Path, *, alpha: bool) -> bool:
         return False
 
 
-def is_too_long(fit: BucketFit) -> bool:
+def is_too_elongated(fit: BucketFit) -> bool:
     """Whether only a small part of an image is seen in its bucket."""
-    return math.prod(fit.resized) > LONGEST * math.prod(fit.bucket)
+    return math.prod(fit.resized) > MAX_RESIZED_AREA * math.prod(fit.bucket)
 
 
-def draw_flip(look: Augmentation, random: Random) -> bool:
+def draw_flip(augmentation: Augmentation, random: Random) -> bool:
     """The first draw for an image, so that cached latents flip exactly as pixels would."""
-    return look.flip_aug and random.random() < 0.5
+    return augmentation.flip_aug and random.random() < 0.5
 
 
-def prepare_image(path: Path, mask_path: Path | None, fit: BucketFit, look: Augmentation, random: Random) -> Prepared:
+def prepare_image(
+    path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation, random: Random
+) -> Prepared:
     """One image in its bucket, not yet flipped, with the mask that belongs to it."""
-    pixels, mask = read_image(path, alpha=look.alpha_mask and mask_path is None)
+    pixels, mask = read_image(path, alpha=augmentation.alpha_mask and mask_path is None)
     if mask_path is not None:
         mask = read_mask(mask_path)
-    face = FaceBox.of(path) if look.face_crop_aug_range else None
+    face = FaceBox.of(path) if augmentation.face_crop_aug_range else None
     size = (pixels.shape[1], pixels.shape[0])
-    place = _place_on_face(size, face, fit.bucket, look, random) if face else _place(fit, look, random)
+    place = _place_on_face(size, face, fit.bucket, augmentation, random) if face else _place(fit, augmentation, random)
     opacity = mask if mask_path is None else None
-    pixels = _bring_shown(pixels, opacity, place, fit.bucket, look.resize_interpolation)
-    if look.color_aug:
+    pixels = _resize_visible(pixels, opacity, place, fit.bucket, augmentation.resize_interpolation)
+    if augmentation.color_aug:
         pixels = vary_colour(pixels, random)
     if mask is not None:
-        mask = _bring(mask, place, fit.bucket, look.resize_interpolation)
+        mask = _resize_and_crop(mask, place, fit.bucket, augmentation.resize_interpolation)
     return Prepared(pixels=pixels, mask=mask)
 
 
-def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, look: Augmentation) -> Pixels | None:
+def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation) -> Pixels | None:
     """The mask alone, (H, W), for images whose latents are cached: these are cropped in the middle."""
     if mask_path is not None:
         mask = read_mask(mask_path)
-    elif look.alpha_mask:
+    elif augmentation.alpha_mask:
         mask = read_image(path, alpha=True)[1]  # type: ignore[assignment]
     else:
         return None
-    return _bring(mask, _place(fit, Augmentation(), Random(0)), fit.bucket, look.resize_interpolation)
+    return _resize_and_crop(mask, _place(fit, Augmentation(), Random(0)), fit.bucket, augmentation.resize_interpolation)
 
 
 def stack_pixels(images: list[Pixels]) -> Tensor:
@@ -283,46 +285,46 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
 
 
-def _place(fit: BucketFit, look: Augmentation, random: Random) -> Placement:
+def _place(fit: BucketFit, augmentation: Augmentation, random: Random) -> Placement:
     """In the middle, or anywhere with random_crop."""
     surplus = [have - need for have, need in zip(fit.resized, fit.bucket, strict=True)]
-    left, top = (random.randint(0, more) if look.random_crop else more // 2 for more in surplus)
+    left, top = (random.randint(0, more) if augmentation.random_crop else more // 2 for more in surplus)
     return Placement(resized=fit.resized, left=left, top=top)
 
 
-def _place_on_face(size: Size, face: FaceBox, bucket: Size, look: Augmentation, random: Random) -> Placement:
+def _place_on_face(size: Size, face: FaceBox, bucket: Size, augmentation: Augmentation, random: Random) -> Placement:
     """The face in the middle, the bucket's shorter side being face_crop_aug_range times the face.
 
     An image is enlarged only as far as it must be to cover the bucket.
     """
-    assert look.face_crop_aug_range is not None
+    assert augmentation.face_crop_aug_range is not None
     covering = max(bucket[0] / size[0], bucket[1] / size[1])
-    wanted = min(bucket) / (max(face.width, face.height) * random.uniform(*look.face_crop_aug_range))
+    wanted = min(bucket) / (max(face.width, face.height) * random.uniform(*augmentation.face_crop_aug_range))
     scale = max(covering, min(wanted, 1.0))
     resized = [max(need, int(side * scale + 0.5)) for side, need in zip(size, bucket, strict=True)]
     corner = []
     for middle, have, need in zip((face.x, face.y), resized, bucket, strict=True):
         start = int(middle * scale) - need // 2
-        if look.random_crop:  # the sum of two draws keeps the face near the middle more often than not
+        if augmentation.random_crop:  # the sum of two draws keeps the face near the middle more often than not
             start += random.randint(-need // 4, need // 4) + random.randint(-need // 4, need // 4)
         corner.append(max(0, min(start, have - need)))
     return Placement(resized=(resized[0], resized[1]), left=corner[0], top=corner[1])
 
 
-def _bring(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
-    if math.prod(place.resized) > LONGEST * math.prod(bucket):
-        return _bring_part(pixels, place, bucket, interpolation)
+def _resize_and_crop(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+    if math.prod(place.resized) > MAX_RESIZED_AREA * math.prod(bucket):
+        return _resize_region(pixels, place, bucket, interpolation)
     resized = resize(pixels, place.resized, interpolation)
     return resized[place.top : place.top + bucket[1], place.left : place.left + bucket[0]]
 
 
-def _bring_shown(
+def _resize_visible(
     pixels: Pixels, opacity: Pixels | None, place: Placement, bucket: Size, interpolation: str | None
 ) -> Pixels:
     """The bucket's part of an image, its edges without the colour that lies hidden beside them."""
-    brought = _bring(pixels, place, bucket, interpolation)
+    brought = _resize_and_crop(pixels, place, bucket, interpolation)
     size = (pixels.shape[1], pixels.shape[0])
-    too_long = math.prod(place.resized) > LONGEST * math.prod(bucket)
+    too_long = math.prod(place.resized) > MAX_RESIZED_AREA * math.prod(bucket)
     if opacity is None or opacity.all() or size == place.resized or too_long:
         return brought
     shrinks = size[0] >= place.resized[0] and size[1] >= place.resized[1]
@@ -337,10 +339,10 @@ def _bring_shown(
     return brought
 
 
-def _bring_part(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
+def _resize_region(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
     """The bucket's part of an image, resized alone."""
     height, width = pixels.shape[:2]
     across, down = width / place.resized[0], height / place.resized[1]
     box = (place.left * across, place.top * down, (place.left + bucket[0]) * across, (place.top + bucket[1]) * down)
     name = interpolation or ("area" if across >= 1 and down >= 1 else "lanczos")
-    return np.array(Image.fromarray(pixels).resize(bucket, PART_FILTERS[name], box=box))
+    return np.array(Image.fromarray(pixels).resize(bucket, PILLOW_FILTERS[name], box=box))

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.cache_files import CacheFound, DamagedCache, missing_of
+from sd_scripts.data.cache_files import CacheStatus, DamagedCache, find_missing
 from sd_scripts.data.caches import LatentStore
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import Augmentation, Prepared, UnreadableImage, prepare_image, stack_pixels
-from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_fingerprint
+from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_cache_key
 
 Progress = Callable[[int, int], None]
 """(done, of how many)."""
@@ -27,7 +27,7 @@ READERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class LatentJob:
     """One image at one size, and what must be kept of it."""
 
     item: Item
@@ -39,7 +39,7 @@ def cache_latents(
     plan: DataPlan,
     encode: EncodeImages,
     *,
-    fingerprint: str,
+    cache_key: str,
     warn: Warn,
     to_disk: bool,
     suffix: str = "sdxl",
@@ -52,52 +52,52 @@ def cache_latents(
 ) -> LatentStore:
     """Latents of training and validation images, of so many `channels`.
 
-    `fingerprint` names the autoencoder and all that changes its result. On disk, what is current is kept, and each of
+    `cache_key` names the autoencoder and all that changes its result. On disk, what is current is kept, and each of
     `world` ranks makes its share: wait for all of them before loading. In memory every rank makes everything. With
     `skip_check` a file that exists is believed. An image that cannot be read is told, and left to the loader.
     """
     require_static_images(plan, warn)
-    wanted = _wanted_latents(plan)
+    jobs = _latent_jobs(plan)
     memory = LatentsInMemory()
-    disk = LatentsOnDisk((each.item for each in wanted), suffix, channels) if to_disk else None
+    disk = LatentsOnDisk((each.item for each in jobs), suffix, channels) if to_disk else None
     if disk is not None:
         # by file, since the sizes of one image share it
-        order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in wanted))}
-        wanted = [each for each in wanted if order[disk.file(each.item)] % world == rank]
-    total = len(wanted)
+        order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in jobs))}
+        jobs = [each for each in jobs if order[disk.file(each.item)] % world == rank]
+    total = len(jobs)
     if disk is not None:
-        look = partial(_latents_found, disk, fingerprint=fingerprint, skip_check=skip_check)
-        wanted = missing_of(wanted, look, warn)
-    done = total - len(wanted)
+        check = partial(_check_latents, disk, cache_key=cache_key, skip_check=skip_check)
+        jobs = find_missing(jobs, check, warn)
+    done = total - len(jobs)
     progress(done, total)
-    for batch, images in _prepared_ahead(_batches_of_one_size(wanted, batch_size)):
+    for batch, images in _prepared_ahead(_batches_of_one_size(jobs, batch_size)):
         for each, entry in _encode(_readable(batch, images, warn), encode):
             if disk is None:
                 memory.entries[each.item.path, each.item.fit.bucket] = entry
-            elif made_from := latent_fingerprint(each.item, fingerprint, alpha=each.alpha):
+            elif made_from := latent_cache_key(each.item, cache_key, alpha=each.alpha):
                 disk.write(each.item, entry, made_from)
         done += len(batch)
         progress(done, total)
     return disk or memory
 
 
-def _wanted_latents(plan: DataPlan) -> list[Wanted]:
+def _latent_jobs(plan: DataPlan) -> list[LatentJob]:
     """Each image at each of its sizes once, with all that any of its datasets needs of it."""
-    merged: dict[object, Wanted] = {}
+    merged: dict[object, LatentJob] = {}
     for item in plan.every_item():
         key = (item.path, item.fit.bucket)
         known = merged.get(key)
-        merged[key] = Wanted(
+        merged[key] = LatentJob(
             item=known.item if known else item,
-            flip=item.subset.look.flip_aug or (known is not None and known.flip),
-            alpha=(item.subset.look.alpha_mask and item.mask is None) or (known is not None and known.alpha),
+            flip=item.subset.augmentation.flip_aug or (known is not None and known.flip),
+            alpha=(item.subset.augmentation.alpha_mask and item.mask is None) or (known is not None and known.alpha),
         )
     return list(merged.values())
 
 
-def _batches_of_one_size(wanted: Sequence[Wanted], batch_size: int) -> Iterator[list[Wanted]]:
-    by_size: dict[object, list[Wanted]] = {}
-    for each in wanted:
+def _batches_of_one_size(jobs: Sequence[LatentJob], batch_size: int) -> Iterator[list[LatentJob]]:
+    by_size: dict[object, list[LatentJob]] = {}
+    for each in jobs:
         by_size.setdefault(each.item.fit.bucket, []).append(each)
     for group in by_size.values():
         for start in range(0, len(group), batch_size):
@@ -105,12 +105,12 @@ def _batches_of_one_size(wanted: Sequence[Wanted], batch_size: int) -> Iterator[
 
 
 def _prepared_ahead(
-    batches: Iterator[list[Wanted]],
-) -> Iterator[tuple[list[Wanted], list[Prepared | UnreadableImage]]]:
+    batches: Iterator[list[LatentJob]],
+) -> Iterator[tuple[list[LatentJob], list[Prepared | UnreadableImage]]]:
     """Batches with their images, the next ones being read meanwhile."""
     with ThreadPoolExecutor(READERS) as pool:
 
-        def submit(batch: list[Wanted]) -> tuple[list[Wanted], list[Future[Prepared | UnreadableImage]]]:
+        def submit(batch: list[LatentJob]) -> tuple[list[LatentJob], list[Future[Prepared | UnreadableImage]]]:
             return batch, [pool.submit(_prepare, each) for each in batch]
 
         waiting = deque(submit(batch) for batch in islice(batches, READERS))
@@ -120,25 +120,29 @@ def _prepared_ahead(
             yield batch, [image.result() for image in images]
 
 
-def _prepare(each: Wanted) -> Prepared | UnreadableImage:
+def _prepare(each: LatentJob) -> Prepared | UnreadableImage:
     """The image in its bucket, without chance."""
-    look = Augmentation(resize_interpolation=each.item.subset.look.resize_interpolation, alpha_mask=each.alpha)
+    augmentation = Augmentation(
+        resize_interpolation=each.item.subset.augmentation.resize_interpolation, alpha_mask=each.alpha
+    )
     try:
-        return prepare_image(each.item.path, None, each.item.fit, look, Random(0))
+        return prepare_image(each.item.path, None, each.item.fit, augmentation, Random(0))
     except UnreadableImage as error:
         return error
 
 
 def _readable(
-    batch: Sequence[Wanted], images: Sequence[Prepared | UnreadableImage], warn: Warn
-) -> list[tuple[Wanted, Prepared]]:
+    batch: Sequence[LatentJob], images: Sequence[Prepared | UnreadableImage], warn: Warn
+) -> list[tuple[LatentJob, Prepared]]:
     for image in images:
         if isinstance(image, UnreadableImage):
             warn(f"{image}; another image of its bucket takes its place")
     return [(each, image) for each, image in zip(batch, images, strict=True) if isinstance(image, Prepared)]
 
 
-def _encode(batch: Sequence[tuple[Wanted, Prepared]], encode: EncodeImages) -> Iterator[tuple[Wanted, LatentEntry]]:
+def _encode(
+    batch: Sequence[tuple[LatentJob, Prepared]], encode: EncodeImages
+) -> Iterator[tuple[LatentJob, LatentEntry]]:
     if not batch:
         return
     pixels = stack_pixels([image.pixels for _, image in batch])
@@ -153,7 +157,7 @@ def _encode(batch: Sequence[tuple[Wanted, Prepared]], encode: EncodeImages) -> I
         yield each, entry
 
 
-def _finite(latents: Tensor, batch: Sequence[tuple[Wanted, Prepared]]) -> Tensor:
+def _finite(latents: Tensor, batch: Sequence[tuple[LatentJob, Prepared]]) -> Tensor:
     latents = latents.detach().float().cpu()
     for row, (each, _) in enumerate(batch):
         if not torch.isfinite(latents[row]).all():
@@ -161,20 +165,20 @@ def _finite(latents: Tensor, batch: Sequence[tuple[Wanted, Prepared]]) -> Tensor
     return latents
 
 
-def _latents_found(disk: LatentsOnDisk, each: Wanted, *, fingerprint: str, skip_check: bool) -> CacheFound:
+def _check_latents(disk: LatentsOnDisk, each: LatentJob, *, cache_key: str, skip_check: bool) -> CacheStatus:
     if skip_check:
         return disk.find(each.item) is not None
     try:
-        return disk.is_current(each.item, fingerprint, flip=each.flip, alpha=each.alpha)
+        return disk.is_current(each.item, cache_key, flip=each.flip, alpha=each.alpha)
     except DamagedCache as error:
         return error
 
 
 def require_static_images(plan: DataPlan, warn: Warn) -> None:
     """ValueError where images of the plan are not the same in every step."""
-    for look in {item.subset.look for item in plan.items}:
+    for augmentation in {item.subset.augmentation for item in plan.items}:
         for name in ("color_aug", "random_crop"):
-            if getattr(look, name):
+            if getattr(augmentation, name):
                 raise ValueError(f"cache_latents: {name} changes images in every step; switch one of the two off")
-        if look.face_crop_aug_range:
+        if augmentation.face_crop_aug_range:
             warn("face_crop_aug_range: has no effect on cached latents; images are cropped in the middle")

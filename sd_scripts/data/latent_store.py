@@ -19,10 +19,10 @@ from sd_scripts.data.buckets import Size, crop_ltrb
 from sd_scripts.data.cache_files import Arrays, DamagedCache, content_digest, digest, open_arrays, write_arrays
 from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import Pixels, UnreadableImage, is_read_anew
+from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_differently
 
 PIXELS_PER_LATENT = 8
-OF_OLD = "sdxl"
+UNSUFFIXED = "sdxl"
 """Suffix of the family whose caches once had none."""
 
 
@@ -49,7 +49,7 @@ class LatentsInMemory:
             raise UnreadableImage(item.path, "its latents could not be made")
         latents = entry.flipped if flipped else entry.latents
         assert latents is not None, "cached without flip_aug"
-        return latents, entry.alpha if item.subset.look.alpha_mask else None
+        return latents, entry.alpha if item.subset.augmentation.alpha_mask else None
 
 
 class LatentsOnDisk:
@@ -64,7 +64,7 @@ class LatentsOnDisk:
 
     def find(self, item: Item) -> Path | None:
         """The file to read: ours, or the one that old versions of SDXL's training named after the image alone."""
-        old = [item.path.with_suffix(".npz")] if self._suffix == OF_OLD else []
+        old = [item.path.with_suffix(".npz")] if self._suffix == UNSUFFIXED else []
         return next((path for path in (self.file(item), *old) if path.is_file()), None)
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
@@ -72,9 +72,9 @@ class LatentsOnDisk:
             with open_arrays(self.find(item) or self.file(item)) as arrays:
                 name = _key("latents_flipped" if flipped else "latents", item, arrays)
                 latents = torch.from_numpy(arrays[name].astype(np.float32, copy=False))
-                if not self._agrees(latents, item, name):  # a file that was believed with skip_cache_check
+                if not self._has_expected_shape(latents, item, name):  # a file that was believed with skip_cache_check
                     raise ValueError(f"its latents are {tuple(latents.shape)}; turn skip_cache_check off")
-                wants_alpha = item.subset.look.alpha_mask and item.mask is None
+                wants_alpha = item.subset.augmentation.alpha_mask and item.mask is None
                 alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
         except DamagedCache as error:
             raise UnreadableImage(self.file(item), error.why) from error
@@ -97,27 +97,27 @@ class LatentsOnDisk:
                 return False
             written = arrays.get(_key("fingerprint", item, arrays))
             if written is None or not item.path.is_file():  # an image of which only the cache is left tells nothing
-                return self._fits(arrays, keys, item) and _told_alike(arrays, item)
-            return _is_made_from(str(written), item, encoder, alpha=alpha) and self._fits(arrays, keys, item)
+                return self._is_valid(arrays, keys, item) and _same_size_and_crop(arrays, item)
+            return _is_made_from(str(written), item, encoder, alpha=alpha) and self._is_valid(arrays, keys, item)
 
-    def _fits(self, arrays: Arrays, keys: Sequence[str], item: Item) -> bool:
+    def _is_valid(self, arrays: Arrays, keys: Sequence[str], item: Item) -> bool:
         found = {key: arrays[key] for key in keys}
         if any(not np.isfinite(array).all() for array in found.values()):
             raise ValueError("its values are not finite")
-        return all(self._agrees(array, item, key) for key, array in found.items())
+        return all(self._has_expected_shape(array, item, key) for key, array in found.items())
 
-    def _agrees(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
+    def _has_expected_shape(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
         wanted = item.fit.bucket[::-1] if name.startswith("alpha_mask") else (self._channels, *_latent_size(item))
         return tuple(array.shape) == wanted
 
-    def write(self, item: Item, entry: LatentEntry, fingerprint: str) -> None:
+    def write(self, item: Item, entry: LatentEntry, cache_key: str) -> None:
         """Add or replace the entry of one size, keeping those of other sizes."""
         size = _size_suffix(item)
         arrays: dict[str, Any] = {
             "latents": entry.latents.numpy(),
             "original_size": np.array(item.size),
             "crop_ltrb": np.array(crop_ltrb(item.fit.bucket, item.size)),
-            "fingerprint": np.array(fingerprint),
+            "fingerprint": np.array(cache_key),
         }
         if entry.flipped is not None:
             arrays["latents_flipped"] = entry.flipped.numpy()
@@ -127,7 +127,7 @@ class LatentsOnDisk:
         write_arrays(self.file(item), others | {name + size: array for name, array in arrays.items()})
 
 
-def latent_fingerprint(item: Item, encoder: str, *, alpha: bool) -> str | None:
+def latent_cache_key(item: Item, encoder: str, *, alpha: bool) -> str | None:
     """Of image file, way into the bucket, and encoder; None when only the cache is left of an image.
 
     With `alpha` the colours under transparency are kept, without they are white.
@@ -136,21 +136,21 @@ def latent_fingerprint(item: Item, encoder: str, *, alpha: bool) -> str | None:
         content = content_digest(item.path)
     except FileNotFoundError:
         return None
-    return digest(["content", content, *["alpha"] * alpha, *_way(item), encoder])
+    return digest(["content", content, *["alpha"] * alpha, *_resize_key(item), encoder])
 
 
 def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> bool:
-    if written == latent_fingerprint(item, encoder, alpha=alpha):
+    if written == latent_cache_key(item, encoder, alpha=alpha):
         return True
     # of earlier versions, which asked for the time of the image instead of its content
     stat = item.path.stat()
-    earlier = digest([stat.st_size, stat.st_mtime_ns, *_way(item), encoder])
-    return written == earlier and not is_read_anew(item.path, alpha=alpha)
+    earlier = digest([stat.st_size, stat.st_mtime_ns, *_resize_key(item), encoder])
+    return written == earlier and not is_decoded_differently(item.path, alpha=alpha)
 
 
-def _way(item: Item) -> list[object]:
+def _resize_key(item: Item) -> list[object]:
     """What decides how the image comes into its bucket."""
-    return [item.fit.bucket, item.fit.resized, item.subset.look.resize_interpolation]
+    return [item.fit.bucket, item.fit.resized, item.subset.augmentation.resize_interpolation]
 
 
 def _latent_size(item: Item) -> tuple[int, int]:
@@ -168,7 +168,7 @@ def _key(name: str, item: Item, arrays: Arrays) -> str:
     return name + size if "latents" + size in arrays else name
 
 
-def _told_alike(arrays: Arrays, item: Item) -> bool:
+def _same_size_and_crop(arrays: Arrays, item: Item) -> bool:
     size, crop = arrays.get(_key("original_size", item, arrays)), arrays.get(_key("crop_ltrb", item, arrays))
     if size is None or tuple(int(side) for side in size) != item.size:
         return False

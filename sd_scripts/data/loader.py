@@ -64,10 +64,10 @@ class Processes:
 
     def __init__(self, reader: BatchReader, pin_memory: bool, workers: int, persistent: bool):
         # not a reference back to this object: workers of a loader within a reference cycle take 5 s each to end
-        self._asked = _Asked()
+        self._sampler = _RequestSampler()
         self._loader = DataLoader(
             reader,
-            sampler=self._asked,
+            sampler=self._sampler,
             batch_size=None,
             num_workers=workers,
             persistent_workers=persistent,
@@ -76,11 +76,11 @@ class Processes:
         )
 
     def read(self, requests: Requests) -> Iterator[Read]:
-        self._asked.requests = requests
+        self._sampler.requests = requests
         return iter(self._loader)
 
 
-class _Asked(Sampler[Request]):
+class _RequestSampler(Sampler[Request]):
     """The requests of the epoch under way."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class BatchLoader:
         self._short_batches: ShortBatches = short_batches
         self._accumulation = accumulation
         self._length = math.ceil(self._count_batches() / world)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         reader = BatchReader(plan, max_train_steps, latents, text)
         workers = 0 if latents is not None else min(workers, os.cpu_count() or 1, self._length)
         self._source: Source = (
@@ -139,8 +139,8 @@ class BatchLoader:
         """The batches of an epoch, counted from 1, beginning with batch number `start`, counted from 0."""
         for batch, remarks in self._source.read(self._requests(epoch, start)):
             for remark in remarks:
-                if remark not in self._told:
-                    self._told.add(remark)
+                if remark not in self._warned:
+                    self._warned.add(remark)
                     self._warn(remark)
             if batch is None:
                 last = remarks[-1].removesuffix(REPLACED)

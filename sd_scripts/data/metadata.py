@@ -39,7 +39,7 @@ class DatasetMetadata:
     """ss_datasets: one entry for each dataset of a dataset_config; None when folder options described the data."""
 
 
-def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DatasetMetadata:
+def dataset_metadata(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DatasetMetadata:
     first = plan.blueprint.datasets[0].buckets
     numbers = range(len(plan.blueprint.datasets))
     by_dataset = [[item for item in plan.items if item.dataset == number] for number in numbers]
@@ -55,7 +55,7 @@ def data_facts(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> Datas
         dataset_dirs=_merged([_folders(items, is_reg=False) for items in by_dataset]),
         reg_dataset_dirs=_merged([_folders(items, is_reg=True) for items in by_dataset]),
         bucket_info=_bucket_info(by_dataset[0]) if first.enable_bucket else None,
-        datasets=[_dataset_facts(plan, number, by_dataset[number]) for number in numbers]
+        datasets=[_dataset_metadata(plan, number, by_dataset[number]) for number in numbers]
         if plan.blueprint.from_config
         else None,
     )
@@ -108,7 +108,7 @@ def _bucket_info(items: Sequence[Item]) -> dict[str, Any]:
     }
 
 
-def _dataset_facts(plan: DataPlan, number: int, items: Sequence[Item]) -> dict[str, Any]:
+def _dataset_metadata(plan: DataPlan, number: int, items: Sequence[Item]) -> dict[str, Any]:
     dataset = plan.blueprint.datasets[number]
     rules = dataset.buckets
     return {
@@ -123,17 +123,17 @@ def _dataset_facts(plan: DataPlan, number: int, items: Sequence[Item]) -> dict[s
         "tag_frequency": _tag_frequency(items),
         "bucket_info": _bucket_info(items) if rules.enable_bucket else None,
         "resize_interpolation": dataset.resize_interpolation,
-        "subsets": [_subset_facts(subset, items) for subset in dataset.subsets],
+        "subsets": [_subset_metadata(subset, items) for subset in dataset.subsets],
     }
 
 
-def _subset_facts(subset: Subset, items: Sequence[Item]) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _subset_metadata(subset: Subset, items: Sequence[Item]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
         "img_count": sum(item.subset.name == subset.name for item in items),
         "num_repeats": subset.num_repeats,
-        "color_aug": subset.look.color_aug,
-        "flip_aug": subset.look.flip_aug,
-        "random_crop": subset.look.random_crop,
+        "color_aug": subset.augmentation.color_aug,
+        "flip_aug": subset.augmentation.flip_aug,
+        "random_crop": subset.augmentation.random_crop,
         "shuffle_caption": subset.captions.shuffle_caption,
         "keep_tokens": subset.captions.keep_tokens,
         "keep_tokens_separator": subset.captions.keep_tokens_separator,
@@ -141,8 +141,8 @@ def _subset_facts(subset: Subset, items: Sequence[Item]) -> dict[str, Any]:
         "enable_wildcard": subset.captions.enable_wildcard,
         "caption_prefix": subset.captions.caption_prefix,
         "caption_suffix": subset.captions.caption_suffix,
-        "resize_interpolation": subset.look.resize_interpolation,
+        "resize_interpolation": subset.augmentation.resize_interpolation,
     }
     if subset.metadata_file:
-        return facts | {"metadata_file": subset.name}
-    return facts | {"image_dir": subset.name, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}
+        return metadata | {"metadata_file": subset.name}
+    return metadata | {"image_dir": subset.name, "class_tokens": subset.class_tokens, "is_reg": subset.is_reg}

@@ -99,15 +99,15 @@ class BatchReader(TorchDataset[Read]):
             step=request.step,
             max_train_steps=self.max_train_steps,
         )
-        look = item.subset.look
-        flipped = draw_flip(look, random)
+        augmentation = item.subset.augmentation
+        flipped = draw_flip(augmentation, random)
         pixels, latents = None, None
         if self.latents is not None:
             latents, mask = self.latents.read(item, flipped=flipped)
-            if item.mask is not None or (mask is None and look.alpha_mask):
-                mask = prepare_mask(item.path, item.mask, item.fit, look)
+            if item.mask is not None or (mask is None and augmentation.alpha_mask):
+                mask = prepare_mask(item.path, item.mask, item.fit, augmentation)
         else:
-            prepared = prepare_image(item.path, item.mask, item.fit, look, random)
+            prepared = prepare_image(item.path, item.mask, item.fit, augmentation, random)
             pixels, mask = prepared.pixels, prepared.mask
         text = self.text.read(item, caption) if self.text is not None else {}
         return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)

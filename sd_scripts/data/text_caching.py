@@ -7,12 +7,12 @@ from random import Random
 from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.cache_files import Arrays, CacheFound, DamagedCache, missing_of
+from sd_scripts.data.cache_files import Arrays, CacheStatus, DamagedCache, find_missing
 from sd_scripts.data.caches import TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.latent_caching import Progress
-from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_fingerprint
+from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_cache_key
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
 """Captions -> outputs by the names they have in files, batch first, on any device."""
@@ -22,7 +22,7 @@ def cache_text(
     plan: DataPlan,
     encode: EncodeText,
     *,
-    fingerprint: str,
+    cache_key: str,
     warn: Warn,
     to_disk: bool,
     suffix: str = "te_outputs",
@@ -35,18 +35,18 @@ def cache_text(
 ) -> TextStore:
     """Encoded captions, prefix, suffix, first line and separators applied; each different caption is encoded once.
 
-    `fingerprint` names the encoders and all that changes their result. A caption that changes between steps is refused
+    `cache_key` names the encoders and all that changes their result. A caption that changes between steps is refused
     by the option's name. Ranks and `skip_check` as in cache_latents; a file that `fits` turns down is made anew all the
     same. In memory outputs keep the dtype of the encoders.
     """
     require_static_captions(plan)
-    pairs = [(item, steady_caption(item)) for item in plan.every_item()]
+    pairs = [(item, static_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if to_disk else None
     if disk is not None:
-        look = partial(_text_found, disk, fingerprint=None if skip_check else fingerprint, fits=fits)
+        check = partial(_check_text, disk, cache_key=None if skip_check else cache_key, fits=fits)
         pairs = list({disk.file(*pair): pair for pair in pairs}.values())[rank::world]
-        pairs = missing_of(pairs, look, warn)
+        pairs = find_missing(pairs, check, warn)
     by_caption: dict[str, list[Item]] = {}
     for item, caption in pairs:
         by_caption.setdefault(caption, []).append(item)
@@ -61,31 +61,31 @@ def cache_text(
             memory.entries[caption] = entry
             if disk is not None:
                 for item in by_caption[caption]:
-                    disk.write(item, caption, entry, text_fingerprint(caption, fingerprint))
+                    disk.write(item, caption, entry, text_cache_key(caption, cache_key))
         if disk is not None:
             memory.entries.clear()
         progress(min(start + batch_size, len(captions)), len(captions))
     return disk or memory
 
 
-def steady_caption(item: Item) -> str:
+def static_caption(item: Item) -> str:
     """The caption of an image whose caption rules leave nothing to chance."""
     return process_caption(item.caption, item.subset.captions, Random(0), epoch=1, step=0, max_train_steps=0)
 
 
-def _text_found(
+def _check_text(
     disk: TextOnDisk,
     pair: tuple[Item, str],
     *,
-    fingerprint: str | None,
+    cache_key: str | None,
     fits: Callable[[Arrays], bool] | None,
-) -> CacheFound:
-    """Whether the file need not be made; without `fingerprint` it is not asked what it was made from."""
+) -> CacheStatus:
+    """Whether the file need not be made; without `cache_key` it is not asked what it was made from."""
     item, caption = pair
     try:
-        if fingerprint is None:
+        if cache_key is None:
             return disk.fits(item, caption, fits)
-        return disk.is_current(item, caption, text_fingerprint(caption, fingerprint))
+        return disk.is_current(item, caption, text_cache_key(caption, cache_key))
     except DamagedCache as error:
         return error
 
@@ -93,7 +93,7 @@ def _text_found(
 def require_static_captions(plan: DataPlan) -> None:
     """ValueError where captions of the plan are not the same in every step."""
     for rules in {item.subset.captions for item in plan.items}:
-        if names := rules.changing():
+        if names := rules.random_fields():
             raise ValueError(
                 f"cache_text_encoder_outputs: captions change in every step with {', '.join(names)}; "
                 "switch one of the two off"

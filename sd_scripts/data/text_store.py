@@ -51,7 +51,7 @@ class TextOnDisk:
         except DamagedCache as error:
             raise UnreadableImage(path, error.why) from error
 
-    def is_current(self, item: Item, caption: str, fingerprint: str) -> bool:
+    def is_current(self, item: Item, caption: str, cache_key: str) -> bool:
         """Whether the file was made from this caption; DamagedCache when it is broken.
 
         One without fingerprint does not tell, so it does not count.
@@ -60,7 +60,7 @@ class TextOnDisk:
         if not path.is_file():
             return False
         with open_arrays(path) as arrays:
-            if "fingerprint" not in arrays or str(arrays["fingerprint"]) != fingerprint:
+            if "fingerprint" not in arrays or str(arrays["fingerprint"]) != cache_key:
                 return False
             for array in arrays.values():  # all of it, so that no damage is found after the encoders have gone
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -75,16 +75,16 @@ class TextOnDisk:
         with open_arrays(path) as arrays:
             return fits(arrays)
 
-    def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], fingerprint: str) -> None:
+    def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], cache_key: str) -> None:
         """In the field's form: numpy has no bfloat16, so float32 takes its place."""
         arrays = {name: _storable(tensor).numpy() for name, tensor in outputs.items()}
-        write_arrays(self.file(item, caption), {**arrays, "fingerprint": np.array(fingerprint)})
+        write_arrays(self.file(item, caption), {**arrays, "fingerprint": np.array(cache_key)})
 
 
 def _storable(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def text_fingerprint(caption: str, encoder: str) -> str:
+def text_cache_key(caption: str, encoder: str) -> str:
     """Of the words as the encoders read them, and the encoders."""
     return digest([caption, encoder])

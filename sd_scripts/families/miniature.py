@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTokenizer
 
-from sd_scripts.data import drawn
+from sd_scripts.data import demo_images
 from sd_scripts.library.clip_tokenizer import make_tokenizer
 
 
@@ -30,7 +30,7 @@ class Miniature:
 def words() -> list[str]:
     """Of the captions of the drawn images. Vocabularies are made from them and not trained: that gives others in each
     process, where pieces are equally frequent."""
-    return sorted({word for caption in drawn.captions() for word in caption.split()})
+    return sorted({word for caption in demo_images.captions() for word in caption.split()})
 
 
 def clip_tokenizer() -> CLIPTokenizer:
@@ -69,7 +69,7 @@ def randomize(part: Any, generator: torch.Generator) -> None:
 
 def images() -> Tensor:
     """The drawn ones, (12, 3, 128, 128) in -1..1."""
-    drawings = [np.asarray(drawn.draw(caption, (128, 128)), np.float32) for caption in drawn.captions()]
+    drawings = [np.asarray(demo_images.draw(caption, (128, 128)), np.float32) for caption in demo_images.captions()]
     return torch.from_numpy(np.stack(drawings)).permute(0, 3, 1, 2) / 127.5 - 1
 
 

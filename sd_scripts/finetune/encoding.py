@@ -13,64 +13,64 @@ from sd_scripts.data.dataset import plan_images
 from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.family import Components, Family
-from sd_scripts.finetune.tool import Teller
+from sd_scripts.finetune.tool import Reporter
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import DTYPES
 from sd_scripts.training.training_data import weights_digest
 
 
 def encode(
-    asked: Namespace, family: str, settings: Settings, images: Sequence[Path], teller: Teller
+    args: Namespace, family: str, settings: Settings, images: Sequence[Path], reporter: Reporter
 ) -> dict[Path, Size]:
     """The size to train at of each image that can be read; ValueError names the option at fault.
 
-    `asked` has the flags of prepare_buckets_latents.
+    `args` has the flags of prepare_buckets_latents.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if asked.mixed_precision == "fp16" and device.type == "cpu":
+    if args.mixed_precision == "fp16" and device.type == "cpu":
         raise ValueError("mixed_precision: fp16 is for GPUs; set bf16, or no")
     record: Family = getattr(import_module(f"sd_scripts.families.{family}"), family.upper())
     plan = plan_images(
         images,
-        _rules(asked),
+        _rules(args),
         Augmentation(
-            flip_aug=asked.flip_aug, alpha_mask=asked.alpha_mask, resize_interpolation=asked.resize_interpolation
+            flip_aug=args.flip_aug, alpha_mask=args.alpha_mask, resize_interpolation=args.resize_interpolation
         ),
-        warn=teller.warn,
+        warn=reporter.warn,
         multiple=record.bucket_multiple,
         title=record.title.split()[0],
     )
-    vae = record.load_vae(settings, DTYPES[asked.mixed_precision])
+    vae = record.load_vae(settings, DTYPES[args.mixed_precision])
     digest = weights_digest([vae])
     components = Components(denoiser=torch.nn.Module(), vae=vae.to(device), text_encoders=[], tokenizers=[], source="")
     try:
         cache_latents(
             plan,
             lambda pixels: record.encode_images(components, pixels),
-            fingerprint=digest,
-            warn=teller.warn,
+            cache_key=digest,
+            warn=reporter.warn,
             to_disk=True,
             suffix=record.latent_suffix,
             channels=record.latent_channels,
-            batch_size=asked.batch_size,
-            skip_check=asked.skip_existing,
-            progress=teller.phase("caching latents"),
+            batch_size=args.batch_size,
+            skip_check=args.skip_existing,
+            progress=reporter.phase("caching latents"),
         )
     except torch.OutOfMemoryError:
         raise ValueError("batch_size: the memory of the GPU is full; lower batch_size or max_resolution") from None
     return {item.path: item.fit.bucket for item in plan.items}
 
 
-def _rules(asked: Namespace) -> BucketRules:
+def _rules(args: Namespace) -> BucketRules:
     try:
-        resolution = parse_resolution(asked.max_resolution)
+        resolution = parse_resolution(args.max_resolution)
     except ValueError as error:
         raise ValueError(f"max_{error}") from None
     return BucketRules(
         resolution=resolution,
-        enable_bucket=asked.enable_bucket,
-        min_bucket_reso=asked.min_bucket_reso,
-        max_bucket_reso=asked.max_bucket_reso,
-        bucket_reso_steps=asked.bucket_reso_steps,
-        bucket_no_upscale=asked.bucket_no_upscale,
+        enable_bucket=args.enable_bucket,
+        min_bucket_reso=args.min_bucket_reso,
+        max_bucket_reso=args.max_bucket_reso,
+        bucket_reso_steps=args.bucket_reso_steps,
+        bucket_no_upscale=args.bucket_no_upscale,
     )

@@ -3,7 +3,7 @@
 from argparse import SUPPRESS
 from pathlib import Path
 
-from sd_scripts.finetune.tool import Teller, parser, run
+from sd_scripts.finetune.tool import Reporter, parser, run
 from sd_scripts.options.metadata_file import Words, check_target, merge_words, read_metadata, write_metadata
 
 
@@ -17,26 +17,26 @@ def main(script: str, words: Words, extension: str, argv: list[str] | None) -> i
     )
     flags.add_argument("--caption_extention", dest="caption_extension", default=SUPPRESS, help=SUPPRESS)
     flags.add_argument("--debug", action="store_true", help="Show what each image gets.")
-    asked = flags.parse_args(argv)
+    args = flags.parse_args(argv)
 
-    def work(teller: Teller) -> Path:
-        out, source = Path(asked.out_json), Path(asked.in_json or asked.out_json)
+    def work(reporter: Reporter) -> Path:
+        out, source = Path(args.out_json), Path(args.in_json or args.out_json)
         check_target(out, "out_json")
-        known = read_metadata(source, "in_json") if asked.in_json or source.exists() else {}
+        known = read_metadata(source, "in_json") if args.in_json or source.exists() else {}
         merged = merge_words(
-            Path(asked.train_data_dir),
+            Path(args.train_data_dir),
             known,
             words,
-            asked.caption_extension,
-            full_path=asked.full_path,
-            recursive=asked.recursive,
-            progress=teller.phase(f"reading {words}"),
+            args.caption_extension,
+            full_path=args.full_path,
+            recursive=args.recursive,
+            progress=reporter.phase(f"reading {words}"),
         )
         write_metadata(out, merged.entries, "out_json")
-        if told := merged.wordless_text(asked.caption_extension):
-            teller.warn(told)
-        if asked.debug:
+        if told := merged.wordless_text(args.caption_extension):
+            reporter.warn(told)
+        if args.debug:
             print(*(f"{key}: {entry.get(words, '')}" for key, entry in merged.entries.items()), sep="\n")
         return out
 
-    return run(work, asked.run_dir)
+    return run(work, args.run_dir)

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sd_scripts.finetune.tool import Teller, parser, run
+from sd_scripts.finetune.tool import Reporter, parser, run
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
 from sd_scripts.options.model_file import describe
@@ -44,45 +44,45 @@ def setup_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    asked = setup_parser().parse_args(argv)
-    return run(lambda teller: prepare(asked, teller), asked.run_dir)
+    args = setup_parser().parse_args(argv)
+    return run(lambda reporter: prepare(args, reporter), args.run_dir)
 
 
-def prepare(asked: argparse.Namespace, teller: Teller) -> Path:
+def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
     """Encode what is not there yet, and write the metadata file. ValueError names the option at fault."""
-    folder, source, out = Path(asked.train_data_dir), Path(asked.in_json), Path(asked.out_json)
+    folder, source, out = Path(args.train_data_dir), Path(args.in_json), Path(args.out_json)
     entries = read_metadata(source, "in_json")
-    images = require_images(folder, recursive=asked.recursive)
-    keys = keys_of(images, folder, entries, full_path=asked.full_path)
-    family = _family(asked)
-    if asked.batch_size < 1:
-        raise ValueError(f"batch_size: {asked.batch_size} must be at least 1")
+    images = require_images(folder, recursive=args.recursive)
+    keys = keys_of(images, folder, entries, full_path=args.full_path)
+    family = _family(args)
+    if args.batch_size < 1:
+        raise ValueError(f"batch_size: {args.batch_size} must be at least 1")
     check_target(out, "out_json")
     if unknown := [path.name for path in images if keys[path] not in entries]:
-        teller.warn(f"in_json: {len(unknown)} images are not in {source.name}, so they get no words: {some(unknown)}")
-    teller.tell("phase", name="loading the VAE")
+        reporter.warn(f"in_json: {len(unknown)} images are not in {source.name}, so they get no words: {some(unknown)}")
+    reporter.tell("phase", name="loading the VAE")
     from sd_scripts.finetune.encoding import encode  # torch is slow: what names and small files tell is found before
 
-    for path, (width, height) in encode(asked, family, _settings(asked, family), images, teller).items():
+    for path, (width, height) in encode(args, family, _settings(args, family), images, reporter).items():
         entries[keys[path]] = {**entries.get(keys[path], {}), "train_resolution": [width, height]}
     write_metadata(out, entries, "out_json")
     return out
 
 
-def _family(asked: argparse.Namespace) -> str:
-    model = asked.model_name_or_path
-    family = asked.family or describe(Path(model)).family
+def _family(args: argparse.Namespace) -> str:
+    model = args.model_name_or_path
+    family = args.family or describe(Path(model)).family
     if family not in FAMILY_TITLES:
         raise ValueError(f"family: '{model}' does not tell whether it is SDXL or FLUX.1; say it with --family")
     return family
 
 
-def _settings(asked: argparse.Namespace, family: str) -> Settings:
+def _settings(args: argparse.Namespace, family: str) -> Settings:
     """Of a run that would encode with this VAE."""
     shared = ("mixed_precision", "disable_mmap_load_safetensors")
     own = {"sdxl": ("vae", "no_half_vae"), "flux": ("ae",)}[family]
-    values = {name: getattr(asked, name) for name in (*shared, *own)}
-    values["pretrained_model_name_or_path"] = asked.model_name_or_path
+    values = {name: getattr(args, name) for name in (*shared, *own)}
+    values["pretrained_model_name_or_path"] = args.model_name_or_path
     return Settings(script_for(family, "full").groups, values)
 
 

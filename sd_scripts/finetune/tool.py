@@ -12,12 +12,12 @@ from sd_scripts.options.command_line import Parser
 from sd_scripts.runs.folder import RunFolder
 
 Progress = Callable[[int, int], None]
-MISTAKE, FAULT, INTERRUPTED = 2, 1, 130
+USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
 """Exit status: something in what was asked for; something that happened; stopped."""
 RUN_DIR = "Folder in which the tool tells how far it is, as a run does, and is told to stop."
 
 
-class Teller:
+class Reporter:
     """Speaks to the console and, where a run folder is given, as events."""
 
     def __init__(self, run_dir: str | None):
@@ -27,9 +27,9 @@ class Teller:
         # in a fresh folder a wish may be older than this process: it takes a while to begin
         self._began = time.time() if used else 0.0
 
-    def tell(self, kind: Any, **facts: Any) -> None:
+    def tell(self, kind: Any, **payload: Any) -> None:
         if self._log:
-            self._log(kind, **facts)
+            self._log(kind, **payload)
 
     def warn(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -42,7 +42,7 @@ class Teller:
 
         def progress(done: int, total: int) -> None:
             nonlocal shown
-            self._hear()
+            self._raise_if_stopped()
             if done < total and time.monotonic() < shown + 0.5:
                 return
             shown = time.monotonic()
@@ -51,7 +51,7 @@ class Teller:
 
         return progress
 
-    def _hear(self) -> None:
+    def _raise_if_stopped(self) -> None:
         asked = self._folder.commands() if self._folder else ()
         if any(command["kind"] == "stop" and command.get("time", 0) >= self._began for command in asked):
             raise KeyboardInterrupt
@@ -62,38 +62,38 @@ class Teller:
                 self._log.close()
 
 
-def run(work: Callable[[Teller], Path], run_dir: str | None) -> int:
+def run(work: Callable[[Reporter], Path], run_dir: str | None) -> int:
     """Do the work, which returns the file it wrote, and return the exit status."""
     try:
-        teller = Teller(run_dir)
+        reporter = Reporter(run_dir)
     except OSError as error:
         print(f"run_dir: '{run_dir}' cannot be written ({error.strerror}); choose another folder", file=sys.stderr)
-        return MISTAKE
+        return USER_ERROR
     try:
-        path = work(teller)
+        path = work(reporter)
     except KeyboardInterrupt:
-        teller.tell("stopped")
+        reporter.tell("stopped")
         print("Stopped; what is written is whole", flush=True)
         return INTERRUPTED
     except Exception as error:
-        return _failed(teller, error)
+        return _failed(reporter, error)
     else:
-        teller.tell("finished", path=str(path))
+        reporter.tell("finished", path=str(path))
         print(f"{path} is written", flush=True)
         return 0
     finally:
-        teller.close()
+        reporter.close()
 
 
-def _failed(teller: Teller, error: Exception) -> int:
+def _failed(reporter: Reporter, error: Exception) -> int:
     """One sentence for what a user can mend; the whole story for what only we can."""
     details = "".join(traceback.format_exception(error))
     known = isinstance(error, ValueError | OSError)
     sentence = str(error) if known else f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):
-        teller.tell("failed", error=sentence, details=details)
+        reporter.tell("failed", error=sentence, details=details)
     print(sentence if known else details, file=sys.stderr, flush=True)
-    return MISTAKE if isinstance(error, ValueError) else FAULT
+    return USER_ERROR if isinstance(error, ValueError) else INTERNAL_ERROR
 
 
 def parser(script: str, description: str) -> Parser:

@@ -59,7 +59,7 @@ def free_bytes(folder: Path) -> int | None:
     return usage.free if usage.total else None
 
 
-def in_words(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes as people read them: 1.5 GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:

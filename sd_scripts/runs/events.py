@@ -54,8 +54,8 @@ class EventLog:
         if _is_cut(path):
             self._file.write("\n")
 
-    def __call__(self, kind: Kind | Command | Literal["end"], **facts: Any) -> None:
-        self._file.write(json.dumps({"time": time.time(), "kind": kind, **facts}) + "\n")
+    def __call__(self, kind: Kind | Command | Literal["end"], **payload: Any) -> None:
+        self._file.write(json.dumps({"time": time.time(), "kind": kind, **payload}) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -81,10 +81,10 @@ def read_event(line: bytes | str) -> dict[str, Any] | None:
         return None
     if not isinstance(event, dict):
         return None
-    return {name: value for name, value in event.items() if _is_as_said(name, value)}
+    return {name: value for name, value in event.items() if _has_valid_type(name, value)}
 
 
-def _is_as_said(name: str, value: Any) -> bool:
+def _has_valid_type(name: str, value: Any) -> bool:
     if name == "seed" and value is None:  # of a sample whose prompt names none
         return True
     if name in NUMBERS:

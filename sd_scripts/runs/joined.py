@@ -34,10 +34,10 @@ def _saved_by(state: str, row: RunRow, rows: Sequence[RunRow]) -> RunRow | None:
     began = row.started or row.created
     earlier = [each for each in rows if each.id != row.id and (each.started or each.created) < began]
     earlier.sort(key=lambda each: each.started or each.created, reverse=True)
-    return next((each for each in earlier[:MOST_RUNS] if _tells_of(each, state)), None)
+    return next((each for each in earlier[:MOST_RUNS] if _has_saved(each, state)), None)
 
 
-def _tells_of(row: RunRow, state: str) -> bool:
+def _has_saved(row: RunRow, state: str) -> bool:
     events = RunFolder(row.folder).events_file
     try:
         return state in _saved_paths(events, events.stat().st_size)

@@ -39,10 +39,10 @@ class RunningRun:
     @property
     def alive(self) -> bool:
         """Whether any process of the run is left: the one that was started, or those that it started."""
-        return self.leads or self.orphaned
+        return self.leader_alive or self.orphaned
 
     @property
-    def leads(self) -> bool:
+    def leader_alive(self) -> bool:
         """Whether the process that was started is alive."""
         if self._child is not None:
             return self._child.poll() is None
@@ -52,7 +52,7 @@ class RunningRun:
     def orphaned(self) -> bool:
         """Whether the process that was started is gone and others of its group are left."""
         # a number is not given out again while its group lives: if another process has it, nobody of ours is left
-        return not self.leads and process_born(self.pid) is None and bool(group_members(self.pid, self.folder))
+        return not self.leader_alive and process_born(self.pid) is None and bool(group_members(self.pid, self.folder))
 
     @property
     def exit_code(self) -> int | None:
@@ -75,9 +75,9 @@ class RunningRun:
         """
         if not self._stopping.is_set():
             self.folder.command("stop")
-        self.see_to_end(grace)
+        self.end_after_grace(grace)
 
-    def see_to_end(self, grace: float = GRACE) -> None:
+    def end_after_grace(self, grace: float = GRACE) -> None:
         """It was asked to stop: end it when it has shown no sign of life for `grace` seconds."""
         if not self._stopping.is_set():
             self._stopping.set()
@@ -86,12 +86,12 @@ class RunningRun:
     def _end_after(self, grace: float) -> None:
         asked = time.time()
         while self.alive:
-            if time.time() - max(asked, self._last_sign()) > grace:
+            if time.time() - max(asked, self._last_activity()) > grace:
                 self.terminate(min(grace, TERM_GRACE))
                 return
             time.sleep(0.2)
 
-    def _last_sign(self) -> float:
+    def _last_activity(self) -> float:
         try:
             return self.folder.events_file.stat().st_mtime
         except OSError:

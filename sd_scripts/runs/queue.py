@@ -21,11 +21,11 @@ from sd_scripts.runs.watched import End, WatchedRun
 
 logger = logging.getLogger("sd_scripts")
 
-TOLD_EVERY = 1.0
+UPDATE_EVERY = 1.0
 """Seconds between two updates of the row of a running run."""
 STARTING_SECONDS = 30.0
 """After which a run that this GUI was about to start will not come any more."""
-KEPT_STORIES = 16
+KEPT_RUN_STATES = 16
 """Runs that are over and were looked at last: their stories stay in memory."""
 KEPT_REMOVED = 20
 """Runs removed from the queue that can be put back."""
@@ -34,7 +34,7 @@ Where = Literal["up", "down", "first", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """A run that is ready to start: its folder with the settings in it, and the command."""
 
     folder: RunFolder
@@ -85,7 +85,7 @@ class RunQueue:
         self._me = process.process_key()
         self._watched: dict[int, WatchedRun] = {}
         self._secrets: dict[int, Mapping[str, str]] = {}
-        self._told: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._written: dict[int, tuple[float, dict[str, Any]]] = {}
         """When the row of a living run was last written, and with what."""
         self._lock = threading.Lock()
         self._alive: dict[int, RunRow] = {}
@@ -102,8 +102,8 @@ class RunQueue:
     def open(self) -> None:
         """Find the runs of an earlier GUI, and begin to look after them and the queue."""
         assert self._thread is None
-        self._look()
-        self._thread = threading.Thread(target=self._look_after, name="run queue", daemon=True)
+        self._tick()
+        self._thread = threading.Thread(target=self._loop, name="run queue", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class RunQueue:
             self._thread.join()
         self.store.close()
 
-    def add(self, planned: Planned) -> int:
+    def add(self, planned: PlannedRun) -> int:
         """Put a run at the end of the queue. Raises ValueError when its folder cannot be written."""
         row_facts = {name: getattr(planned, name) for name in ("name", "tab", "family", "gpus")}
         launch = {
@@ -156,15 +156,15 @@ class RunQueue:
         with self._lock:
             watched = self._watched.pop(id, None)
             if watched is None or watched.waiting:  # another GUI may have started it
-                watched = _found(row)
+                watched = _open_run(row)
             self._watched[id] = watched  # the newest last
             self._drop_old_states()
             return watched
 
     def _drop_old_states(self) -> None:
-        if len(self._watched) > KEPT_STORIES:
+        if len(self._watched) > KEPT_RUN_STATES:
             over = [id for id, watched in self._watched.items() if not watched.alive]
-            for id in over[:-KEPT_STORIES]:
+            for id in over[:-KEPT_RUN_STATES]:
                 del self._watched[id]
 
     def move(self, id: int, where: Where) -> None:
@@ -309,14 +309,14 @@ class RunQueue:
             raise ValueError(f"{row.name} is not running" + ("" if row.state in ENDED else " yet, or no longer"))
         return watched
 
-    def _look_after(self) -> None:
+    def _loop(self) -> None:
         while not self._closing.is_set():
             self._wake.wait(self._every)
             self._wake.clear()
             if not self._closing.is_set():
-                self._look()
+                self._tick()
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
         """Write down what the living runs tell, and start what can start. Whatever happens, the thread goes on."""
         try:
             living, queued = self.store.living(), self.store.queued()
@@ -367,17 +367,17 @@ class RunQueue:
         if watched.run and watched.run.orphaned:
             watched.warn_once("the process that led the run is gone; the others were asked to save and to stop")
             _stop_orphans(watched.run, self._grace)
-            run_state.asked_to_stop()
+            run_state.mark_stopping()
         elif watched.run and run_state.state == "stopping":
-            watched.run.see_to_end(self._grace)
-        facts = _facts(run_state)
+            watched.run.end_after_grace(self._grace)
+        facts = _row_values(run_state)
         if watched.alive or not run_state.over:
             self._write_down(row, facts | {"state": "stopping" if run_state.over else run_state.state})
             return
         facts["results"] = [path for path in facts["results"] if Path(path).exists()]
-        if self.store.end(row.id, run_state.state, run_state.ended, **facts) and not watched.ended_by_a_person:
+        if self.store.end(row.id, run_state.state, run_state.ended, **facts) and not watched.stopped_by_user:
             self._pause_after(row, run_state.state)
-        self._told.pop(row.id, None)
+        self._written.pop(row.id, None)
 
     def _has_begun(self, row: RunRow) -> bool:
         """Whether a run that was claimed has a process; one whose GUI died before it made one waits again."""
@@ -398,11 +398,11 @@ class RunQueue:
         return False
 
     def _write_down(self, row: RunRow, facts: dict[str, Any]) -> None:
-        when, before = self._told.get(row.id, (0.0, {}))
+        when, before = self._written.get(row.id, (0.0, {}))
         changed = facts != before
-        if changed and (facts["state"] != row.state or time.monotonic() - when >= TOLD_EVERY):
+        if changed and (facts["state"] != row.state or time.monotonic() - when >= UPDATE_EVERY):
             self.store.update(row.id, **facts)
-            self._told[row.id] = time.monotonic(), facts
+            self._written[row.id] = time.monotonic(), facts
 
     def _pause_after(self, row: RunRow, state: State) -> None:
         if state in ("failed", "lost") and not self.store.after_failure and not self.store.paused:
@@ -452,7 +452,7 @@ class RunQueue:
             return ""
 
 
-def _found(row: RunRow) -> WatchedRun:
+def _open_run(row: RunRow) -> WatchedRun:
     """A run of the list, with its processes if they are alive."""
     folder = RunFolder(row.folder)
     if row.state == "queued":
@@ -468,10 +468,10 @@ def _stop_orphans(run: RunningRun, grace: float) -> None:
     try:
         run.stop(grace)
     except OSError:  # a full disk: they cannot be asked
-        run.see_to_end(grace)
+        run.end_after_grace(grace)
 
 
-def _facts(run_state: RunState) -> dict[str, Any]:
+def _row_values(run_state: RunState) -> dict[str, Any]:
     results = [made.path for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     return {
         "step": run_state.step,

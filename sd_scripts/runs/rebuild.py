@@ -116,11 +116,11 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
     launch = launch if isinstance(launch, dict) else {}
     run_state = RunState()
     for event in _events(folder.events_file):
-        run_state.tell(event)
+        run_state.apply(event)
     run = None if run_state.over else process.find(folder)
-    waits = bool(launch) and not (run or run_state.told or folder.process.exists() or folder.console.exists())
+    waits = bool(launch) and not (run or run_state.event_count or folder.process.exists() or folder.console.exists())
     if not run_state.over and run is None and not waits:
-        run_state.lost("The training process is gone and left no word about why")
+        run_state.mark_lost("The training process is gone and left no word about why")
     made = _made(folder, launch)
     return {
         "folder": str(folder.path),

@@ -26,7 +26,7 @@ SLOW = 4.0
 
 
 @dataclass(frozen=True)
-class Made:
+class OutputFile:
     """A file that the run wrote: a sample image, or a checkpoint."""
 
     path: Path
@@ -67,19 +67,19 @@ class Made:
 
 
 @dataclass
-class Asked:
+class SentCommand:
     """What a person asked of the run by a command."""
 
     kind: str
     id: str = ""
     time: float = 0.0
-    heard: int | None = None
+    handled_step: int | None = None
     """The step at which the trainer took it up; None while it has not."""
 
 
 @dataclass
 class RunState:
-    """Fold events in with `tell`; read the rest."""
+    """Fold events in with `apply`; read the rest."""
 
     state: State = "starting"
     phase: str = ""
@@ -108,18 +108,18 @@ class RunState:
     ended: float | None = None
     losses: Series = field(default_factory=Series)
     validation: Series = field(default_factory=Series)
-    samples: list[Made] = field(default_factory=list)
-    saved: list[Made] = field(default_factory=list)
+    samples: list[OutputFile] = field(default_factory=list)
+    saved: list[OutputFile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     compile: dict[str, Any] = field(default_factory=dict)
     compile_lines: list[str] = field(default_factory=list)
     failure: dict[str, str] = field(default_factory=dict)
     """error: one sentence; remedy; details: the full text."""
-    asked: list[Asked] = field(default_factory=list)
+    commands: list[SentCommand] = field(default_factory=list)
     """What people asked of it, oldest first."""
     facts: dict[str, Any] = field(default_factory=dict)
     """All that `started` said."""
-    told: int = 0
+    event_count: int = 0
     """How many events there were: a view that has seen as many is fresh."""
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _steps_here: int = 0
@@ -149,17 +149,19 @@ class RunState:
         return images / pace if pace and isinstance(images, int | float) else None
 
     @property
-    def waiting_for(self) -> list[str]:
+    def pending_commands(self) -> list[str]:
         """What was asked and has not been taken up yet."""
-        return [] if self.over else list(dict.fromkeys(asked.kind for asked in self.asked if asked.heard is None))
+        return (
+            [] if self.over else list(dict.fromkeys(sent.kind for sent in self.commands if sent.handled_step is None))
+        )
 
     @property
     def fraction(self) -> float:
         """Of the training that is done, 0 to 1."""
         return min(self.step / self.max_steps, 1.0) if self.max_steps else 0.0
 
-    def tell(self, event: dict[str, Any]) -> None:
-        self.told += 1
+    def apply(self, event: dict[str, Any]) -> None:
+        self.event_count += 1
         kind = event.get("kind")
         if self.state in ("queued", "starting"):  # it speaks, so it runs; `started` comes once the data is known
             self.state = "running"
@@ -171,48 +173,48 @@ class RunState:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 teller(event)
 
-    def ended_as(self, state: State, why: str = "", details: str = "", ended: float | None = None) -> None:
+    def mark_ended(self, state: State, why: str = "", details: str = "", ended: float | None = None) -> None:
         """What is known of the end of a run that told nothing of it itself."""
         if not self.over:
             self.state = state
             self.ended = ended or self.ended
             if why:
                 self.failure = {"error": why} | ({"details": details} if details else {})
-            self.told += 1
+            self.event_count += 1
 
-    def lost(self, why: str, details: str = "", ended: float | None = None) -> None:
+    def mark_lost(self, why: str, details: str = "", ended: float | None = None) -> None:
         """The process is gone and said nothing of it."""
-        self.ended_as("lost", why, details, ended)
+        self.mark_ended("lost", why, details, ended)
 
     @property
-    def ended_by_hand(self) -> bool:
+    def was_killed(self) -> bool:
         """Whether a person ended the processes at once, as the folder of the run remembers it."""
-        return any(asked.kind == END for asked in self.asked)
+        return any(sent.kind == END for sent in self.commands)
 
     def warn(self, text: str) -> None:
         """Something went wrong with the telling itself."""
         self.warnings.append(text)
-        self.told += 1
+        self.event_count += 1
 
-    def asked_for(self, command: dict[str, Any]) -> None:
+    def add_command(self, command: dict[str, Any]) -> None:
         """A person asked for something: one line of the commands."""
-        asked = Asked(str(command.get("kind")), str(command.get("id") or ""), command.get("time") or 0.0)
-        asked.heard = self._heard.get(asked.id)
-        self.asked.append(asked)
-        self.told += 1
-        if asked.kind in ("stop", END):
-            self.asked_to_stop()
+        sent = SentCommand(str(command.get("kind")), str(command.get("id") or ""), command.get("time") or 0.0)
+        sent.handled_step = self._heard.get(sent.id)
+        self.commands.append(sent)
+        self.event_count += 1
+        if sent.kind in ("stop", END):
+            self.mark_stopping()
 
-    def asked_to_stop(self) -> None:
+    def mark_stopping(self) -> None:
         if not self.over and self.state != "stopping":
             self.state = "stopping"
-            self.told += 1
+            self.event_count += 1
 
     def _on_heard(self, event: dict[str, Any]) -> None:
         for id in event["ids"]:
             self._heard[id] = event.get("step", self.step)
-        for asked in self.asked:
-            asked.heard = self._heard.get(asked.id, asked.heard)
+        for sent in self.commands:
+            sent.handled_step = self._heard.get(sent.id, sent.handled_step)
 
     def _on_started(self, event: dict[str, Any]) -> None:
         if self.over:  # the same folder again: it goes on
@@ -255,7 +257,7 @@ class RunState:
 
     def _on_sample(self, event: dict[str, Any]) -> None:
         self.samples.append(
-            Made(
+            OutputFile(
                 Path(event["path"]),
                 event.get("step", self.step),
                 event.get("prompt", ""),
@@ -269,7 +271,7 @@ class RunState:
     def _on_saved(self, event: dict[str, Any]) -> None:
         size, mtime = int(event.get("bytes") or 0), int(event.get("mtime_ns") or 0)
         step, time = event.get("step", self.step), event.get("time")
-        self.saved.append(Made(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
+        self.saved.append(OutputFile(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
 
     def _on_compile(self, event: dict[str, Any]) -> None:
         self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text")})

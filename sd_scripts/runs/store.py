@@ -116,7 +116,7 @@ class RunStore:
     ) -> RunRow:
         """A new row; a queued one stands at the end of the queue. Raises ValueError for a folder that has a row."""
         path = (folder.path if isinstance(folder, RunFolder) else folder).absolute()
-        facts = {
+        columns = {
             "folder": str(path),
             "name": name or path.name,
             "tab": tab,
@@ -130,7 +130,7 @@ class RunStore:
         def append(db: sqlite3.Connection) -> RunRow:
             if db.execute("SELECT 1 FROM runs WHERE folder = ?", (str(path),)).fetchone():
                 raise ValueError(f"{path} is the folder of another run already")
-            made = insert(db, facts | {"place": _queue_length(db) + 1 if state == "queued" else None})
+            made = insert(db, columns | {"place": _queue_length(db) + 1 if state == "queued" else None})
             return _rows(db, "WHERE id = ?", made)[0]
 
         row = self._file.write(append)
@@ -155,10 +155,10 @@ class RunStore:
         """Those that are said to be on, oldest first."""
         return self._file.read(_living)
 
-    def update(self, id: int, **facts: Any) -> None:
+    def update(self, id: int, **columns: Any) -> None:
         """Write down what is known of a run by now; a row that was forgotten stays so."""
-        self._file.write(lambda db: _update(db, "id = ?", (id,), facts))
-        if described := {name: str(facts[name]) for name in DESCRIBED if name in facts}:
+        self._file.write(lambda db: _update(db, "id = ?", (id,), columns))
+        if described := {name: str(columns[name]) for name in DESCRIBED if name in columns}:
             self._file.index.describe(id, **described)
 
     def claim(self, id: int, owner: str = "", passing: Collection[int] = ()) -> bool:
@@ -176,17 +176,17 @@ class RunStore:
             earlier = [row for row in queue[: queue.index(wanted)] if row.id not in passing]
             if any(gpus_overlap(wanted.gpus, row.gpus) for row in [*_living(db), *earlier]):
                 return False
-            facts = {"state": "starting", "started": time.time(), "owner": owner, "error": ""}
-            _update(db, "id = ?", (id,), facts)
+            columns = {"state": "starting", "started": time.time(), "owner": owner, "error": ""}
+            _update(db, "id = ?", (id,), columns)
             return True
 
         return self._file.write(take)
 
-    def end(self, id: int, state: State, ended: float | None = None, **facts: Any) -> bool:
+    def end(self, id: int, state: State, ended: float | None = None, **columns: Any) -> bool:
         """Write down how a run ended. Whether this call did: of two GUIs that see it end, one tells it."""
         living = ", ".join(f"'{state}'" for state in LIVING)
-        facts |= {"ended": ended or time.time(), "state": state}
-        return self._file.write(lambda db: _update(db, f"id = ? AND state IN ({living})", (id,), facts))
+        columns |= {"ended": ended or time.time(), "state": state}
+        return self._file.write(lambda db: _update(db, f"id = ? AND state IN ({living})", (id,), columns))
 
     def move(self, id: int, to: int) -> None:
         """Put a queued run at place `to`, counted from 1; beyond the end is the end."""
@@ -206,10 +206,10 @@ class RunStore:
 
         def put_back(db: sqlite3.Connection) -> None:
             for row in rows:
-                facts = vars(row) | {"folder": str(row.folder), "results": json.dumps(row.results)}
+                columns = vars(row) | {"folder": str(row.folder), "results": json.dumps(row.results)}
                 if not _rows(db, "WHERE id = ? OR folder = ?", row.id, str(row.folder)):
-                    insert(db, facts)
-            _close_ranks(db)
+                    insert(db, columns)
+            _renumber_queue(db)
 
         rows = list(rows)
         self._file.write(put_back)
@@ -220,8 +220,8 @@ class RunStore:
         """Add the runs below a folder that are over and not in the list; returns how many."""
 
         def take_in(db: sqlite3.Connection) -> list[tuple[int, Path]]:
-            new = [facts for facts in ended_below(folder) if not _rows(db, "WHERE folder = ?", facts["folder"])]
-            return [(insert(db, facts), Path(facts["folder"])) for facts in new]
+            new = [columns for columns in ended_below(folder) if not _rows(db, "WHERE folder = ?", columns["folder"])]
+            return [(insert(db, columns), Path(columns["folder"])) for columns in new]
 
         added = self._file.write(take_in)
         for id, path in added:
@@ -233,7 +233,7 @@ class RunStore:
 
         def delete(db: sqlite3.Connection) -> bool:
             gone = db.execute("DELETE FROM runs WHERE id = ? AND (? IS NULL OR state = ?)", (id, state, state))
-            _close_ranks(db)
+            _renumber_queue(db)
             return gone.rowcount == 1
 
         gone = self._file.write(delete)
@@ -279,8 +279,8 @@ def _rows(db: sqlite3.Connection, which: str, *values: Any) -> list[RunRow]:
     ]
 
 
-def _row(facts: dict[str, Any]) -> RunRow:
-    return RunRow(**facts | {"folder": Path(facts["folder"]), "results": tuple(json.loads(facts["results"]))})
+def _row(columns: dict[str, Any]) -> RunRow:
+    return RunRow(**columns | {"folder": Path(columns["folder"]), "results": tuple(json.loads(columns["results"]))})
 
 
 def _queued(db: sqlite3.Connection) -> list[RunRow]:
@@ -299,20 +299,20 @@ def _setting(db: sqlite3.Connection, name: str) -> Any:
     return db.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()[0]
 
 
-def _update(db: sqlite3.Connection, which: str, values: tuple[Any, ...], facts: dict[str, Any]) -> bool:
-    assert facts.keys() <= set(COLUMNS), facts.keys()
-    if "results" in facts:
-        facts = facts | {"results": json.dumps([str(path) for path in facts["results"]])}
-    if facts.get("state", "queued") != "queued":
-        facts = facts | {"place": None}
-    places = ", ".join(f"{name} = ?" for name in facts)
-    done = db.execute(f"UPDATE runs SET {places} WHERE {which}", (*facts.values(), *values))
-    if "state" in facts:
-        _close_ranks(db)
+def _update(db: sqlite3.Connection, which: str, values: tuple[Any, ...], columns: dict[str, Any]) -> bool:
+    assert columns.keys() <= set(COLUMNS), columns.keys()
+    if "results" in columns:
+        columns = columns | {"results": json.dumps([str(path) for path in columns["results"]])}
+    if columns.get("state", "queued") != "queued":
+        columns = columns | {"place": None}
+    places = ", ".join(f"{name} = ?" for name in columns)
+    done = db.execute(f"UPDATE runs SET {places} WHERE {which}", (*columns.values(), *values))
+    if "state" in columns:
+        _renumber_queue(db)
     return done.rowcount == 1
 
 
-def _close_ranks(db: sqlite3.Connection) -> None:
+def _renumber_queue(db: sqlite3.Connection) -> None:
     """The places of the queue count 1, 2, 3 again."""
     for place, row in enumerate(_queued(db), 1):
         if row.place != place:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sd_scripts.runs import older
+from sd_scripts.runs import legacy_list
 from sd_scripts.runs.private import private_file, private_folder
 from sd_scripts.runs.rebuild import FolderIndex
 
@@ -74,7 +74,7 @@ class StoreFile:
         self.notice = ""
         """What happened to the file, if something did: one sentence for people."""
         self.index = FolderIndex(path.with_suffix(".folders.jsonl"))
-        self._mending = threading.Lock()
+        self._recovering = threading.Lock()
         self._anchor: sqlite3.Connection | None = None
         """Never used: while it is open, SQLite keeps its files beside ours, which a full disk has no room for."""
         with contextlib.suppress(OSError):  # told when it is opened
@@ -88,7 +88,7 @@ class StoreFile:
         self._anchor = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
         self._anchor.execute("SELECT count(*) FROM settings").fetchone()
 
-    def _tell(self, notice: str) -> None:
+    def _notify(self, notice: str) -> None:
         self.notice = notice
         logger.warning(notice)
 
@@ -104,7 +104,7 @@ class StoreFile:
             with self._open() as db:
                 return work(db)
         except sqlite3.DatabaseError as error:
-            self._mend(error)
+            self._recover(error)
         try:
             with self._open() as db:
                 return work(db)
@@ -115,7 +115,7 @@ class StoreFile:
         """Do a piece of work that is written as a whole or not at all, while nobody else writes."""
 
         def whole(db: sqlite3.Connection) -> T:
-            with _whole(db):
+            with _transaction(db):
                 return work(db)
 
         return self.read(whole)
@@ -152,18 +152,18 @@ class StoreFile:
         """Lay out a new file, with the runs that the folders tell of if there was a list before."""
         with contextlib.suppress(sqlite3.OperationalError):  # another process is laying it out just now
             db.execute("PRAGMA journal_mode = WAL")
-        with _whole(db):
+        with _transaction(db):
             if _is_laid_out(db):
                 return
             for statement in _statements(TABLES):
                 db.execute(statement)
             had_one = self._anchor is not None or self.index.path.exists()
-            rows = list(self.index.rows() if had_one else older.runs(self.path.with_name(older.NAME)))
-            for facts in rows:
-                insert(db, facts)
-            if had_one and not self._mending.locked():  # which tells more
-                self._tell(f"The list of runs {self.path} was deleted; {len(rows)} runs are in the new list")
-            waiting = had_one and any(facts["state"] == "queued" for facts in rows)  # perhaps it was paused
+            rows = list(self.index.rows() if had_one else legacy_list.runs(self.path.with_name(legacy_list.NAME)))
+            for columns in rows:
+                insert(db, columns)
+            if had_one and not self._recovering.locked():  # which tells more
+                self._notify(f"The list of runs {self.path} was deleted; {len(rows)} runs are in the new list")
+            waiting = had_one and any(columns["state"] == "queued" for columns in rows)  # perhaps it was paused
             # a list that is made anew counts on from a higher number than the one that was put aside
             settings: dict[str, int | str] = {
                 "version": time.time_ns() // 10**6,
@@ -175,22 +175,22 @@ class StoreFile:
             db.execute(f"PRAGMA application_id = {OURS}")
             db.execute(f"PRAGMA user_version = {SCHEMA}")
 
-    def _mend(self, error: sqlite3.DatabaseError) -> None:
+    def _recover(self, error: sqlite3.DatabaseError) -> None:
         """Put a damaged or foreign file aside, whole, and begin a new one with the rows that can still be read."""
         if type(error) is not sqlite3.DatabaseError:  # its kinds are faults of ours, not of the file
             raise error
-        with self._mending:
-            if self._sound():  # another thread was quicker
+        with self._recovering:
+            if self._is_intact():  # another thread was quicker
                 return
             self.close()
-            aside = self._put_aside(error)
+            aside = self._move_aside(error)
             kept = _salvage(aside)
-            with self._open() as db, _whole(db):
-                for facts in kept:  # they know more than the folders, and other ids than an older list
-                    db.execute("DELETE FROM runs WHERE id = ? OR folder = ?", (facts["id"], facts["folder"]))
-                    insert(db, facts)
+            with self._open() as db, _transaction(db):
+                for columns in kept:  # they know more than the folders, and other ids than an older list
+                    db.execute("DELETE FROM runs WHERE id = ? OR folder = ?", (columns["id"], columns["folder"]))
+                    insert(db, columns)
                 states = [state for (state,) in db.execute("SELECT state FROM runs")]
-                self._tell(
+                self._notify(
                     f"The list of runs could not be read ({error}) and lies now in {aside}; "
                     f"{len(states)} runs of it are in the new list"
                 )
@@ -198,7 +198,7 @@ class StoreFile:
                     set_values(db, paused=1, pause_reason=self.notice)
             self._drop_anchor()
 
-    def _put_aside(self, why: Exception) -> Path:
+    def _move_aside(self, why: Exception) -> Path:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         names = (f"{self.path.stem}-damaged-{stamp}{more}{self.path.suffix}" for more in ("", "-2", "-3", "-4"))
         aside = next(path for name in names if not (path := self.path.with_name(name)).exists())
@@ -213,7 +213,7 @@ class StoreFile:
             ) from error
         return aside
 
-    def _sound(self) -> bool:
+    def _is_intact(self) -> bool:
         try:
             with self._open() as db:
                 return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
@@ -221,10 +221,10 @@ class StoreFile:
             return False
 
 
-def insert(db: sqlite3.Connection, facts: dict[str, Any]) -> int:
+def insert(db: sqlite3.Connection, columns: dict[str, Any]) -> int:
     """A new row; returns its id."""
-    slots = ", ".join("?" * len(facts))
-    made = db.execute(f"INSERT INTO runs ({', '.join(facts)}) VALUES ({slots})", list(facts.values()))
+    slots = ", ".join("?" * len(columns))
+    made = db.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES ({slots})", list(columns.values()))
     assert made.lastrowid
     return made.lastrowid
 
@@ -235,7 +235,7 @@ def set_values(db: sqlite3.Connection, **values: int | str) -> None:
 
 
 @contextlib.contextmanager
-def _whole(db: sqlite3.Connection) -> Iterator[None]:
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     """All of it is written or nothing, and nobody else writes meanwhile."""
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -287,7 +287,7 @@ def _salvage(file: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(sqlite3.Error, ValueError, TypeError), contextlib.closing(sqlite3.connect(file)) as db:
         there = [name for name in COLUMNS if name in _columns(db)]
         for each in db.execute(f"SELECT {', '.join(there)} FROM runs ORDER BY id"):
-            facts = dict(zip(there, each, strict=True))
-            json.loads(facts["results"])  # a row must be readable to be worth keeping
-            rows.append(facts)
+            columns = dict(zip(there, each, strict=True))
+            json.loads(columns["results"])  # a row must be readable to be worth keeping
+            rows.append(columns)
     return rows

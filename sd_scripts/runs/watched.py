@@ -33,15 +33,15 @@ class WatchedRun:
     run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
     """It has no process yet."""
-    ended_by_hand: bool = False
+    was_killed: bool = False
     """A person did not wait for the end of the step."""
     _tail: EventTail = field(init=False, repr=False)
-    _asked: EventTail = field(init=False, repr=False)
+    _commands: EventTail = field(init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _read: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
-        self._tail, self._asked = self.folder.events(), self.folder.commands()
+        self._tail, self._commands = self.folder.events(), self.folder.commands()
 
     def refresh(self) -> RunState:
         """The story with all that was told by now. A process that is gone without a last word is told as lost."""
@@ -50,23 +50,23 @@ class WatchedRun:
             if fresh or (self._read and self.run_state.over) or self.waiting:
                 return self.run_state
             alive = self.alive  # asked before reading: the last words of a process come before its end
-            trouble = self._listen()
+            trouble = self._read_files()
             self._read = time.monotonic()
             if not alive and self.end:
-                self.run_state.ended_as(self.end.state, self.end.why, self.folder.console_tail(), self.end.ended)
+                self.run_state.mark_ended(self.end.state, self.end.why, self.folder.console_tail(), self.end.ended)
             elif not alive and not self.run_state.over:
-                self._tell_end(trouble)
+                self._record_end(trouble)
             return self.run_state
 
-    def _tell_end(self, trouble: str) -> None:
+    def _record_end(self, trouble: str) -> None:
         """The process is gone and did not say why: tell what is known."""
-        ended = time.time() if self.run else self._last_sign()
-        if self.ended_by_hand or self.run_state.ended_by_hand:
-            self.run_state.ended_as("stopped", self._ended_at_once(), ended=ended)
+        ended = time.time() if self.run else self._last_activity()
+        if self.was_killed or self.run_state.was_killed:
+            self.run_state.mark_ended("stopped", self._ended_at_once(), ended=ended)
         else:
-            self.run_state.lost(trouble or self._last_sight(), self.folder.console_tail(), ended)
+            self.run_state.mark_lost(trouble or self._explain_end(), self.folder.console_tail(), ended)
 
-    def _last_sign(self) -> float | None:
+    def _last_activity(self) -> float | None:
         """When a run that ended unseen wrote its last line."""
         written = [path.stat().st_mtime for path in (self.folder.events_file, self.folder.console) if path.is_file()]
         return max(written, default=None)
@@ -76,15 +76,15 @@ class WatchedRun:
         kept = "What it had saved before is still there." if self.run_state.saved else "It had not saved anything yet."
         return f"You stopped this run at once{step}, without saving. {kept}"
 
-    def _listen(self) -> str:
+    def _read_files(self) -> str:
         """Take in what was told and asked since; a sentence if it cannot be read."""
         if self.run and not self.folder.path.is_dir():
             self.warn_once("the folder of the run was deleted: what it tells cannot be seen any more")
         try:
             for event in self._tail:
-                self.run_state.tell(event)
-            for command in self._asked:
-                self.run_state.asked_for(command)
+                self.run_state.apply(event)
+            for command in self._commands:
+                self.run_state.add_command(command)
         except OSError as error:
             return self.warn_once(f"what the run tells cannot be read ({error.strerror}: {error.filename})")
         return ""
@@ -95,9 +95,9 @@ class WatchedRun:
         return text
 
     @property
-    def ended_by_a_person(self) -> bool:
+    def stopped_by_user(self) -> bool:
         """Whether somebody wished it to end, so that its end is no failure."""
-        return self.ended_by_hand or any(asked.kind in ("stop", END) for asked in self.run_state.asked)
+        return self.was_killed or any(sent.kind in ("stop", END) for sent in self.run_state.commands)
 
     @property
     def alive(self) -> bool:
@@ -108,7 +108,7 @@ class WatchedRun:
         try:
             if kind == "stop" and self.run:
                 self.run.stop()
-                self.run_state.asked_to_stop()
+                self.run_state.mark_stopping()
             else:
                 self.folder.command(kind)
         except OSError as error:
@@ -124,13 +124,13 @@ class WatchedRun:
     def end_now(self) -> None:
         """Do not wait for the step: end the processes."""
         if self.run:
-            self.ended_by_hand = True
+            self.was_killed = True
             with contextlib.suppress(OSError):  # on a full disk no later GUI will know that it was a person
                 self.folder.command(END)
-            self.run_state.asked_to_stop()
+            self.run_state.mark_stopping()
             self.run.terminate()
 
-    def _last_sight(self) -> str:
+    def _explain_end(self) -> str:
         code = self.run.exit_code if self.run else None
         if code == 0:
             return (

@@ -4,7 +4,7 @@ import os
 
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
-from sd_scripts.runs.disk import free_bytes, in_words, why_not_written
+from sd_scripts.runs.disk import format_bytes, free_bytes, why_not_written
 from sd_scripts.training.context import Context
 from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.train_state import TrainState
@@ -41,8 +41,8 @@ def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan
         size *= 2
     if free < size:
         return (
-            f"output_dir: '{folder}' has {in_words(free)} free, and the file at the end takes {in_words(size)}; free "
-            f"{in_words(size - free)}, or choose another folder"
+            f"output_dir: '{folder}' has {format_bytes(free)} free, and the file at the end takes "
+            f"{format_bytes(size)}; free {format_bytes(size - free)}, or choose another folder"
         )
     files, states = kept_files(saving, resume, train_plan, train_state.progress.step)
     learned = [each for group in train_state.optimizer.param_groups for each in group["params"]]
@@ -50,8 +50,8 @@ def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan
     if free < (wanted := files * size + states * state):
         of_states = f" and {states} state{'s' * (states > 1)}" if states else ""
         context.warn(
-            f"output_dir: '{folder}' has {in_words(free)} free, and this run keeps {files} file{'s' * (files > 1)}"
-            f"{of_states}, about {in_words(wanted)}. Free {in_words(wanted - free)}, or keep fewer with "
+            f"output_dir: '{folder}' has {format_bytes(free)} free, and this run keeps {files} file{'s' * (files > 1)}"
+            f"{of_states}, about {format_bytes(wanted)}. Free {format_bytes(wanted - free)}, or keep fewer with "
             "save_last_n_steps or save_last_n_epochs"
         )
     return ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from sd_scripts.data.metadata import data_facts
+from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
@@ -26,7 +26,7 @@ from sd_scripts.training.writer import Metadata
 def training_facts(
     context: Context, family: Family, training_data: TrainingData, train_plan: TrainPlan, optimizer: Optimizer
 ) -> TrainingMetadata:
-    data = data_facts(training_data.plan, short_batches=training_data.short_batches)
+    data = dataset_metadata(training_data.plan, short_batches=training_data.short_batches)
     batch_size = max(dataset.batch_size for dataset in training_data.plan.blueprint.datasets)
     return TrainingMetadata(
         session_id=context.number("session", time.time()) >> 31,

@@ -142,7 +142,7 @@ def build_caches(training_data: TrainingData, tried: Callable[[Callable[[], Tens
             training_data.latents = cache_latents(
                 training_data.plan,
                 lambda pixels: tried(partial(training_data.family.encode_images, components, pixels)),
-                fingerprint=weights_digest([components.vae]),
+                cache_key=weights_digest([components.vae]),
                 warn=context.warn,
                 to_disk=cache.cache_latents_to_disk,
                 suffix=training_data.family.latent_suffix,
@@ -159,7 +159,7 @@ def build_caches(training_data: TrainingData, tried: Callable[[Callable[[], Tens
             training_data.text = cache_text(
                 training_data.plan,
                 lambda captions: _encode_captions(training_data, captions),
-                fingerprint=weights_digest(components.text_encoders, *family.text_facts(components, context.settings)),
+                cache_key=weights_digest(components.text_encoders, *family.text_facts(components, context.settings)),
                 warn=context.warn,
                 to_disk=cache.cache_text_encoder_outputs_to_disk,
                 suffix=family.text_cache_suffix,

@@ -13,7 +13,7 @@ from runs_help import TELLING
 from browser.page_help import CHROMIUM, SLOW, Gui
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
-from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -89,7 +89,9 @@ def long(queue: RunQueue, tmp_path_factory: pytest.TempPathFactory) -> int:
     """A run that goes on after 100,000 steps."""
     folder = new_run_folder(tmp_path_factory.mktemp("long"), "long")
     argv = [sys.executable, "-c", TELLING, str(folder.path), "120000", "100000", "0.05"]
-    return queue.add(Planned(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name="long", tab="lora"))
+    return queue.add(
+        PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name="long", tab="lora")
+    )
 
 
 def look_at(page: Any, name: str) -> Any:
@@ -114,9 +116,9 @@ time.sleep(600)
 """A training that is over while its process still leaves."""
 
 
-def plan(folder: RunFolder, name: str, program: str, *words: str) -> Planned:
+def plan(folder: RunFolder, name: str, program: str, *words: str) -> PlannedRun:
     argv = [sys.executable, "-c", program, str(folder.path), *words]
-    return Planned(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name=name, tab="lora")
+    return PlannedRun(folder=folder, argv=argv, environment={"PYTHONPATH": str(REPO)}, name=name, tab="lora")
 
 
 def test_the_panel_stays_with_a_run_that_ends(page, queue, over, tmp_path):

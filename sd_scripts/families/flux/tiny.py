@@ -16,7 +16,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
-from sd_scripts.data import drawn
+from sd_scripts.data import demo_images
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.families.flux.packing import grid_of, pack
 from sd_scripts.families.miniature import (
@@ -71,7 +71,7 @@ class TinyModules:
 
 def write_miniature(folder: Path) -> Miniature:
     """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds."""
-    data_dir = drawn.write_images(folder / "images")
+    data_dir = demo_images.write_images(folder / "images")
     files = {
         "pretrained_model_name_or_path": folder / "miniature_flux.safetensors",
         "clip_l": folder / "clip_l.safetensors",

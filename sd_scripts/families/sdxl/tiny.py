@@ -14,7 +14,7 @@ from diffusers import AutoencoderKL, Transformer2DModel, UNet2DConditionModel
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.data import drawn
+from sd_scripts.data import demo_images
 from sd_scripts.families.miniature import (
     Miniature,
     clip_config,
@@ -57,7 +57,7 @@ VAE: dict[str, Any] = {
 
 def write_miniature(folder: Path) -> Miniature:
     """Make a checkpoint, its tokenizers beside it and a folder of captioned images: a few MB, in a few seconds."""
-    data_dir = drawn.write_images(folder / "images")
+    data_dir = demo_images.write_images(folder / "images")
     checkpoint = folder / "miniature_sdxl.safetensors"
     tokenizer = clip_tokenizer()
     for name in FOLDERS:
