@@ -36,7 +36,7 @@ from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl import full_size as sdxl_full_size
 from sd_scripts.library.compile_utils import KnownInputs, compile_model
 from sd_scripts.networks.lora import attach
-from sd_scripts.networks.plan import Adapted, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -71,7 +71,7 @@ class Subject:
 
     family: Family
     method: str
-    random_parts: Callable[[torch.device, torch.dtype], Components]
+    random_components: Callable[[torch.device, torch.dtype], Components]
     random_inputs: Callable[[Components, int, tuple[int, int], torch.device], dict[str, Tensor]]
     rank: int | None
     """Of the LoRA."""
@@ -214,7 +214,7 @@ SUBJECTS = {
     ("sdxl", "lora"): Subject(
         family=SDXL,
         method="lora",
-        random_parts=sdxl_full_size.random_parts,
+        random_components=sdxl_full_size.random_components,
         random_inputs=sdxl_full_size.random_inputs,
         rank=32,
         rows=SDXL_ROWS,
@@ -222,7 +222,7 @@ SUBJECTS = {
     ("flux", "lora"): Subject(
         family=FLUX,
         method="lora",
-        random_parts=flux_full_size.random_parts,
+        random_components=flux_full_size.random_components,
         random_inputs=flux_full_size.random_inputs,
         rank=16,
         rows=FLUX_ROWS,
@@ -289,7 +289,7 @@ def prepare(subject: Subject, row: Row, components: Components, device: torch.de
 def _lora(family: Family, components: Components, settings: Settings, device: torch.device) -> tuple[Trainable, int]:
     family.place(components, settings, device)
     args = read_args(settings, family.lora, print)
-    plans = plan_layers([Adapted(module=components.denoiser, target=family.lora, lr=LR)], args)
+    plans = plan_layers([AdaptedModule(module=components.denoiser, target=family.lora, lr=LR)], args)
     network = attach(plans, args.dropouts, torch.Generator().manual_seed(0), device=device)
     return LoraTrainable(network, parameter_groups(network), [components.denoiser]), len(plans)
 
@@ -314,17 +314,17 @@ def settings_of(subject: Subject, row: Row) -> Settings:
     return Settings(script_for(subject.family.name, subject.method).groups, {**values, **row.options})
 
 
-def random_parts(subject: Subject, row: Row, device: torch.device) -> Components:
+def random_components(subject: Subject, row: Row, device: torch.device) -> Components:
     """In the dtype that training begins with."""
     dtype = torch.bfloat16 if subject.rank else held_dtype(settings_of(subject, row))
-    return subject.random_parts(device, dtype)
+    return subject.random_components(device, dtype)
 
 
 def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     """Milliseconds a step, memory in GiB, and what the compiler did."""
     device, settings = torch.device("cuda"), settings_of(subject, row)
     compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], device)
-    prepared = prepare(subject, row, random_parts(subject, row, device), device)
+    prepared = prepare(subject, row, random_components(subject, row, device), device)
     compiling.wait_until_warm()
     before, sizes = compiling.Counts(), len(row.sizes)
     torch.cuda.empty_cache()
@@ -361,11 +361,11 @@ def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
         "loss": float(torch.stack(losses[-8:]).mean()),
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "travelled": _travelled(prepared) if settings_of(subject, row).values().get("blocks_to_swap") else None,
+        "travelled": _copy_times(prepared) if settings_of(subject, row).values().get("blocks_to_swap") else None,
     }
 
 
-def _travelled(prepared: Prepared, steps: int = 2) -> dict[str, float]:
+def _copy_times(prepared: Prepared, steps: int = 2) -> dict[str, float]:
     """Of a step in the profiler's trace: milliseconds that blocks are on their way, and the part of it in which the
     card computes meanwhile."""
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
@@ -373,14 +373,14 @@ def _travelled(prepared: Prepared, steps: int = 2) -> dict[str, float]:
             prepared.run(number)
         torch.cuda.synchronize()
     there = [event for event in trace.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
-    copies = _joined(event.time_range for event in there if "HtoD" in event.name)
-    kernels = _joined(event.time_range for event in there if not event.name.startswith(("Memcpy", "Memset")))
+    copies = _merged_ranges(event.time_range for event in there if "HtoD" in event.name)
+    kernels = _merged_ranges(event.time_range for event in there if not event.name.startswith(("Memcpy", "Memset")))
     beside = sum(max(0.0, min(c[1], k[1]) - max(c[0], k[0])) for c in copies for k in kernels)
     whole = sum(end - start for start, end in copies)
     return {"copies": whole / 1e3 / steps, "beside": beside / whole}
 
 
-def _joined(ranges: Iterable[Any]) -> list[list[float]]:
+def _merged_ranges(ranges: Iterable[Any]) -> list[list[float]]:
     """Starts and ends of times in microseconds; what overlaps is one."""
     joined: list[list[float]] = []
     for start, end in sorted((r.start, r.end) for r in ranges):
@@ -399,7 +399,7 @@ CURVE_LR = 4e-4
 def curve(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
     """The loss of every step, on images that are there to be learned."""
     device = torch.device("cuda")
-    prepared = prepare(subject, row, random_parts(subject, row, device), device)
+    prepared = prepare(subject, row, random_components(subject, row, device), device)
     for group in prepared.step.optimizer.param_groups:
         group["lr"] = CURVE_LR
     (fixed,) = prepared.inputs
@@ -429,7 +429,7 @@ def curve_table(results: dict[str, dict[str, Any]], part: int = 20) -> str:
 def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     first, notes = next(iter(results.values())), []
     lines = [
-        f"{first['card']}, PyTorch {first['torch']}, {_what(subject, first['modules'])}",
+        f"{first['card']}, PyTorch {first['torch']}, {_workload(subject, first['modules'])}",
         "",
         "| step | batch | median ms | min to p90 | mean | GiB allocated | reserved | first s | graphs | breaks | loss|",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -449,7 +449,7 @@ def table(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
-def _what(subject: Subject, components: int) -> str:
+def _workload(subject: Subject, components: int) -> str:
     if subject.rank:
         return f"LoRA rank {subject.rank} on {components} layers, bf16, fused AdamW."
     return f"all {components} weights learn, full_bf16, AdamW with stochastic rounding where nothing else is said."
@@ -486,20 +486,20 @@ def main() -> int:
             result = _in_own_process(subject, row, what, Path(caches))
             if result:
                 results[row.name] = result
-                print(f"{row.name}: {_told(result)}", flush=True)
+                print(f"{row.name}: {_summary(result)}", flush=True)
             if arguments.markdown and results:
-                arguments.markdown.write_text(_written(subject, results) + "\n")
-    print("\n" + _written(subject, results) if results else "no row could be measured")
+                arguments.markdown.write_text(_report(subject, results) + "\n")
+    print("\n" + _report(subject, results) if results else "no row could be measured")
     return 0 if len(results) == len(wanted) else 1
 
 
-def _told(result: dict[str, Any]) -> str:
+def _summary(result: dict[str, Any]) -> str:
     if "losses" in result:
         return f"loss {result['losses'][-1]:.4f} at the end"
     return f"{result['median']:.1f} ms, first {result['first']:.1f} s"
 
 
-def _written(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
+def _report(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
     timed = all("losses" not in result for result in results.values())
     return table(subject, results) if timed else curve_table(results)
 

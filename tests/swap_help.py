@@ -22,17 +22,17 @@ SWAP = 6
 Update = Callable[[Iterable[nn.Parameter]], None]
 
 
-def bare(swap: int, *, learns: bool) -> FluxTransformer:
+def bare(swap: int, *, trainable: bool) -> FluxTransformer:
     torch.manual_seed(0)
-    model = FluxTransformer(SHAPE).requires_grad_(learns)
+    model = FluxTransformer(SHAPE).requires_grad_(trainable)
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)
     if swap:
         double, single = swap_counts(swap)
         model.swapper = SwapGroup(
             [
-                BlockSwap(model.double_blocks, double, CPU, learns=learns),
-                BlockSwap(model.single_blocks, single, CPU, learns=learns),
+                BlockSwap(model.double_blocks, double, CPU, trainable=trainable),
+                BlockSwap(model.single_blocks, single, CPU, trainable=trainable),
             ]
         )
     return model
@@ -40,7 +40,7 @@ def bare(swap: int, *, learns: bool) -> FluxTransformer:
 
 def transformer(swap: int = 0) -> FluxTransformer:
     """With a LoRA on every Linear, those before the blocks too."""
-    model = bare(swap, learns=False)
+    model = bare(swap, trainable=False)
     torch.manual_seed(1)
     for path, layer in list(model.named_modules()):
         if type(layer) is nn.Linear:
@@ -90,10 +90,10 @@ def updates(model: nn.Module, kind: str) -> Update:
 def update_by_block(model: FluxTransformer, update: Update) -> None:
     """After backward: what stays at once, then each moving block while it lies on the device."""
     swapper = model.swapper
-    moving = swapper.blocks if isinstance(swapper, SwapGroup) else []
-    of_moving = {p for block in moving for p in block.parameters()}
+    swapped_blocks = swapper.blocks if isinstance(swapper, SwapGroup) else []
+    of_moving = {p for block in swapped_blocks for p in block.parameters()}
     update(p for p in model.parameters() if p not in of_moving)
-    for block in moving:
+    for block in swapped_blocks:
         assert isinstance(swapper, SwapGroup)
         with swapper.resident(block):
             update(block.parameters())

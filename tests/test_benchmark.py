@@ -12,7 +12,7 @@ from sd_scripts.families.flux import full_size as flux
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import full_size as sdxl
 from sd_scripts.families.sdxl.tiny import UNET
-from sd_scripts.families.sdxl.unet import make_ours
+from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.training.full import held_dtype
 
 SIZES = ((128, 128), (128, 192))
@@ -49,11 +49,11 @@ def miniature(family: str) -> Components:
     torch.manual_seed(0)
     if family == "sdxl":
         unet = UNet2DConditionModel(**UNET).requires_grad_(False)
-        make_ours(unet)
-        return sdxl.parts_of(unet)
+        prepare_unet(unet)
+        return sdxl.components_of(unet)
     shape: dict[str, Any] = {"width": 64, "heads": 2, "mlp_width": 128, "text_width": 32, "pooled_width": 32}
     model = FluxTransformer(FluxParams(**shape, double_blocks=3, single_blocks=4)).bfloat16()
-    return flux.parts_of(model.requires_grad_(False))
+    return flux.components_of(model.requires_grad_(False))
 
 
 @pytest.mark.parametrize(("what", "row"), [(what, row) for what, rows in ROWS.items() for row in rows], ids=str)

@@ -14,7 +14,15 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import block_swap
-from sd_scripts.library.block_swap import BlockSwap, Spare, SwapGroup, host_value, most_swapped, moving, swap_counts
+from sd_scripts.library.block_swap import (
+    BlockSwap,
+    PeakHeadroom,
+    SwapGroup,
+    host_value,
+    max_blocks_to_swap,
+    swap_counts,
+    swapped_blocks,
+)
 from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
 from sd_scripts.options.settings import Settings
 
@@ -29,16 +37,16 @@ pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
 def test_flux_swaps_up_to_thirty_five_blocks() -> None:
-    assert most_swapped(19, 38) == 35
+    assert max_blocks_to_swap(19, 38) == 35
     assert swap_counts(35) == (17, 36)
-    assert most_swapped(2, 2) == 0
-    assert most_swapped(SHAPE.double_blocks, SHAPE.single_blocks) == SWAP
+    assert max_blocks_to_swap(2, 2) == 0
+    assert max_blocks_to_swap(SHAPE.double_blocks, SHAPE.single_blocks) == SWAP
 
 
 def test_moving_blocks_are_spread_evenly() -> None:
-    assert moving(38, 36) == list(range(38))
-    assert moving(19, 0) == []
-    chosen = moving(19, 9)
+    assert swapped_blocks(38, 36) == list(range(38))
+    assert swapped_blocks(19, 0) == []
+    chosen = swapped_blocks(19, 9)
     assert len(chosen) == 11
     assert {b - a for a, b in pairwise(chosen)} == {1, 2}
 
@@ -85,17 +93,17 @@ def test_steps_images_and_failures_in_any_order() -> None:
 @pytest.mark.parametrize("room", [0, 300, 70_000, 10**9])
 def test_bytes_sent_ahead_of_time_make_no_difference(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever backward leaves free: nothing, a part of a block, several blocks, everything."""
-    monkeypatch.setattr(block_swap, "PIECE", 256)
+    monkeypatch.setattr(block_swap, "CHUNK_BYTES", 256)
     swapped, plain = transformer(SWAP), transformer()
-    swaps = {id(swap): swap for swap, _ in swapped.swapper._turns.values()}.values()  # type: ignore[union-attr]
+    swaps = {id(swap): swap for swap, _ in swapped.swapper._swap_of.values()}.values()  # type: ignore[union-attr]
     first = next(iter(swaps))
     memory = iter([room, 0] * 1000)
     for swap in swaps:
-        swap.spare = Spare(first, lambda: next(memory))
+        swap.headroom = PeakHeadroom(first, lambda: next(memory))
     for seed in (2, 3, 4):
         assert_equal(gradients(swapped, seed), gradients(plain, seed))
-        waiting = sum(len(piece) for pieces in first._waiting.values() for piece in pieces)
-        assert (waiting > 0) == (room > 255)
+        prefetched = sum(len(chunk) for chunks in first._prefetched.values() for chunk in chunks)
+        assert (prefetched > 0) == (room > 255)
     with torch.no_grad():
         assert torch.equal(run(swapped), run(plain))
 
@@ -149,7 +157,7 @@ class Learner:
     """All of a small transformer in training. Fused: updated within backward."""
 
     def __init__(self, swap: int, kind: str = "AdamW", *, fused: bool, checkpointing: bool = False):
-        self.model, self.fused = bare(swap, learns=True), fused
+        self.model, self.fused = bare(swap, trainable=True), fused
         self.update = updates(self.model, kind)
         if checkpointing:
             self.model.enable_gradient_checkpointing()
@@ -214,7 +222,7 @@ def test_swapped_blocks_learn_where_they_are_compiled(fused: bool) -> None:
 
 
 def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
-    ours, wanted = bare(SWAP, learns=True), bare(0, learns=True)
+    ours, wanted = bare(SWAP, trainable=True), bare(0, trainable=True)
     swapper = ours.swapper
     assert isinstance(swapper, SwapGroup)
     assert len(swapper.blocks) == len(swapper) == SHAPE.double_blocks + SHAPE.single_blocks
@@ -229,10 +237,10 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
     assert_same_weights(ours, wanted)
 
 
-@pytest.mark.parametrize("learns", [False, True])
-def test_blocks_come_back_where_the_transformer_learns(learns: bool) -> None:
-    model = FluxTransformer(SHAPE).requires_grad_(learns)
-    settings = Settings((FLUX_FULL if learns else FLUX_LORA).groups, {"blocks_to_swap": SWAP})
+@pytest.mark.parametrize("trainable", [False, True])
+def test_blocks_come_back_where_the_transformer_learns(trainable: bool) -> None:
+    model = FluxTransformer(SHAPE).requires_grad_(trainable)
+    settings = Settings((FLUX_FULL if trainable else FLUX_LORA).groups, {"blocks_to_swap": SWAP})
     place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
     assert isinstance(model.swapper, SwapGroup)
     assert len(model.swapper) == SHAPE.double_blocks + SHAPE.single_blocks
@@ -240,13 +248,13 @@ def test_blocks_come_back_where_the_transformer_learns(learns: bool) -> None:
     block = model.double_blocks[4]
     with model.swapper.resident(block), torch.no_grad():
         block.img_mlp[0].weight.fill_(3.0)
-        if learns:
+        if trainable:
             model.swapper.changed(block)
-    assert bool((model.state_dict()["double_blocks.4.img_mlp.0.weight"] == 3.0).all()) == learns
+    assert bool((model.state_dict()["double_blocks.4.img_mlp.0.weight"] == 3.0).all()) == trainable
 
 
 def test_only_a_block_on_the_device_can_have_changed() -> None:
-    swapper = bare(SWAP, learns=True).swapper
+    swapper = bare(SWAP, trainable=True).swapper
     assert isinstance(swapper, SwapGroup)
     with pytest.raises(AssertionError, match="lies on the device"):
         swapper.changed(swapper.blocks[4])

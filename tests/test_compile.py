@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.families.sdxl.tiny import UNET
-from sd_scripts.families.sdxl.unet import compile_targets, graph_kinds, make_ours, predict
+from sd_scripts.families.sdxl.unet import compile_targets, graph_kinds, predict, prepare_unet
 from sd_scripts.library.compile_utils import (
     KnownInputs,
     add_compile_arguments,
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("no_graphs")
 def unet(**changes: Any) -> UNet2DConditionModel:
     torch.manual_seed(0)
     model = UNet2DConditionModel(**{**UNET, **changes}).train()
-    make_ours(model)
+    prepare_unet(model)
     return model
 
 

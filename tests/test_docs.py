@@ -21,7 +21,7 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
-from sd_scripts.library.compile_utils import LEAST_LIMIT
+from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
@@ -198,7 +198,7 @@ def test_the_guide_names_the_six_settings_with_their_defaults_and_choices() -> N
 def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
     guide = (ROOT / "docs" / "torch_compile.md").read_text(encoding="utf-8")
     assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
-    assert f"never below {LEAST_LIMIT}" in guide
+    assert f"never below {MIN_GRAPH_LIMIT}" in guide
     with torch.device("meta"):
         sdxl = SDXL.compile_targets(UNet2DConditionModel(**SDXL_CONFIG))
         flux = FLUX.compile_targets(FluxTransformer(FluxParams()))

@@ -16,7 +16,7 @@ from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, Kind, is_fp8
+from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, ComponentSpec, is_fp8
 from sd_scripts.families.flux.load import check, load
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
@@ -25,7 +25,7 @@ from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.library import flux_train_utils as flux
-from sd_scripts.library.block_swap import most_swapped
+from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.fp8 import Fp8Linear, dequantized
 from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.settings import Settings
@@ -74,14 +74,14 @@ def test_every_key_of_diffusers_has_its_place_in_the_original_file() -> None:
     assert {name: list(flux.bfl_key(name)) for name in expected} == expected
 
 
-@pytest.mark.parametrize(("kind", "count"), [(TRANSFORMER, 780), (CLIP_L, 196), (T5XXL, 220), (AE, 244)])
-def test_the_files_of_the_field_fill_modules_of_their_sizes(kind: Kind, count: int) -> None:
-    part = "transformer" if kind is TRANSFORMER else kind.option
+@pytest.mark.parametrize(("spec", "count"), [(TRANSFORMER, 780), (CLIP_L, 196), (T5XXL, 220), (AE, 244)])
+def test_the_files_of_the_field_fill_modules_of_their_sizes(spec: ComponentSpec, count: int) -> None:
+    part = "transformer" if spec is TRANSFORMER else spec.option
     file = {key: torch.empty(shape, device="meta") for key, (shape,) in _spread_shapes(part).items()}
     assert len(file) == count
-    prefix = kind.prefix(file) or ""
+    prefix = spec.prefix(file) or ""
     with torch.device("meta"):
-        module, named = kind.prepare({key.removeprefix(prefix): tensor for key, tensor in file.items()})
+        module, named = spec.prepare({key.removeprefix(prefix): tensor for key, tensor in file.items()})
     state = module.state_dict()
     assert state.keys() == named.keys()
     assert [name for name in state if state[name].shape != named[name].shape] == []
@@ -140,7 +140,7 @@ def test_the_files_are_read_as_they_are(components: Components, transformer: Sta
     _same(clip, safetensors.torch.load_file(files["clip_l"]))
     t5 = {"encoder.embed_tokens.weight": None, **safetensors.torch.load_file(files["t5xxl"])}
     assert components.text_encoders[1].state_dict().keys() == t5.keys()
-    assert components.facts == {"variant": "dev", "guidance": True, "t5_length": 512, "apply_t5_attn_mask": False}
+    assert components.extras == {"variant": "dev", "guidance": True, "t5_length": 512, "apply_t5_attn_mask": False}
     assert components.source == Path(files[MODEL])
 
 
@@ -279,10 +279,10 @@ def test_schnell_is_told_by_its_file(
     path = _schnell(transformer, tmp_path)
     cached = _cached(flux_miniature, tmp_path)
     schnell = load(flux_settings(**files | {MODEL: str(path), "tokenizer_cache_dir": cached}), torch.float32)
-    assert schnell.facts == {"variant": "schnell", "guidance": False, "t5_length": 256, "apply_t5_attn_mask": False}
+    assert schnell.extras == {"variant": "schnell", "guidance": False, "t5_length": 256, "apply_t5_attn_mask": False}
     asked = {MODEL: str(path), "tokenizer_cache_dir": cached, "t5xxl_max_token_length": 77, "apply_t5_attn_mask": True}
-    facts = load(flux_settings(**files | asked), torch.float32).facts
-    assert (facts["t5_length"], facts["apply_t5_attn_mask"]) == (77, True)
+    extras = load(flux_settings(**files | asked), torch.float32).extras
+    assert (extras["t5_length"], extras["apply_t5_attn_mask"]) == (77, True)
 
 
 def test_fp8_files_stay_fp8_where_asked_and_are_widened_else(
@@ -498,7 +498,7 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
     files: dict[str, str], transformer: State, tmp_path: Path
 ) -> None:
     double, single = SHAPE.double_blocks, SHAPE.single_blocks
-    most = most_swapped(double, single)
+    most = max_blocks_to_swap(double, single)
     assert check(flux_settings(**files, blocks_to_swap=most)) == []
     assert check(flux_settings(**files, blocks_to_swap=most + 1)) == [
         f"blocks_to_swap: {most + 1} is beyond the {most} that a model of {double} double and {single} single blocks "

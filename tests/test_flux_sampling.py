@@ -34,7 +34,7 @@ def components() -> Components:
         text_encoders=encoders,
         tokenizers=[clip, t5_tokenizer()],
         source="tiny",
-        facts={"variant": "dev", "t5_length": T5_LENGTH, "apply_t5_attn_mask": False},
+        extras={"variant": "dev", "t5_length": T5_LENGTH, "apply_t5_attn_mask": False},
     )
 
 
@@ -76,7 +76,7 @@ def test_a_image_of_schnell_is_too(components: Components) -> None:
     transformer = FluxTransformer(replace(components.denoiser.shape, guidance=False)).eval().requires_grad_(False)
     weights = components.denoiser.state_dict()
     transformer.load_state_dict({name: weights[name] for name in transformer.state_dict()})
-    schnell = replace(components, denoiser=transformer, facts={**components.facts, "variant": "schnell"})
+    schnell = replace(components, denoiser=transformer, extras={**components.extras, "variant": "schnell"})
     assert np.abs(make(schnell) / 255 - of_diffusers(schnell)).max() < 2 / 255
 
 

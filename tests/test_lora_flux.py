@@ -22,7 +22,7 @@ from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.plan import (
-    Adapted,
+    AdaptedModule,
     NetworkArgs,
     parameter_groups,
     plan_from_weights,
@@ -50,24 +50,24 @@ SHAPE = FluxParams(
 )
 
 
-def full_size(t5: bool = False) -> list[Adapted]:
+def full_size(t5: bool = False) -> list[AdaptedModule]:
     with torch.device("meta"):
         transformer = FluxTransformer(FluxParams())
         clip = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12))
         modules = [
-            Adapted(module=transformer, target=TRANSFORMER, lr=1e-4),
-            Adapted(module=clip, target=TEXT_ENCODERS[0], lr=1e-5),
+            AdaptedModule(module=transformer, target=TRANSFORMER, lr=1e-4),
+            AdaptedModule(module=clip, target=TEXT_ENCODERS[0], lr=1e-5),
         ]
         if t5:
             config = T5Config(
                 d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=24, feed_forward_proj="gated-gelu"
             )
-            modules.append(Adapted(module=T5EncoderModel(config), target=TEXT_ENCODERS[1], lr=2e-5))
+            modules.append(AdaptedModule(module=T5EncoderModel(config), target=TEXT_ENCODERS[1], lr=2e-5))
     return modules
 
 
 @pytest.fixture(scope="module")
-def flux() -> list[Adapted]:
+def flux() -> list[AdaptedModule]:
     """For planning only, which leaves the modules as they are."""
     return full_size()
 
@@ -77,8 +77,8 @@ def tiny(seed: int = 0) -> FluxTransformer:
     return FluxTransformer(SHAPE).requires_grad_(False)
 
 
-def adapted(model: nn.Module) -> list[Adapted]:
-    return [Adapted(module=model, target=TRANSFORMER, lr=1e-3)]
+def adapted(model: nn.Module) -> list[AdaptedModule]:
+    return [AdaptedModule(module=model, target=TRANSFORMER, lr=1e-3)]
 
 
 def read(*args: str, warnings: list[str] | None = None, **options: Any) -> NetworkArgs:
@@ -87,7 +87,7 @@ def read(*args: str, warnings: list[str] | None = None, **options: Any) -> Netwo
     return read_args(settings, TRANSFORMER, ([] if warnings is None else warnings).append)
 
 
-def plan(modules: list[Adapted], *args: str, **options: Any) -> dict[str, int]:
+def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, int]:
     """Name without its start -> rank."""
     plans = plan_layers(modules, read(*args, **options))
     return {each.name.removeprefix("lora_unet_"): each.rank for each in plans}
@@ -145,7 +145,7 @@ def test_layers_and_shapes_at_full_size_are_those_of_the_reference(keys: str, ar
     assert linear1.alpha / linear1.rank == 1 / 4
 
 
-def test_ranks_by_kind_of_layer(flux: list[Adapted]) -> None:
+def test_ranks_by_kind_of_layer(flux: list[AdaptedModule]) -> None:
     kinds = {"img_attn_dim": 1, "txt_attn_dim": 2, "img_mlp_dim": 3, "txt_mlp_dim": 5, "single_dim": 6}
     ranks = plan(flux[:1], *(f"{kind}={dim}" for kind, dim in kinds.items()), "txt_mod_dim=0", "single_mod_dim=7")
     assert {name.removeprefix("double_blocks_3_"): rank for name, rank in ranks.items() if "blocks_3_" in name} == {
@@ -155,7 +155,7 @@ def test_ranks_by_kind_of_layer(flux: list[Adapted]) -> None:
     }
 
 
-def test_ranks_by_option_are_those_of_network_args(flux: list[Adapted]) -> None:
+def test_ranks_by_option_are_those_of_network_args(flux: list[AdaptedModule]) -> None:
     options = {"img_attn_dim": 2, "single_dim": 0, "in_dims": "1,0,0,0,2", "train_double_block_indices": "0-3,7"}
     args = [f"{name}={value}" for name, value in options.items()]
     assert plan(flux, **options) == plan(flux, *args) == plan(flux, *args, **options)
@@ -179,7 +179,7 @@ def test_an_option_and_network_args_that_differ_are_told() -> None:
         (["train_double_block_indices=all", "train_blocks=double"], range(19), ()),
     ],
 )
-def test_blocks_that_learn(flux: list[Adapted], args: list[str], double: Any, single: Any) -> None:
+def test_blocks_that_learn(flux: list[AdaptedModule], args: list[str], double: Any, single: Any) -> None:
     found: dict[str, set[int]] = {"double": set(), "single": set()}
     for name in plan(flux[:1], *args):
         kind, _, number, *_ = name.split("_")
@@ -187,7 +187,7 @@ def test_blocks_that_learn(flux: list[Adapted], args: list[str], double: Any, si
     assert found == {"double": set(double), "single": set(single)}
 
 
-def test_layers_before_the_blocks_learn_with_in_dims_only(flux: list[Adapted]) -> None:
+def test_layers_before_the_blocks_learn_with_in_dims_only(flux: list[AdaptedModule]) -> None:
     ranks = plan(flux[:1], "in_dims=1,2,0,3,5", "train_blocks=single", "train_single_block_indices=none")
     assert ranks == {
         **{"img_in": 1, "txt_in": 5, "time_in_in_layer": 2, "time_in_out_layer": 2},
@@ -195,7 +195,7 @@ def test_layers_before_the_blocks_learn_with_in_dims_only(flux: list[Adapted]) -
     }
 
 
-def test_a_pattern_goes_before_kinds_and_blocks_and_the_first_that_is_found_counts(flux: list[Adapted]) -> None:
+def test_a_pattern_goes_before_kinds_and_blocks_and_the_first_that_is_found_counts(flux: list[AdaptedModule]) -> None:
     ranks = plan(
         flux,
         "network_reg_dims=blocks_[0-1]_img_attn_proj=9,img_attn=8,_img_in$=3,te1_.*layers_0_mlp=2",
@@ -235,7 +235,7 @@ def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
         (["train_blocks=double", "train_double_block_indices=none"], "network_args: all ranks or learning rates are 0"),
     ],
 )
-def test_a_wrong_value_is_told_in_one_sentence(flux: list[Adapted], args: list[str], problem: str) -> None:
+def test_a_wrong_value_is_told_in_one_sentence(flux: list[AdaptedModule], args: list[str], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         plan(flux[:1], *args)
 
@@ -288,8 +288,8 @@ def test_a_file_read_again_computes_what_training_did(args: list[str]) -> None:
 def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads() -> None:
     model, plain, merged = tiny(), tiny(), tiny()
     network = make(model, "split_qkv=True", network_alpha=2.0)
-    split = [layer for layer in network.layers if layer.pieces]
-    assert [layer.pieces for layer in split[:1] + split[-1:]] == [(64, 64, 64), (64, 64, 64, 256)]
+    split = [layer for layer in network.layers if layer.split_dims]
+    assert [layer.split_dims for layer in split[:1] + split[-1:]] == [(64, 64, 64), (64, 64, 64, 256)]
     assert all(isinstance(layer.layer, SplitLoraLinear) for layer in split)
     tensors = network.file_tensors(None)
     start = "lora_unet_single_blocks_0_linear1"
@@ -311,8 +311,8 @@ def test_ranks_from_a_split_file_keep_its_pieces() -> None:
     tensors = make(model, "split_qkv=True").file_tensors(None)
     plans = {each.name: each for each in plan_from_weights(adapted(tiny()), tensors, read("split_qkv=True"))}
     linear1, linear2 = (plans[f"lora_unet_single_blocks_0_linear{i}"] for i in (1, 2))
-    assert (linear1.rank, linear1.alpha, len(linear1.pieces)) == (4, 1.0, 4)
-    assert (linear2.rank, linear2.alpha, linear2.pieces) == (4, 1.0, ())
+    assert (linear1.rank, linear1.alpha, len(linear1.split_dims)) == (4, 1.0, 4)
+    assert (linear2.rank, linear2.alpha, linear2.split_dims) == (4, 1.0, ())
 
 
 def test_a_plain_file_does_not_fit_a_split_network() -> None:
@@ -529,7 +529,7 @@ def test_noise_follows_the_rows_of_weight_and_gradient() -> None:
     network.collect_gradients()
     network.perturb()
     for layer in network.layers:
-        rows = slice(layer.pieces[0] if layer.pieces else None)
+        rows = slice(layer.split_dims[0] if layer.split_dims else None)
         (down, up), *_ = layer.pairs(layer.down.detach(), layer.up.detach())
         (down_slope, up_slope), *_ = layer.pairs(layer.down.grad, layer.up.grad)  # type: ignore[arg-type]
         frozen, learned = layer.layer.weight[rows], layer.scale * up @ down

@@ -17,7 +17,7 @@ from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.networks.by_block import BlockRules
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.lora import LayerPlan, attach, is_conv
-from sd_scripts.networks.plan import Adapted, NetworkArgs, parameter_groups, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
@@ -27,19 +27,19 @@ KEYS = json.loads((REFERENCE / "sd_lora_keys.json").read_text())
 CHECKPOINT = {k: tuple(v) for k, v in json.loads((REFERENCE / "sd_keys_sdxl_checkpoint.json").read_text()).items()}
 
 
-def full_size() -> list[Adapted]:
+def full_size() -> list[AdaptedModule]:
     with torch.device("meta"):
         unet = UNet2DConditionModel(**SDXL_CONFIG)
         first = CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(CHECKPOINT)))
         second = CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(CHECKPOINT)))
-    modules = [Adapted(module=unet, target=UNET, lr=1e-4)]
+    modules = [AdaptedModule(module=unet, target=UNET, lr=1e-4)]
     for number, (encoder, target) in enumerate(zip((first, second), TEXT_ENCODERS, strict=True), 1):
-        modules.append(Adapted(module=encoder, target=target, lr=number * 1e-5))
+        modules.append(AdaptedModule(module=encoder, target=target, lr=number * 1e-5))
     return modules
 
 
 @pytest.fixture(scope="module")
-def sdxl() -> list[Adapted]:
+def sdxl() -> list[AdaptedModule]:
     """For planning only, which leaves the modules as they are."""
     return full_size()
 
@@ -49,7 +49,7 @@ def read(*args: str, warnings: list[str] | None = None, **options: Any) -> Netwo
     return read_args(settings, UNET, ([] if warnings is None else warnings).append)
 
 
-def plan(modules: list[Adapted], *args: str, **options: Any) -> dict[str, LayerPlan]:
+def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, LayerPlan]:
     return {each.name: each for each in plan_layers(modules, read(*args, **options))}
 
 
@@ -65,7 +65,7 @@ def test_layers_and_shapes_at_full_size_are_those_of_the_reference(keys: str, ar
     assert shapes == KEYS[keys]
 
 
-def test_722_layers_of_the_unet_and_264_of_the_text_encoders(sdxl: list[Adapted]) -> None:
+def test_722_layers_of_the_unet_and_264_of_the_text_encoders(sdxl: list[AdaptedModule]) -> None:
     names = list(plan(sdxl))
     assert [sum(name.startswith(start) for name in names) for start in ("lora_unet", "lora_te1", "lora_te2")] == [
         722,
@@ -75,26 +75,26 @@ def test_722_layers_of_the_unet_and_264_of_the_text_encoders(sdxl: list[Adapted]
     assert len(plan(sdxl[:1], "conv_dim=4")) == 788
 
 
-def test_unset_rank_is_4_alpha_1_and_conv_alpha_1(sdxl: list[Adapted]) -> None:
+def test_unset_rank_is_4_alpha_1_and_conv_alpha_1(sdxl: list[AdaptedModule]) -> None:
     plans = plan(sdxl[:1], "conv_dim=8", network_dim=None)
     linear = {(each.rank, each.alpha) for each in plans.values() if not is_conv(layer_of(each))}
     conv = {(each.rank, each.alpha) for each in plans.values() if is_conv(layer_of(each))}
     assert (linear, conv) == ({(4, 1.0)}, {(8, 1.0)})
 
 
-def test_alpha_0_is_the_rank(sdxl: list[Adapted]) -> None:
+def test_alpha_0_is_the_rank(sdxl: list[AdaptedModule]) -> None:
     plans = plan(sdxl[:1], "conv_dim=8", "conv_alpha=0", network_alpha=0.0)
     assert {(each.rank, each.alpha) for each in plans.values()} == {(4, 4.0), (8, 8.0)}
 
 
-def test_a_1x1_convolution_and_the_linears_of_a_resnet_have_the_rank_of_linears(sdxl: list[Adapted]) -> None:
+def test_a_1x1_convolution_and_the_linears_of_a_resnet_have_the_rank_of_linears(sdxl: list[AdaptedModule]) -> None:
     plans = plan(sdxl[:1], "conv_dim=2", "conv_alpha=0.5", network_alpha=3.0)
     for name in ("lora_unet_input_blocks_4_0_skip_connection", "lora_unet_input_blocks_4_0_emb_layers_1"):
         assert (plans[name].rank, plans[name].alpha) == (4, 3.0)
     assert (plans["lora_unet_input_blocks_3_0_op"].rank, plans["lora_unet_input_blocks_3_0_op"].alpha) == (2, 0.5)
 
 
-def test_conv_dim_0_leaves_the_convolutions_alone(sdxl: list[Adapted]) -> None:
+def test_conv_dim_0_leaves_the_convolutions_alone(sdxl: list[AdaptedModule]) -> None:
     assert plan(sdxl, "conv_dim=0").keys() == plan(sdxl).keys()
 
 
@@ -117,7 +117,7 @@ def numbers(of: range | list[float]) -> str:
     return ",".join(map(str, of))
 
 
-def test_ranks_and_alphas_by_block_and_0_leaves_a_block_out(sdxl: list[Adapted]) -> None:
+def test_ranks_and_alphas_by_block_and_0_leaves_a_block_out(sdxl: list[AdaptedModule]) -> None:
     plans = plan(
         sdxl,
         f"block_dims={numbers(range(23))}",
@@ -171,7 +171,7 @@ def test_a_list_of_another_length_is_filled_up_or_cut_and_told() -> None:
     ]
 
 
-def test_block_rates_below_the_threshold_are_0_and_their_layers_left_out(sdxl: list[Adapted]) -> None:
+def test_block_rates_below_the_threshold_are_0_and_their_layers_left_out(sdxl: list[AdaptedModule]) -> None:
     args = ("down_lr_weight=linear", "up_lr_weight=zeros", "block_lr_zero_threshold=0.7")
     assert rates(read(*args)) == [[0] * 6 + [0.75, 0.875, 1], [1] * 3, [0] * 9]
     plans = plan(sdxl, *args)
@@ -202,8 +202,8 @@ def groups(*args: str, unet_lr: float = 1e-3) -> tuple[dict[str, float], Any]:
     encoder.mlp = type("CLIPMLP", (nn.Module,), {})()
     encoder.mlp.fc1 = nn.Linear(4, 4)
     modules = [
-        Adapted(module=Tiny(), target=UNET, lr=unet_lr),
-        Adapted(module=encoder, target=TEXT_ENCODERS[0], lr=1e-5),
+        AdaptedModule(module=Tiny(), target=UNET, lr=unet_lr),
+        AdaptedModule(module=encoder, target=TEXT_ENCODERS[0], lr=1e-5),
     ]
     network = attach(plan_layers(modules, read(*args)), Dropouts(), torch.Generator())
     made = parameter_groups(network)
@@ -278,10 +278,10 @@ def test_a_misspelled_key_is_refused_and_one_of_another_program_is_told() -> Non
     ]
 
 
-def test_nothing_left_to_train_is_an_error(sdxl: list[Adapted]) -> None:
+def test_nothing_left_to_train_is_an_error(sdxl: list[AdaptedModule]) -> None:
     with pytest.raises(ValueError, match="network_args: all ranks or learning rates are 0"):
         plan(sdxl[:1], f"block_dims={numbers([0] * 23)}")
-    module = Adapted(module=Tiny(), target=UNET, lr=0.0)
+    module = AdaptedModule(module=Tiny(), target=UNET, lr=0.0)
     network = attach(plan_layers([module], read()), Dropouts(), torch.Generator())
     with pytest.raises(ValueError, match="learning_rate: all learning rates are 0"):
         parameter_groups(network)

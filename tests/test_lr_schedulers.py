@@ -8,11 +8,11 @@ from torch import nn
 
 from sd_scripts.library.lr_schedulers import (
     advance,
+    advance_to,
     dry_run,
-    go_on_from_plateau,
-    go_to_step,
     learning_rates,
     make_scheduler,
+    resume_plateau,
 )
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.options.optimizer import SCHEDULERS, LrSchedulerOptions, OptimizerOptions
@@ -198,7 +198,7 @@ def test_what_is_wrong_is_told_without_a_model() -> None:
 def test_a_new_schedule_begins_at_the_step_that_was_reached(options: LrSchedulerOptions) -> None:
     optimizer = adamw()
     scheduler = make_scheduler(options, optimizer, TOTAL)
-    go_to_step(scheduler, 40)
+    advance_to(scheduler, 40)
     expected = train_plan(options)[40]
     assert learning_rates(scheduler) == [pytest.approx(expected)]
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(expected)
@@ -213,7 +213,7 @@ def test_a_new_plateau_keeps_what_was_seen_of_the_losses() -> None:
     optimizer = adamw(rate=4.0)
     second = make_scheduler(options, optimizer, TOTAL)
     assert isinstance(second, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    go_on_from_plateau(second, first.state_dict(), [1.0])
+    resume_plateau(second, first.state_dict(), [1.0])
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.4)
     for loss in (0.8, 0.8):
         advance(second, torch.tensor(loss))

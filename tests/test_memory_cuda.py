@@ -37,13 +37,13 @@ multiplies_fp8 = pytest.mark.skipif(
 Gradients = tuple[Tensor, dict[str, Tensor]]
 
 
-def placed(*, learns: bool, **options: Any) -> FluxTransformer:
+def placed(*, trainable: bool, **options: Any) -> FluxTransformer:
     """bf16, as the options say."""
     torch.manual_seed(0)
-    model = FluxTransformer(SHAPE).requires_grad_(learns).bfloat16()
+    model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
     for p in model.parameters():
         nn.init.normal_(p, std=0.03)
-    settings = Settings((FLUX_FULL if learns else FLUX_LORA).groups, {"mixed_precision": "bf16", **options})
+    settings = Settings((FLUX_FULL if trainable else FLUX_LORA).groups, {"mixed_precision": "bf16", **options})
     place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
     if options.get("gradient_checkpointing"):
         checkpoint_gradients(model, settings)
@@ -52,7 +52,7 @@ def placed(*, learns: bool, **options: Any) -> FluxTransformer:
 
 def transformer(**options: Any) -> FluxTransformer:
     """With a LoRA on every Linear."""
-    model = placed(learns=False, **options)
+    model = placed(trainable=False, **options)
     g = torch.Generator().manual_seed(1)
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear):
@@ -101,7 +101,7 @@ def late_copies(model: FluxTransformer) -> None:
 def late_returns(model: FluxTransformer) -> None:
     """Only what goes back to main memory is late."""
     swapper: Any = model.swapper
-    with torch.cuda.stream(swapper._swaps[0].streams.back):
+    with torch.cuda.stream(swapper._swaps[0].streams.to_host):
         torch.cuda._sleep(200_000_000)
 
 
@@ -111,7 +111,7 @@ def late_computation(_: FluxTransformer) -> None:
 
 def streams(model: FluxTransformer) -> set[torch.cuda.Stream]:
     swapper: Any = model.swapper
-    return {stream for swap in swapper._swaps for stream in (swap.streams.there, swap.streams.back)}
+    return {stream for swap in swapper._swaps for stream in (swap.streams.to_device, swap.streams.to_host)}
 
 
 @pytest.mark.parametrize("late", [late_copies, late_computation])
@@ -135,7 +135,7 @@ def test_weights_are_there_however_copies_and_computation_lag(
 
 def test_main_memory_is_pinned() -> None:
     swapper: Any = transformer(blocks_to_swap=SWAP).swapper
-    held = [buffer for swap, _ in swapper._turns.values() for buffer in swap._held]
+    held = [buffer for swap, _ in swapper._turns.values() for buffer in swap._host_copies]
     assert held
     assert all(buffer.is_pinned() for buffer in held)
 
@@ -172,8 +172,8 @@ def bytes_off(model: FluxTransformer) -> int:
     return DOUBLE * bytes_of(model.double_blocks[0]) + SINGLE * bytes_of(model.single_blocks[0])
 
 
-@pytest.mark.parametrize("learns", [False, True])
-def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(learns: bool) -> None:
+@pytest.mark.parametrize("trainable", [False, True])
+def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable: bool) -> None:
     used, peaks = [], []
     for swap in (0, SWAP):
         gc.collect()
@@ -181,7 +181,7 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(learns: bo
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
-        model = FluxTransformer(SHAPE).requires_grad_(learns).bfloat16()
+        model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
         settings = Settings(FLUX_LORA.groups, {"blocks_to_swap": swap})
         place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
         used.append(torch.cuda.memory_allocated() - before)
@@ -276,7 +276,7 @@ class Learner:
     """All of a transformer in training. Fused: updated within backward."""
 
     def __init__(self, *, fused: bool, **options: Any):
-        self.model, self.fused = placed(learns=True, **options), fused
+        self.model, self.fused = placed(trainable=True, **options), fused
         self.update = updates(self.model, "AdamW")
         if fused:
             update_in_backward(self.model, self.update)

@@ -154,7 +154,7 @@ def test_surrogates_have_memory_only_within_a_step() -> None:
     optimizer = partitions(parameters, Watching, rounds=True)
     learn(optimizer, parameters, range(1))
     assert [all(sizes) for sizes in seen] == [True] * 3
-    surrogates = [p for p in optimizer.one.param_groups[0]["params"]]
+    surrogates = [p for p in optimizer.representative.param_groups[0]["params"]]
     assert [(p.untyped_storage().nbytes(), p.grad) for p in surrogates] == [(0, None)] * len(surrogates)
 
 

@@ -167,7 +167,7 @@ def test_the_gradient_factor_multiplies_gradients_and_leaves_them() -> None:
     whole, half = (nn.Parameter(torch.ones(9)) for _ in range(2))
     one, other = RoundingAdamW([whole], eps=1.0), RoundingAdamW([half], eps=1.0)
     whole.grad, half.grad = torch.full((9,), 0.25), torch.full((9,), 0.5)
-    other.gradient_factor = torch.tensor(0.5)
+    other.clip_factor = torch.tensor(0.5)
     one.step()
     other.step()
     assert torch.equal(whole, half)

@@ -63,7 +63,7 @@ def test_float32_weights_learn_as_by_plain_pytorch(offset: int, rate: str, monke
         parameters = weights(torch.float32, ODD, offset)
         lr = torch.tensor(1e-2, device=CUDA) if rate == "tensor" else 1e-2
         optimizer = RoundingAdamW(parameters, lr=lr, eps=1e-6, weight_decay=0.1)
-        optimizer.gradient_factor = torch.tensor(0.5, device=CUDA) if rate == "tensor" else None
+        optimizer.clip_factor = torch.tensor(0.5, device=CUDA) if rate == "tensor" else None
         return learn(optimizer, parameters, range(5))
 
     ours = train_plan()

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import (
+    atomic_file,
+    atomic_folder,
     model_hash,
     old_model_hash,
     save_model,
-    whole_file,
-    whole_folder,
     with_hashes,
 )
 from sd_scripts.options.model_file import describe, read_header
@@ -116,7 +116,7 @@ def test_a_file_is_as_readable_as_others_of_this_process(tmp_path: Path) -> None
 
 
 def folder_of(path: Path, title: str) -> None:
-    with whole_folder(path, "index.json") as folder:
+    with atomic_folder(path, "index.json") as folder:
         (folder / "index.json").write_text(title)
         (folder / title).mkdir()
 
@@ -132,7 +132,7 @@ def test_a_folder_appears_whole_in_the_place_of_the_old_one(tmp_path: Path) -> N
 
 def test_an_interrupted_folder_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with whole_folder(tmp_path / "model", "index.json") as folder:
+        with atomic_folder(tmp_path / "model", "index.json") as folder:
             (folder / "half").touch()
             raise KeyboardInterrupt
 
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_no_new_one(tmp_path: Path,
 
 def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
     def filling() -> None:
-        with whole_file(tmp_path / "x") as part:
+        with atomic_file(tmp_path / "x") as part:
             part.symlink_to("/dev/full")
             part.write_bytes(b"x")
 
@@ -182,7 +182,7 @@ def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
 
 def test_an_interrupted_write_leaves_nothing_behind(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with whole_file(tmp_path / "x") as part:
+        with atomic_file(tmp_path / "x") as part:
             part.write_text("half")
             raise KeyboardInterrupt
 

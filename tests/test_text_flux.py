@@ -18,7 +18,7 @@ from sd_scripts.data.caches import TextStore
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Components
-from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
+from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
 from sd_scripts.library import clip_tokenizer, t5_tokenizer
 
@@ -192,7 +192,7 @@ class Caching:
         self.store: TextStore = cache_text(
             self.plan,
             self._encode,
-            cache_key=str(text_facts(components, flux_settings())),
+            cache_key=str(text_cache_key(components, flux_settings())),
             warn=pytest.fail,
             suffix="flux_te",
             fits=lambda arrays: text_cache_fits(components, arrays),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 
-from sd_scripts.families.autoencoder import decoded
+from sd_scripts.families.autoencoder import vae_decode
 
 LATENTS = torch.randn(1, 4, 16, 24, generator=torch.Generator().manual_seed(1))
 
@@ -39,25 +39,25 @@ def memory_for(vae: Any, most: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def test_without_memory_for_the_whole_image_it_is_made_of_tiles(vae: Any) -> None:
-    whole = decoded(vae, LATENTS)
+    whole = vae_decode(vae, LATENTS)
     with memory_for(vae, 12) as tried:
-        tiled = decoded(vae, LATENTS)
+        tiled = vae_decode(vae, LATENTS)
     assert tried[0] == (16, 24)
     assert len(tried) > 2
     assert tiled.shape == whole.shape == (1, 3, 128, 192)
     both = torch.stack((tiled.flatten(), whole.flatten()))
     assert float(torch.corrcoef(both)[0, 1]) > 0.8
-    assert torch.equal(decoded(vae, LATENTS), whole)  # at once again
+    assert torch.equal(vae_decode(vae, LATENTS), whole)  # at once again
 
 
 def test_what_does_not_fit_in_tiles_either_is_told_and_the_vae_is_as_it_was(vae: Any) -> None:
     before = (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size)
     with memory_for(vae, 4), pytest.raises(torch.OutOfMemoryError):
-        decoded(vae, LATENTS)
+        vae_decode(vae, LATENTS)
     assert (vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size) == before
 
 
 def test_with_memory_enough_nothing_is_cut_up(vae: Any) -> None:
     with memory_for(vae, 24) as tried:
-        decoded(vae, LATENTS)
+        vae_decode(vae, LATENTS)
     assert tried == [(16, 24)]

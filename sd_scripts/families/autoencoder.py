@@ -17,7 +17,7 @@ LARGEST_AT_ONCE = 6
 
 
 @torch.no_grad()
-def encoded(vae: Any, pixels: Tensor) -> Tensor:
+def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
     """(B, 3, H, W) in -1..1 -> latents (B, C, H/8, W/8) float32 on the VAE's device, neither shifted nor scaled.
 
     The mean of the VAE's distribution: it is so narrow that drawing from it would only make caches differ from run
@@ -29,28 +29,28 @@ def encoded(vae: Any, pixels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def decoded(vae: Any, latents: Tensor) -> Tensor:
+def vae_decode(vae: Any, latents: Tensor) -> Tensor:
     """Latents (B, C, h, w), neither shifted nor scaled -> images (B, 3, 8h, 8w) float32 in 0..1.
 
     Half precision is tried first; where it overflows the image is decoded in float32 instead of turning black.
     """
     dtype = vae.dtype
-    pixels = _decoded(vae, latents.to(dtype)).float()
+    pixels = _vae_decode(vae, latents.to(dtype)).float()
     if not torch.isfinite(pixels).all():
         try:
-            pixels = _decoded(vae.float(), latents.float())
+            pixels = _vae_decode(vae.float(), latents.float())
         finally:
             vae.to(dtype)
     return (pixels / 2 + 0.5).clamp(0, 1)
 
 
-def _decoded(vae: Any, latents: Tensor) -> Tensor:
+def _vae_decode(vae: Any, latents: Tensor) -> Tensor:
     """In tiles where the whole image does not fit into the GPU's memory beside what trains there."""
     if _has_room(vae, latents):
         with suppress(torch.OutOfMemoryError):
             return vae.decode(latents).sample
         torch.cuda.empty_cache()
-    with in_tiles(vae, min(TILE, max(latents.shape[-2:]) // 2)):
+    with tiled_decoding(vae, min(TILE, max(latents.shape[-2:]) // 2)):
         return vae.decode(latents).sample
 
 
@@ -66,7 +66,7 @@ def _has_room(vae: Any, latents: Tensor) -> bool:
 
 
 @contextmanager
-def in_tiles(vae: Any, side: int) -> Iterator[None]:
+def tiled_decoding(vae: Any, side: int) -> Iterator[None]:
     """Meanwhile the VAE decodes tiles of so many latents a side, which overlap, and blends them."""
     names = ("use_tiling", "tile_latent_min_size", "tile_sample_min_size")
     before = {name: getattr(vae, name) for name in names}

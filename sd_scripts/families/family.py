@@ -30,7 +30,7 @@ class Components:
     tokenizers: list[Any]
     source: Path | str
     """Where the weights came from: file, folder or Hugging Face id."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
     """What saving must give back unchanged, such as logit_scale of SDXL's second encoder."""
 
 
@@ -78,11 +78,11 @@ class Family:
     """Of latent cache files: "sdxl" in `name_1024x1024_sdxl.npz`."""
     text_cache_suffix: str
     """Of text cache files: "te_outputs" in `name_te_outputs.npz`."""
-    text_facts: Callable[[Components, Settings], tuple[object, ...]]
+    text_cache_key: Callable[[Components, Settings], tuple[object, ...]]
     """All beside the encoders that changes what they give: a cache made under others is made anew."""
     text_cache_fits: Callable[[Components, Arrays], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
-    encoders_learn: bool = False
+    trains_text_encoders: bool = False
     """Whether full training can train its text encoders."""
     adapted_encoders: Callable[[Settings], tuple[bool, ...]]
     """Which text encoders a LoRA adapts where text encoders learn."""

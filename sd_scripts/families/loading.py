@@ -15,7 +15,7 @@ from sd_scripts.library.sdxl_model_util import Shapes, State
 from sd_scripts.options.model_file import MODEL
 
 Made = TypeVar("Made")
-HARMLESS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
+OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
 """Keys that some programs write and loading does not need."""
 
 
@@ -51,14 +51,14 @@ def _shards(index: Path, option: str) -> list[str]:
     return shards
 
 
-def must_fit(
+def require_matching_shapes(
     shapes: Shapes, expected: Mapping[str, Tensor], option: str, path: Path, title: str, parts: Iterable[str] = ("",)
 ) -> None:
     """Every expected key is there in its shape, and below the prefixes `parts` none beside it."""
-    missing = [key for key in expected if key not in shapes and not HARMLESS.search(key)]
+    missing = [key for key in expected if key not in shapes and not OPTIONAL_KEYS.search(key)]
     if missing:
         raise ValueError(f"{option}: '{path}' is not whole; missing: {some(missing)}")
-    extra = [k for k in shapes if k.startswith(tuple(parts)) and k not in expected and not HARMLESS.search(k)]
+    extra = [k for k in shapes if k.startswith(tuple(parts)) and k not in expected and not OPTIONAL_KEYS.search(k)]
     if extra:
         raise ValueError(f"{option}: '{path}' is not plain {title}; unknown keys: {some(extra)}")
     other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
@@ -66,7 +66,7 @@ def must_fit(
         raise ValueError(f"{option}: '{path}' does not fit together; of a wrong size: {some(other)}")
 
 
-def made_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
+def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
     """What `make` makes without memory, in the sizes that a file's header tells. ValueError, one sentence that names
     `option`, where the sizes are those of no model: they fail anywhere within the libraries."""
     try:

@@ -27,7 +27,7 @@ class Miniature:
         return self.files["pretrained_model_name_or_path"]
 
 
-def words() -> list[str]:
+def caption_words() -> list[str]:
     """Of the captions of the drawn images. Vocabularies are made from them and not trained: that gives others in each
     process, where pieces are equally frequent."""
     return sorted({word for caption in demo_images.captions() for word in caption.split()})
@@ -36,7 +36,7 @@ def words() -> list[str]:
 def clip_tokenizer() -> CLIPTokenizer:
     """CLIP's kind of tokenizer, which joins the letters of each word one by one."""
     merges: dict[tuple[str, str], None] = {}
-    for word in words():
+    for word in caption_words():
         letters = [*word[:-1], word[-1] + "</w>"]
         merges |= dict.fromkeys(("".join(letters[:n]), letters[n]) for n in range(1, len(letters)))
     return make_tokenizer(list(merges))

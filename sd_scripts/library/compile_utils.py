@@ -53,7 +53,7 @@ def compile_model(
         "options": inductor_options(options.compile_mode) if options.compile_backend == "inductor" else None,
         "dynamic": False if dynamic is None and static else dynamic,
         "fullgraph": options.compile_fullgraph,
-        **_graph_limit(options.compile_cache_size_limit or max(graphs_expected, LEAST_LIMIT)),
+        **_graph_limit(options.compile_cache_size_limit or max(graphs_expected, MIN_GRAPH_LIMIT)),
     }
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True  # attention's guard is one
     for blocks in target_blocks:
@@ -81,7 +81,7 @@ def inductor_options(mode: str) -> dict[str, Any]:
     return torch._inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in known}
 
 
-LEAST_LIMIT = 16
+MIN_GRAPH_LIMIT = 16
 """SDXL's ResnetBlock2D alone needs 12 graphs at one resolution; PyTorch's own limit of 8 would run the rest eagerly."""
 
 

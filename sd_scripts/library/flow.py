@@ -11,11 +11,11 @@ from torch import Tensor
 from sd_scripts.library.schedules import TIMESTEPS
 from sd_scripts.options.flux import FluxObjectiveOptions
 
-FEW_TOKENS, MANY_TOKENS = 256, 4096
-SHIFT_OF_FEW, SHIFT_OF_MANY = 0.5, 1.15
+BASE_TOKENS, MAX_TOKENS = 256, 4096
+BASE_SHIFT, MAX_SHIFT = 0.5, 1.15
 """Logarithms of the shift at images of so many tokens: FLUX.1 makes larger images noisier."""
 
-LEAST_SIGMA = 1e-4
+MIN_SIGMA = 1e-4
 """Weights that divide by sigma² take no smaller one, else one image that is hardly noisy would be all that counts."""
 
 
@@ -40,8 +40,8 @@ def shifted(sigmas: Tensor, shift: float) -> Tensor:
 
 def shift_of(tokens: int) -> float:
     """The shift that suits an image of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
-    share = (tokens - FEW_TOKENS) / (MANY_TOKENS - FEW_TOKENS)
-    return math.exp(SHIFT_OF_FEW + share * (SHIFT_OF_MANY - SHIFT_OF_FEW))
+    share = (tokens - BASE_TOKENS) / (MAX_TOKENS - BASE_TOKENS)
+    return math.exp(BASE_SHIFT + share * (MAX_SHIFT - BASE_SHIFT))
 
 
 def sampling_sigmas(steps: int, shift: float) -> Tensor:
@@ -57,7 +57,7 @@ def within_bounds(sigmas: Tensor, low: int, high: int) -> Tensor:
 def loss_weights(sigmas: Tensor, weighting_scheme: str) -> Tensor:
     """(B,) -> (B,): how much each counts."""
     if weighting_scheme == "sigma_sqrt":
-        return sigmas.clamp(min=LEAST_SIGMA) ** -2
+        return sigmas.clamp(min=MIN_SIGMA) ** -2
     if weighting_scheme == "cosmap":
         return 2 / (math.pi * (1 - 2 * sigmas + 2 * sigmas**2))
     return torch.ones_like(sigmas)

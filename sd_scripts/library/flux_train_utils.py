@@ -174,7 +174,7 @@ def t5_config(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def multiplied_out(state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
+def apply_scales(state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
     """fp8 files that keep a scale beside each weight -> the weights themselves, in `dtype`.
 
     The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError

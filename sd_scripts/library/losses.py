@@ -15,7 +15,7 @@ from sd_scripts.options.loss import LossOptions
 SNR_LIMIT = 1000.0
 """Weights that divide by the SNR take no larger one, else the first timesteps would count for nothing."""
 
-WITH_WIDTH = ("huber", "smooth_l1")
+HUBER_LOSSES = ("huber", "smooth_l1")
 
 
 def per_sample_loss(
@@ -55,7 +55,7 @@ def diffusion_loss(
     Prediction and target are (B, C, H, W), loss_weight (B,), timesteps and sigmas as huber_c_at takes them; mask is
     (B, 1, any, any) in 0..1 and multiplies the loss at each place, without making up for what it hides.
     """
-    width = huber_c_at(timesteps, options, sigmas) if options.loss_type in WITH_WIDTH else None
+    width = huber_c_at(timesteps, options, sigmas) if options.loss_type in HUBER_LOSSES else None
     loss = element_loss(prediction.float(), target.float(), options.loss_type, width)
     if mask is not None:
         loss = loss * functional.interpolate(mask.float(), size=loss.shape[-2:], mode="area")

@@ -40,7 +40,7 @@ class Span:
     processes: int
 
 
-class RateOfAdafactor(LRScheduler):
+class AdafactorRate(LRScheduler):
     """Shows the rate that Adafactor sets itself, of the first parameter of each group.
 
     transformers' own class takes a parameter with a gradient for one that was stepped, and ours have theirs from the
@@ -130,7 +130,7 @@ ON_PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 """What reduce_lr_on_plateau has seen of the losses."""
 
 
-def go_to_step(scheduler: LRScheduler, step: int) -> None:
+def advance_to(scheduler: LRScheduler, step: int) -> None:
     """Bring a new schedule to where it would be after `step` steps."""
     if isinstance(scheduler, ReduceLROnPlateau):  # it goes by losses, not by steps
         return
@@ -140,7 +140,7 @@ def go_to_step(scheduler: LRScheduler, step: int) -> None:
             scheduler.step()
 
 
-def go_on_from_plateau(scheduler: ReduceLROnPlateau, state: Mapping[str, Any], rates: Sequence[float]) -> None:
+def resume_plateau(scheduler: ReduceLROnPlateau, state: Mapping[str, Any], rates: Sequence[float]) -> None:
     """Take over what an earlier reduce_lr_on_plateau has seen of the losses, and how far it has lowered `rates`."""
     vars(scheduler).update({name: state[name] for name in ON_PLATEAU if name in state})
     for group, lowered, began in zip(scheduler.optimizer.param_groups, state["_last_lr"], rates, strict=True):
@@ -163,7 +163,7 @@ def _choose(options: LrSchedulerOptions, optimizer: Optimizer, span: Span) -> tu
     """The schedule's name, what makes it, and with which arguments beside the optimizer."""
     name, _, start = options.lr_scheduler.partition(":")
     if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
-        return "adafactor", RateOfAdafactor, {"shown_at_first": _shown_at_first(start)}
+        return "adafactor", AdafactorRate, {"shown_at_first": _shown_at_first(start)}
     if options.lr_scheduler_type:
         named = options.lr_scheduler_type  # without a dot it is one of PyTorch's, as in sd-scripts
         return named, class_by_path("lr_scheduler_type", named if "." in named else f"{PYTORCHS}.{named}"), {}

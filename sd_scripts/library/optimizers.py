@@ -190,7 +190,7 @@ def remarks(options: OptimizerOptions) -> list[str]:
 
 def updater(optimizer: Optimizer) -> Optimizer:
     """Who changes the weights: of portions, the optimizer of one of them."""
-    return optimizer.one if isinstance(optimizer, PartitionedOptimizer) else optimizer
+    return optimizer.representative if isinstance(optimizer, PartitionedOptimizer) else optimizer
 
 
 def is_schedule_free(optimizer: Optimizer) -> bool:

@@ -36,7 +36,7 @@ class _Member:
     """Among all weights."""
 
     @torch.no_grad()
-    def lend(self) -> None:
+    def materialize(self) -> None:
         """Give the surrogate its memory, the weight's value and gradient."""
         surrogate = self.stepped
         surrogate.untyped_storage().resize_(surrogate.numel() * surrogate.element_size())
@@ -44,7 +44,7 @@ class _Member:
         if self.weight.grad is not None:
             surrogate.grad = self.weight.grad.float()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.stepped.grad = None
         self.stepped.untyped_storage().resize_(0)
 
@@ -66,18 +66,18 @@ class _Partition:
         return [member for member in self.members if gradient(member.weight) is not None]
 
     @contextmanager
-    def lent(self, members: Sequence[_Member], write: Callable[[_Member], object]) -> Iterator[None]:
+    def surrogates(self, members: Sequence[_Member], write: Callable[[_Member], object]) -> Iterator[None]:
         """Surrogates of these exist; at the end `write` takes each one's value to its weight."""
         members = [member for member in members if member.stepped is not member.weight]
         try:
             for member in members:
-                member.lend()
+                member.materialize()
             yield
             for member in members:
                 write(member)
         finally:
             for member in members:
-                member.give_back()
+                member.release()
 
 
 class PartitionedOptimizer(Optimizer):
@@ -110,7 +110,7 @@ class PartitionedOptimizer(Optimizer):
         complete: set[int] = set()
         self._parts = {key: self._partition(make, asked, complete, of_key) for key, of_key in members.items()}
         self._stepped: set[Hashable] = set()
-        self.defaults = self.one.defaults
+        self.defaults = self.representative.defaults
 
     def _partition(
         self,
@@ -130,17 +130,17 @@ class PartitionedOptimizer(Optimizer):
                 self.param_groups[i].update({name: value for name, value in group.items() if name not in OWN})
                 complete.add(i)
         partition = _Partition(optimizer=optimizer, members=members, groups=places, given=[])
-        self._join(partition)
+        self._link_groups(partition)
         return partition
 
-    def _join(self, partition: _Partition) -> None:
+    def _link_groups(self, partition: _Partition) -> None:
         """From here on changes of the facade's groups reach the portion; rates that are tensors are the same one."""
         partition.given = [dict(self.param_groups[i]) for i in partition.groups]
         for group, given in zip(partition.optimizer.param_groups, partition.given, strict=True):
             group["lr"] = given["lr"]
 
     @property
-    def one(self) -> Optimizer:
+    def representative(self) -> Optimizer:
         """The optimizer of a portion; all are of one kind."""
         return next(iter(self._parts.values())).optimizer
 
@@ -160,9 +160,9 @@ class PartitionedOptimizer(Optimizer):
     def step_partition(self, key: Hashable) -> None:
         """Step the weights of one portion that have gradients, which are left to the caller to drop."""
         partition = self._parts[key]
-        self._hand_down(partition)
+        self._push_hyperparameters(partition)
         partition.steps += 1
-        with partition.lent(partition.trainable(), lambda member: self._round(member, partition.steps)):
+        with partition.surrogates(partition.trainable(), lambda member: self._round(member, partition.steps)):
             partition.optimizer.step()
         for member in partition.members:
             if member.stepped in partition.optimizer.state:
@@ -176,7 +176,7 @@ class PartitionedOptimizer(Optimizer):
     def _round(self, member: _Member, step: int) -> None:
         round_stochastically(member.stepped, member.weight, Key(self._seed, step, member.number))
 
-    def _hand_down(self, partition: _Partition) -> None:
+    def _push_hyperparameters(self, partition: _Partition) -> None:
         for i, group, given in zip(partition.groups, partition.optimizer.param_groups, partition.given, strict=True):
             for name, value in self.param_groups[i].items():
                 if name not in OWN and value is not given.get(name):
@@ -192,7 +192,7 @@ class PartitionedOptimizer(Optimizer):
 
     def _change(self, change: Callable[[Any], object]) -> None:
         for key, partition in self._parts.items():
-            with self._resident(key), partition.lent(partition.members, _write_nearest):
+            with self._resident(key), partition.surrogates(partition.members, _write_nearest):
                 change(partition.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class PartitionedOptimizer(Optimizer):
         for partition, saved in zip(self._parts.values(), state_dict["portions"], strict=True):
             partition.steps = saved["steps"]
             partition.optimizer.load_state_dict(saved["optimizer"])
-            self._join(partition)
+            self._link_groups(partition)
 
 
 def _surrogate(weight: nn.Parameter) -> nn.Parameter:

@@ -42,7 +42,7 @@ class Key(NamedTuple):
         return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-class _Half(NamedTuple):
+class _HalfFormat(NamedTuple):
     """Where a half precision lies within float32."""
 
     dropped: int
@@ -53,9 +53,9 @@ class _Half(NamedTuple):
     """... and up to here, without it."""
 
 
-_HALVES = {
-    torch.bfloat16: _Half(dropped=16, lowest=0.0, end=float("inf")),
-    torch.float16: _Half(dropped=13, lowest=2.0**-14, end=65504.0),
+_HALF_FORMATS = {
+    torch.bfloat16: _HalfFormat(dropped=16, lowest=0.0, end=float("inf")),
+    torch.float16: _HalfFormat(dropped=13, lowest=2.0**-14, end=65504.0),
 }
 
 
@@ -72,7 +72,7 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
     elif (kernels := _kernels(source.device)) and _same_layout(source, target):
         kernels.round_stochastically(source, target, key)
     else:
-        half = _HALVES[target.dtype]
+        half = _HALF_FORMATS[target.dtype]
         generator = key.generator(source.device)
         bits = torch.randint(
             1 << half.dropped, source.shape, generator=generator, device=source.device, dtype=torch.int32
@@ -109,7 +109,7 @@ class Hyperparams(NamedTuple):
 class _Plan(NamedTuple):
     """How the weights of a group that have gradients are updated. It holds no gradient."""
 
-    mark: list[Any]
+    addresses: list[Any]
     """Where everything lies: it goes for no other."""
     tables: Any
     """Of the kernels, for the weights that fit them; or None."""
@@ -124,7 +124,7 @@ class RoundingAdamW(Optimizer):
     Weights and moments in half precision are rounded back stochastically. Nothing waits for the device.
     """
 
-    gradient_factor: Tensor | None = None
+    clip_factor: Tensor | None = None
     """0-dim float32 on the device: what gradients are multiplied by, such as for clipping, without another pass. Of 0
     they count as 0, also where they are no numbers."""
 
@@ -150,7 +150,7 @@ class RoundingAdamW(Optimizer):
             if not fits:
                 raise ValueError(f"{name} = {value} is out of range")
         self.copies = copies or {}
-        self._kept: dict[int, _Plan] = {}
+        self._plan_cache: dict[int, _Plan] = {}
         """By group."""
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
         super().__init__(params, defaults)
@@ -175,13 +175,13 @@ class RoundingAdamW(Optimizer):
                 loss = closure()
         for group, plan in zip(self.param_groups, self._plans(), strict=True):
             shared = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "seed")}
-            rates = Hyperparams(**shared, factor=self.gradient_factor)
+            hyper = Hyperparams(**shared, factor=self.clip_factor)
             if plan.tables:
-                plan.tables.update(rates)
+                plan.tables.update(hyper)
             for weight, number in plan.others:
                 grad = self.gradient(weight)
                 assert grad is not None
-                _update(self._param_update(weight, grad, number), rates)
+                _update(self._param_update(weight, grad, number), hyper)
             for weight in plan.trainable:
                 self.state[weight]["step"] += 1
         return loss
@@ -203,30 +203,32 @@ class RoundingAdamW(Optimizer):
         for index, group in enumerate(self.param_groups):
             weights = group["params"]
             grads = [self.gradient(weight) for weight in weights]
-            mark = [
+            addresses = [
                 (weight.data_ptr(), grad.data_ptr(), grad.stride()) if grad is not None else None
                 for weight, grad in zip(weights, grads, strict=True)
             ]
-            plan = self._kept.get(index)
-            if plan is None or plan.mark != mark:
-                plan = self._kept[index] = self._plan(weights, grads, begin, mark)
+            plan = self._plan_cache.get(index)
+            if plan is None or plan.addresses != addresses:
+                plan = self._plan_cache[index] = self._plan(weights, grads, begin, addresses)
             plans.append(plan)
             begin += len(weights)
         return plans
 
-    def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, mark: list[Any]) -> _Plan:
+    def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, addresses: list[Any]) -> _Plan:
         trainable = [(weight, grad, begin + i) for i, (weight, grad) in enumerate(zip(weights, grads, strict=True))]
-        jobs = [self._param_update(weight, grad, number) for weight, grad, number in trainable if grad is not None]
-        kernels = _kernels(jobs[0].weight.device) if jobs else None
+        updates = [self._param_update(weight, grad, number) for weight, grad, number in trainable if grad is not None]
+        kernels = _kernels(updates[0].weight.device) if updates else None
         fitting = [
-            job for job in jobs if kernels and _same_layout(job.weight, job.grad, job.exp_avg, job.exp_avg_sq, job.copy)
+            update
+            for update in updates
+            if kernels and _same_layout(update.weight, update.grad, update.exp_avg, update.exp_avg_sq, update.copy)
         ]
-        numbers = {job.number for job in fitting}
+        numbers = {update.number for update in fitting}
         return _Plan(
-            mark=mark,
+            addresses=addresses,
             tables=kernels.Tables(fitting) if kernels and fitting else None,
-            others=[(job.weight, job.number) for job in jobs if job.number not in numbers],
-            trainable=[job.weight for job in jobs],
+            others=[(update.weight, update.number) for update in updates if update.number not in numbers],
+            trainable=[update.weight for update in updates],
         )
 
     def _param_update(self, weight: Tensor, grad: Tensor, number: int) -> ParamUpdate:
@@ -240,7 +242,7 @@ class RoundingAdamW(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._kept.clear()
+        self._plan_cache.clear()
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for number, saved in state_dict["state"].items():
             weight = weights[number]
@@ -249,24 +251,24 @@ class RoundingAdamW(Optimizer):
                     self.state[weight][name] = saved[name].to(weight.device, MOMENTS[weight.dtype])
 
 
-def _update(job: ParamUpdate, rates: Hyperparams) -> None:
+def _update(update: ParamUpdate, hyper: Hyperparams) -> None:
     """One weight by plain PyTorch."""
-    beta1, beta2 = rates.betas
-    grad = job.grad.float()
-    if rates.factor is not None:
-        grad = (grad * rates.factor).where(rates.factor > 0, 0.0)
-    weight, exp_avg, exp_avg_sq = job.weight.float(), job.exp_avg.float(), job.exp_avg_sq.float()
-    weight.mul_(1 - rates.lr * rates.weight_decay)
+    beta1, beta2 = hyper.betas
+    grad = update.grad.float()
+    if hyper.factor is not None:
+        grad = (grad * hyper.factor).where(hyper.factor > 0, 0.0)
+    weight, exp_avg, exp_avg_sq = update.weight.float(), update.exp_avg.float(), update.exp_avg_sq.float()
+    weight.mul_(1 - hyper.lr * hyper.weight_decay)
     exp_avg.lerp_(grad, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    spread = exp_avg_sq.sqrt().div_((1 - beta2**job.step) ** 0.5).add_(rates.eps)
-    weight.sub_((exp_avg / spread).mul_(rates.lr / (1 - beta1**job.step)))
-    changed = ((job.weight, weight), (job.exp_avg, exp_avg), (job.exp_avg_sq, exp_avg_sq))
+    spread = exp_avg_sq.sqrt().div_((1 - beta2**update.step) ** 0.5).add_(hyper.eps)
+    weight.sub_((exp_avg / spread).mul_(hyper.lr / (1 - beta1**update.step)))
+    changed = ((update.weight, weight), (update.exp_avg, exp_avg), (update.exp_avg_sq, exp_avg_sq))
     for part, (held, value) in enumerate(changed):
         if value is not held:  # float32 was changed in place
-            round_stochastically(value, held, Key(rates.seed, job.step, job.number, part))
-    if job.copy is not None:
-        job.copy.copy_(weight)
+            round_stochastically(value, held, Key(hyper.seed, update.step, update.number, part))
+    if update.copy is not None:
+        update.copy.copy_(weight)
 
 
 def _same_layout(first: Tensor, *others: Tensor | None) -> bool:

@@ -234,7 +234,7 @@ def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
     for chosen, is_aligned in ((rows[aligned], True), (rows[~aligned], False)):
         if len(chosen):
             yield _Part(
-                table=_sent(chosen, one.weight.device),
+                table=_to_device(chosen, one.weight.device),
                 chunks=_chunks(tuple(chosen[:, SIZE].tolist()), one.weight.device),
                 aligned=is_aligned,
                 step=one.step,
@@ -267,9 +267,9 @@ def _chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     counts = (torch.tensor(sizes, dtype=torch.int64) + 2 * LANES.value - 1) // (2 * LANES.value)
     rows = torch.arange(len(sizes)).repeat_interleave(counts)
     within = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
-    return _sent(rows << 32 | within, device)
+    return _to_device(rows << 32 | within, device)
 
 
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """On the device, without waiting: PyTorch keeps pinned memory from being used again before it is read."""
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -36,7 +36,7 @@ def save_model(
     memory. Raises OSError in one sentence when it cannot be written; nothing is left behind then, and a file that was
     there before is untouched.
     """
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         if path.suffix == ".safetensors":
             write_tensors(part, tensors, metadata, dtype)
         else:
@@ -80,7 +80,7 @@ def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; at the end of the block it takes its place, or is removed if that failed."""
     part = beside(path, PART)
     try:
@@ -98,8 +98,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path, mark: str) -> Iterator[Path]:
-    """As whole_file, of a folder. One that was there before goes when the new one is whole; if it has not the file
+def atomic_folder(path: Path, mark: str) -> Iterator[Path]:
+    """As atomic_file, of a folder. One that was there before goes when the new one is whole; if it has not the file
     `mark`, it is of another kind, and stays."""
     part, old = beside(path, PART), beside(path, OLD)
     try:

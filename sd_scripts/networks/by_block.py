@@ -37,19 +37,19 @@ class BlockRules(Rules):
     def adapts_conv(self) -> bool:  # type: ignore[override]
         return self.conv_dims is not None
 
-    def rank(self, name: str, conv: bool, usual: Rank) -> Rank:
+    def rank(self, name: str, conv: bool, default: Rank) -> Rank:
         block = self.block(name)
         if block is None:
-            return usual
+            return default
         dims, alphas = (self.conv_dims, self.conv_alphas) if conv else (self.dims, self.alphas)
-        return Rank(dims[block] if dims else usual.dim, alphas[block] if alphas else usual.alpha)
+        return Rank(dims[block] if dims else default.dim, alphas[block] if alphas else default.alpha)
 
-    def rate(self, name: str, usual: float) -> Rate | None:
+    def rate(self, name: str, default: float) -> Rate | None:
         block = self.block(name)
         if block is None or not self.lr_weights:
-            return Rate(usual)
+            return Rate(default)
         weight = self.lr_weights[block - 1] if 1 <= block <= len(self.lr_weights) else 1.0
-        return Rate(usual * weight, f"_block{block}") if weight > 0 else None
+        return Rate(default * weight, f"_block{block}") if weight > 0 else None
 
 
 def read_block_rules(
@@ -69,16 +69,16 @@ def read_block_rules(
 
 def _lr_weights(arguments: NetworkArguments, counts: tuple[int, int, int], warn: Warn) -> list[float] | None:
     threshold = arguments.number("block_lr_zero_threshold") or 0.0
-    courses = [arguments.text(key) for key in LR_WEIGHTS]
-    if not any(courses):
+    curves = [arguments.text(key) for key in LR_WEIGHTS]
+    if not any(curves):
         return None
     weights: list[float] = []
-    for key, text, count in zip(LR_WEIGHTS, courses, counts, strict=True):
-        weights += _course(key, text, count, warn) if text else [1.0] * count
+    for key, text, count in zip(LR_WEIGHTS, curves, counts, strict=True):
+        weights += _lr_curve(key, text, count, warn) if text else [1.0] * count
     return [weight if weight > threshold else 0.0 for weight in weights]
 
 
-def _course(key: str, text: str, count: int, warn: Warn) -> list[float]:
+def _lr_curve(key: str, text: str, count: int, warn: Warn) -> list[float]:
     """A list of numbers, filled up with 1 or cut as sd-scripts does, or a named course with a base: `cosine+0.25`."""
     name, _, base = text.partition("+")
     if name.strip() in SHAPES:

@@ -81,16 +81,16 @@ class SplitLoraLinear(LoraLinear):
     Piece i takes the rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, pieces: tuple[int, ...]):
+    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, split_dims: tuple[int, ...]):
         super().__init__(base, rank, dropouts)
-        assert sum(pieces) == base.out_features, "pieces that are not the layer's outputs"
-        self.pieces = pieces
-        self.lora_down = nn.Parameter(self.lora_down.new_empty(len(pieces) * rank, base.in_features))
+        assert sum(split_dims) == base.out_features, "pieces that are not the layer's outputs"
+        self.split_dims = split_dims
+        self.lora_down = nn.Parameter(self.lora_down.new_empty(len(split_dims) * rank, base.in_features))
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
         if self.training and self.dropouts.any():
             h = self.dropouts(h)
-        lows, ups = h.chunk(len(self.pieces), dim=-1), self.lora_up.split(self.pieces)
+        lows, ups = h.chunk(len(self.split_dims), dim=-1), self.lora_up.split(self.split_dims)
         return y + torch.cat([F.linear(low, up) for low, up in zip(lows, ups, strict=True)], dim=-1)
 
 

@@ -36,13 +36,13 @@ class LoraTarget:
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
     alias: Callable[[str], str] | None = None
     """Module path -> what other programs call it: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
-    parts: Callable[[str], tuple[str, ...]] | None = None
+    diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
     """Module path -> what diffusers calls it, of several modules in the order of its rows. Read, not written."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
     """Class of a module -> how networks of other people, which choose by class names, know it."""
     group: str = "unet"
     """What logs call the module's learning rate: `unet`, `textencoder 1`."""
-    also: tuple[str, ...] = ()
+    extra_modules: tuple[str, ...] = ()
     """Modules outside of `classes`, by path, whose layers can be adapted."""
     options: Groups = ()
     """Option groups of the family whose options can stand in network_args, too."""
@@ -63,7 +63,7 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
             if not is_conv(layer) or conv:
                 seen.add(path)
                 yield path, layer
-    for outside in target.also:
+    for outside in target.extra_modules:
         for path, layer in model.named_modules():
             if f"{path}.".startswith(f"{outside}.") and isinstance(layer, nn.Linear):
                 yield path, layer
@@ -86,11 +86,11 @@ class Pair:
     def rank(self) -> int:
         return self.down.shape[0]
 
-    def in_pieces(self, pieces: Sequence[int]) -> bool:
+    def is_split(self, split_dims: Sequence[int]) -> bool:
         """Whether each piece of the output reads only its own share of the rank."""
-        if self.rank % len(pieces) or sum(pieces) != self.up.shape[0]:
+        if self.rank % len(split_dims) or sum(split_dims) != self.up.shape[0]:
             return False
-        own = torch.block_diag(*(torch.ones(piece, self.rank // len(pieces)) for piece in pieces))
+        own = torch.block_diag(*(torch.ones(piece, self.rank // len(split_dims)) for piece in split_dims))
         return not self.up[own.to(self.up.device) == 0].any()
 
 
@@ -123,7 +123,7 @@ class LayerPlan:
     rank: int
     alpha: float
     group: Group
-    pieces: tuple[int, ...] = ()
+    split_dims: tuple[int, ...] = ()
     """How many outputs each piece has that gets a rank of its own, with this rank and alpha; () is one for all."""
 
 
@@ -131,8 +131,8 @@ class LayerPlan:
 class AdaptedLayer:
     """One layer with its float32 masters; `scale` is alpha / rank.
 
-    With `pieces` down is (n·r, in) and up (out, r). The file has one pair of rank n·r, whose up is block diagonal, and
-    n times the alpha, so that alpha / rank is what it was.
+    With `split_dims`, down is (n·r, in) and up is (out, r). The file holds one pair of rank n·r with a block-diagonal
+    up and n times the alpha, so that alpha / rank is unchanged.
     """
 
     name: str
@@ -141,15 +141,15 @@ class AdaptedLayer:
     up: nn.Parameter
     alpha: float
     group: Group
-    pieces: tuple[int, ...] = ()
+    split_dims: tuple[int, ...] = ()
 
     @property
-    def parts(self) -> int:
-        return len(self.pieces) or 1
+    def split_count(self) -> int:
+        return len(self.split_dims) or 1
 
     @property
     def rank(self) -> int:
-        return self.down.shape[0] // self.parts
+        return self.down.shape[0] // self.split_count
 
     @property
     def scale(self) -> float:
@@ -157,46 +157,46 @@ class AdaptedLayer:
 
     def pairs(self, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Down (r, in) and up (out of the piece, r) of each piece, of matrices shaped as the masters."""
-        if not self.pieces:
+        if not self.split_dims:
             return [(down.flatten(1), up.flatten(1))]
-        return list(zip(down.chunk(self.parts), up.split(self.pieces), strict=True))
+        return list(zip(down.chunk(self.split_count), up.split(self.split_dims), strict=True))
 
     def pair(self) -> Pair:
         """As the file holds it."""
         down, up = self.down.detach(), self.up.detach()
-        if self.pieces:
-            up = torch.block_diag(*up.split(self.pieces))
-        return Pair(down=down, up=up, alpha=self.alpha * self.parts)
+        if self.split_dims:
+            up = torch.block_diag(*up.split(self.split_dims))
+        return Pair(down=down, up=up, alpha=self.alpha * self.split_count)
 
     @torch.no_grad()
-    def take(self, pair: Pair) -> None:
+    def load_pair(self, pair: Pair) -> None:
         """Do what `pair` does: where its alpha is another one, up is scaled to make up for it.
 
         Raises ValueError where a rank or a width differs.
         """
-        ours = self.rank * self.parts
+        ours = self.rank * self.split_count
         if pair.rank != ours:
             raise ValueError(
                 f"network_weights: {self.name} has rank {pair.rank} in the file and {ours} here; "
                 "set network_dim to the file's rank or turn on dim_from_weights"
             )
-        if pair.down.numel() != self.down.numel() or pair.up.numel() != self.up.numel() * self.parts:
+        if pair.down.numel() != self.down.numel() or pair.up.numel() != self.up.numel() * self.split_count:
             raise ValueError(
                 f"network_weights: {self.name} is of other sizes in the file than in this model; "
                 "choose a LoRA of the same kind of model"
             )
         up = pair.up
-        if self.pieces:
-            if not pair.in_pieces(self.pieces):
+        if self.split_dims:
+            if not pair.is_split(self.split_dims):
                 raise ValueError(
                     f"network_weights: {self.name} is not in pieces in the file; turn split_qkv off, or choose a file "
                     "that was trained with it"
                 )
             up = torch.cat(
-                [rows[:, i * self.rank : (i + 1) * self.rank] for i, rows in enumerate(up.split(self.pieces))]
+                [rows[:, i * self.rank : (i + 1) * self.rank] for i, rows in enumerate(up.split(self.split_dims))]
             )
         self.down.copy_(pair.down.reshape(self.down.shape))
-        self.up.copy_(up.reshape(self.up.shape)).mul_(pair.alpha / (self.alpha * self.parts))
+        self.up.copy_(up.reshape(self.up.shape)).mul_(pair.alpha / (self.alpha * self.split_count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +339,7 @@ class LoraNetwork:
             if pair is None:
                 absent.append(layer.name)
                 continue
-            layer.take(pair)
+            layer.load_pair(pair)
         return absent
 
 
@@ -375,8 +375,8 @@ def _adapted(base: nn.Module, plan: LayerPlan, dropouts: Dropouts) -> LoraLayer:
     if isinstance(base, nn.Conv2d):
         return LoraConv2d(base, plan.rank, dropouts)
     assert isinstance(base, nn.Linear)
-    if plan.pieces:
-        return SplitLoraLinear(base, plan.rank, dropouts, plan.pieces)
+    if plan.split_dims:
+        return SplitLoraLinear(base, plan.rank, dropouts, plan.split_dims)
     return LoraLinear(base, plan.rank, dropouts)
 
 
@@ -412,7 +412,7 @@ def _with_masters(
         down, up = master_of[layer.lora_down], master_of[layer.lora_up]
         bound = 1 / math.sqrt(down[0].numel())  # Kaiming uniform with a = sqrt(5)
         down.copy_(torch.empty(down.shape).uniform_(-bound, bound, generator=generator))
-        layers.append(AdaptedLayer(plan.name, layer, down, up, plan.alpha, plan.group, plan.pieces))
+        layers.append(AdaptedLayer(plan.name, layer, down, up, plan.alpha, plan.group, plan.split_dims))
     network = LoraNetwork(layers, masters, compute, segments, list(master_of))
     network.refresh()
     return network

@@ -11,9 +11,9 @@ from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.networks.lora import adaptable, read_pair
 from sd_scripts.networks.lora_names import XLABS_SINGLE, Tensors, with_our_names
-from sd_scripts.networks.plan import Adapted
+from sd_scripts.networks.plan import AdaptedModule
 
-OTHER_KINDS = {
+OTHER_METHODS = {
     "dora_scale": "DoRA",
     "hada_w": "LoHa",
     "lokr_w": "LoKr",
@@ -28,7 +28,7 @@ def read_lora(option: str, path: Path) -> Tensors:
     return maybe_uncompile_state_dict(read_weights(path, option))
 
 
-def read_plain_lora(option: str, path: Path, modules: Iterable[Adapted]) -> Tensors:
+def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -> Tensors:
     """As read_lora, of files whose layers are up · down, under our names for the layers of `modules`.
 
     Raises ValueError for other kinds of network.
@@ -46,7 +46,7 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[Adapted]) -> Tens
                 f"{option}: '{path}' has key names of peft that are not known here, such as {key}; convert it to those "
                 "of kohya's LoRAs"
             )
-        kind = next((kind for start, kind in OTHER_KINDS.items() if key.partition(".")[2].startswith(start)), None)
+        kind = next((kind for start, kind in OTHER_METHODS.items() if key.partition(".")[2].startswith(start)), None)
         if kind:
             raise ValueError(f"{option}: '{path}' is no plain LoRA but {kind}, which only LyCORIS goes on from")
     return tensors
@@ -57,7 +57,7 @@ def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
 
 
 @torch.no_grad()
-def merge(modules: Iterable[Adapted], tensors: Mapping[str, Tensor], strength: float) -> int:
+def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> int:
     """W += strength · alpha/rank · up · down, for every layer that the file has; returns how many these are.
 
     Raises ValueError naming base_weights where the sizes differ.

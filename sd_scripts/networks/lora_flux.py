@@ -56,28 +56,28 @@ class FluxRules(Rules):
                     f"0 to {count - 1}"
                 )
 
-    def rank(self, name: str, conv: bool, usual: Rank) -> Rank:
+    def rank(self, name: str, conv: bool, default: Rank) -> Rank:
         dim = _first(self.reg_dims, name)
         if dim is None:
-            dim = usual.dim if name.startswith("lora_te") else self._dim(name, usual.dim)
-        return usual._replace(dim=dim)
+            dim = default.dim if name.startswith("lora_te") else self._dim(name, default.dim)
+        return default._replace(dim=dim)
 
-    def _dim(self, name: str, usual: int) -> int:
+    def _dim(self, name: str, default: int) -> int:
         block = re.match(r"lora_unet_(double|single)_blocks_(\d+)_", name)
         if block is None:
             return next((dim for layer, dim in self.in_dims.items() if name.startswith(f"lora_unet_{layer}")), 0)
         chosen = self.blocks[block[1]]
         if chosen is not None and int(block[2]) not in chosen:
             return 0
-        return next((dim for kind, dim in self.dims.items() if re.search(KINDS[kind], name)), usual)
+        return next((dim for kind, dim in self.dims.items() if re.search(KINDS[kind], name)), default)
 
-    def rate(self, name: str, usual: float) -> Rate | None:
+    def rate(self, name: str, default: float) -> Rate | None:
         for number, (pattern, lr) in enumerate(self.reg_lrs):
             if re.search(pattern, name):
                 return Rate(lr, f"_reg_lr_{number}") if lr > 0 else None
-        return Rate(usual)
+        return Rate(default)
 
-    def pieces(self, name: str, layer: nn.Module) -> tuple[int, ...]:
+    def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
         """q, k and v of a double block; q, k, v and what goes into the MLP of a single block."""
         if not self.split_qkv or not isinstance(layer, nn.Linear):
             return ()

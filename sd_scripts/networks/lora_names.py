@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.networks.lora import adaptable
-from sd_scripts.networks.plan import Adapted
+from sd_scripts.networks.plan import AdaptedModule
 
 Tensors = dict[str, Tensor]
 
@@ -52,7 +52,7 @@ def _peft_name(key: str) -> str:
     return key
 
 
-def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[Adapted]) -> Tensors:
+def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModule]) -> Tensors:
     """The same tensors; layers of `modules` that a file calls as another program does get our names.
 
     `modules` are the denoiser, then the text encoders. Where a file has several modules in the place of one layer of
@@ -66,18 +66,18 @@ def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[Adapted]) ->
             for modules_there in _layers_there(each, path):
                 pairs = [_take_pair(left, _spellings(each, number, name, ours)) for name in modules_there]
                 if any(pairs):
-                    found |= _joined(ours, pairs, layer.weight)
+                    found |= _merge_pairs(ours, pairs, layer.weight)
     return {**left, **found}
 
 
-def _layers_there(each: Adapted, path: str) -> Iterator[tuple[str, ...]]:
+def _layers_there(each: AdaptedModule, path: str) -> Iterator[tuple[str, ...]]:
     """What other programs have in the place of a layer: the same one, or several modules in the order of its rows."""
     yield (path,)
-    if each.target.parts and (parts := each.target.parts(path)) != (path,):
-        yield parts
+    if each.target.diffusers_paths and (diffusers_paths := each.target.diffusers_paths(path)) != (path,):
+        yield diffusers_paths
 
 
-def _spellings(each: Adapted, number: int, name: str, ours: str) -> Iterator[tuple[str, str, str]]:
+def _spellings(each: AdaptedModule, number: int, name: str, ours: str) -> Iterator[tuple[str, str, str]]:
     """Each way to write a layer's name, with how down and up are called after it."""
     prefixes = ENCODER_PREFIXES[number - 1] if 0 < number <= len(ENCODER_PREFIXES) else DENOISER_PREFIXES
     inner = name.removeprefix("text_model.")  # which transformers has left out of the paths of CLIP
@@ -114,7 +114,7 @@ def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> _Pai
     return None
 
 
-def _joined(ours: str, pairs: Sequence[_Pair | None], weight: Tensor) -> Tensors:
+def _merge_pairs(ours: str, pairs: Sequence[_Pair | None], weight: Tensor) -> Tensors:
     """The tensors of our layer. Of several modules, every one but the last has as many rows as the layer has inputs."""
     down, up = f"{ours}.lora_down.weight", f"{ours}.lora_up.weight"
     if len(pairs) == 1 and (only := pairs[0]):

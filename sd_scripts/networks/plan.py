@@ -18,7 +18,7 @@ DEFAULT_DIM = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted:
+class AdaptedModule:
     """One module of the model, and what LoRA may adapt of it."""
 
     module: nn.Module
@@ -70,7 +70,7 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
     return args
 
 
-def plan_layers(modules: Iterable[Adapted], args: NetworkArgs) -> list[LayerPlan]:
+def plan_layers(modules: Iterable[AdaptedModule], args: NetworkArgs) -> list[LayerPlan]:
     """Every layer that gets a LoRA; those with rank 0 or a learning rate of their own of 0 are left out."""
     plans = []
     for each in modules:
@@ -80,13 +80,15 @@ def plan_layers(modules: Iterable[Adapted], args: NetworkArgs) -> list[LayerPlan
             rank = args.rules.rank(name, conv, args.conv if conv else args.linear)
             group = _group(each, name, args)
             if rank.dim > 0 and group:
-                plans.append(_layer(each, name, path, rank, group, args.rules.pieces(name, layer)))
+                plans.append(_layer(each, name, path, rank, group, args.rules.split_dims(name, layer)))
     if not plans:
         raise ValueError("network_args: all ranks or learning rates are 0, so nothing is left to train")
     return plans
 
 
-def plan_from_weights(modules: Iterable[Adapted], tensors: Mapping[str, Tensor], args: NetworkArgs) -> list[LayerPlan]:
+def plan_from_weights(
+    modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], args: NetworkArgs
+) -> list[LayerPlan]:
     """Ranks and alphas as a file has them (dim_from_weights); dropouts and learning rates are those of `args`."""
     plans = []
     for each in modules:
@@ -96,10 +98,10 @@ def plan_from_weights(modules: Iterable[Adapted], tensors: Mapping[str, Tensor],
             pair, group = read_pair(tensors, name), _group(each, name, args)
             if pair is None or group is None:
                 continue
-            pieces = args.rules.pieces(name, layer)
-            pieces = pieces if pieces and pair.in_pieces(pieces) else ()
-            parts = len(pieces) or 1
-            plans.append(_layer(each, name, path, Rank(pair.rank // parts, pair.alpha / parts), group, pieces))
+            split_dims = args.rules.split_dims(name, layer)
+            split_dims = split_dims if split_dims and pair.is_split(split_dims) else ()
+            parts = len(split_dims) or 1
+            plans.append(_layer(each, name, path, Rank(pair.rank // parts, pair.alpha / parts), group, split_dims))
     if not plans:
         raise ValueError("network_weights: the file has no layer of this model; is it a LoRA for another one?")
     return plans
@@ -120,12 +122,16 @@ def parameter_groups(network: LoraNetwork) -> list[dict[str, Any]]:
     return trainable
 
 
-def _group(each: Adapted, name: str, args: NetworkArgs) -> Group | None:
+def _group(each: AdaptedModule, name: str, args: NetworkArgs) -> Group | None:
     rate = args.rules.rate(name, each.lr)
     plus = args.loraplus_unet if each.target.group == "unet" else args.loraplus_text
     return Group(each.target.group + rate.suffix, rate.lr, plus) if rate else None
 
 
-def _layer(each: Adapted, name: str, path: str, rank: Rank, group: Group, pieces: tuple[int, ...]) -> LayerPlan:
+def _layer(
+    each: AdaptedModule, name: str, path: str, rank: Rank, group: Group, split_dims: tuple[int, ...]
+) -> LayerPlan:
     alpha = rank.alpha or rank.dim
-    return LayerPlan(name=name, module=each.module, path=path, rank=rank.dim, alpha=alpha, group=group, pieces=pieces)
+    return LayerPlan(
+        name=name, module=each.module, path=path, rank=rank.dim, alpha=alpha, group=group, split_dims=split_dims
+    )

@@ -28,13 +28,13 @@ class Rules:
     def check(self, model: nn.Module) -> None:
         """Raises ValueError where the rules speak of what this denoiser has not."""
 
-    def rank(self, name: str, conv: bool, usual: Rank) -> Rank:
-        return usual
+    def rank(self, name: str, conv: bool, default: Rank) -> Rank:
+        return default
 
-    def rate(self, name: str, usual: float) -> Rate | None:
+    def rate(self, name: str, default: float) -> Rate | None:
         """None: the layer shall not learn, and is left out."""
-        return Rate(usual)
+        return Rate(default)
 
-    def pieces(self, name: str, layer: nn.Module) -> tuple[int, ...]:
+    def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
         """How many outputs each piece has that gets a rank of its own; () is one for all."""
         return ()

@@ -22,7 +22,7 @@ from transformers.models.t5.modeling_t5 import T5Block
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Components, Family
-from sd_scripts.library.compile_utils import LEAST_LIMIT, compile_model
+from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
@@ -110,7 +110,7 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     Equal blocks are captured again where their input takes no gradient, and at each depth of the U-Net, where images
     are smaller; at equal widths that is more than their weights tell.
     """
-    return sizes * max(2 * max(family.graph_kinds(denoiser).values()), LEAST_LIMIT)
+    return sizes * max(2 * max(family.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
 
 
 def layers_of(encoder: nn.Module) -> list[nn.Module]:
@@ -224,7 +224,7 @@ class Compilation:
         shapes: int,
         hooked: bool = False,
     ) -> None:
-        self._limit = options.compile_cache_size_limit or max(expected, LEAST_LIMIT)
+        self._limit = options.compile_cache_size_limit or max(expected, MIN_GRAPH_LIMIT)
         compile_model(
             options,
             module,

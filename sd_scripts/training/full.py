@@ -65,7 +65,7 @@ class Full:
         """Where a rate is 0, that encoder stays as it is."""
         options = context.settings[FullOptions]
         rates = _encoder_rates(context.settings)
-        return tuple(family.encoders_learn and options.train_text_encoder and rate > 0 for rate in rates)
+        return tuple(family.trains_text_encoders and options.train_text_encoder and rate > 0 for rate in rates)
 
     def change_base(self, family: Family, components: Components, context: Context) -> None:
         components.denoiser.requires_grad_(True)
@@ -274,7 +274,7 @@ class FullTrainable:
         """Of a fused backward pass each gradient was shortened by itself, except in portions that were not complete."""
         if isinstance(self._optimizer, RoundingAdamW):
             norm = self._sharded_grad_norm() if self.shards else self._optimizer.gradient_norm()
-            self._optimizer.gradient_factor = _clip_factor(norm, max_norm)
+            self._optimizer.clip_factor = _clip_factor(norm, max_norm)
             return norm
         gradients = _gradients(self.weights)
         norm = self._sharded_grad_norm() if self.shards else _grad_norm(gradients, self._context.device)
@@ -295,7 +295,7 @@ class FullTrainable:
 
     def updated(self) -> None:
         if isinstance(self._optimizer, RoundingAdamW):
-            self._optimizer.gradient_factor = None
+            self._optimizer.clip_factor = None
         if not self._refreshes:
             _refresh(self.weights)
         _forget(self.weights)

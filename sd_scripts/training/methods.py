@@ -9,7 +9,7 @@ import torch
 from sd_scripts.families.family import Components, Family
 from sd_scripts.networks.lora import LoraNetwork, attach
 from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
-from sd_scripts.networks.plan import Adapted, parameter_groups, plan_from_weights, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_from_weights, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
@@ -145,20 +145,20 @@ def _masters_dtype(options: TrainingOptions) -> torch.dtype:
     return torch.bfloat16 if options.full_bf16 else torch.float32
 
 
-def _everything(family: Family, components: Components, context: Context) -> list[Adapted]:
+def _everything(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
     return [*_denoiser(family, components, context), *_text_encoders(family, components, context)]
 
 
-def _denoiser(family: Family, components: Components, context: Context) -> list[Adapted]:
+def _denoiser(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
     lr = context.settings[NetworkOptions].unet_lr
     base = context.settings[OptimizerOptions].learning_rate
-    return [Adapted(module=components.denoiser, target=family.lora, lr=base if lr is None else lr)]
+    return [AdaptedModule(module=components.denoiser, target=family.lora, lr=base if lr is None else lr)]
 
 
-def _text_encoders(family: Family, components: Components, context: Context) -> list[Adapted]:
+def _text_encoders(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
     return [
-        Adapted(module=encoder, target=target, lr=options.rate_of_encoder(number, base))
+        AdaptedModule(module=encoder, target=target, lr=options.rate_of_encoder(number, base))
         for number, (encoder, target) in enumerate(
             zip(components.text_encoders, family.lora_text_encoders, strict=True)
         )

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library import optimizers
-from sd_scripts.library.lr_schedulers import go_on_from_plateau, go_to_step
+from sd_scripts.library.lr_schedulers import advance_to, resume_plateau
 from sd_scripts.library.safetensors_io import OLD, PART, beside
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.origin import SCHEDULE, Origin, plain
@@ -102,8 +102,8 @@ class TrainState:
         same_kind = saved.makers.get("lr_scheduler") == _class_name(self.scheduler)
         if isinstance(self.scheduler, ReduceLROnPlateau) and same_kind and saved.hyperparameters:
             before = [group.get("initial_lr", group["lr"]) for group in saved.hyperparameters]
-            go_on_from_plateau(self.scheduler, state, before)
-        go_to_step(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
+            resume_plateau(self.scheduler, state, before)
+        advance_to(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
 
     def is_finite(self) -> bool:
         """Whether weights and optimizer hold numbers alone."""

@@ -142,7 +142,7 @@ class Trainer:
     def _follow_base(self, moved: dict[Path, Path]) -> None:
         """A base model that lay under the name of this run's files was renamed, and is read again at each save."""
         targets = {old.resolve(): new for old, new in moved.items()}
-        facts = self.training_data.components.facts
+        facts = self.training_data.components.extras
         for name, value in facts.items():
             if isinstance(value, Path):
                 facts[name] = targets.get(value.resolve(), value)

@@ -159,7 +159,9 @@ def build_caches(training_data: TrainingData, tried: Callable[[Callable[[], Tens
             training_data.text = cache_text(
                 training_data.plan,
                 lambda captions: _encode_captions(training_data, captions),
-                cache_key=weights_digest(components.text_encoders, *family.text_facts(components, context.settings)),
+                cache_key=weights_digest(
+                    components.text_encoders, *family.text_cache_key(components, context.settings)
+                ),
                 warn=context.warn,
                 to_disk=cache.cache_text_encoder_outputs_to_disk,
                 suffix=family.text_cache_suffix,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from sd_scripts.library.safetensors_io import GONE, PRECISIONS, beside, on_cpu, save_model, whole_file
+from sd_scripts.library.safetensors_io import GONE, PRECISIONS, atomic_file, beside, on_cpu, save_model
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.disk import errno_of, why_not_written
 from sd_scripts.runs.outputs import STATE_ENDING
@@ -150,7 +150,7 @@ class Writer:
         except Exception:
             logger.debug("the simpler form failed", exc_info=True)
         plain = path.with_name(f"{self.stem(path)}-weights.pt")
-        with whole_file(plain) as part:
+        with atomic_file(plain) as part:
             torch.save(
                 {name: on_cpu(tensor) for name, tensor in self._train_state.trainable.state_dict().items()}, part
             )

@@ -7,7 +7,7 @@ from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
 from sd_scripts.families.flux.sampling import sample
 from sd_scripts.families.flux.saving import save, saved_form
-from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_facts, tokenize
+from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS
 
@@ -21,7 +21,7 @@ FLUX = Family(
     latent_channels=16,
     latent_suffix="flux",
     text_cache_suffix="flux_te",
-    text_facts=text_facts,
+    text_cache_key=text_cache_key,
     text_cache_fits=text_cache_fits,
     adapted_encoders=adapted_encoders,
     check=check,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.loading import fill, made_empty, must_fit, shapes_of, some
+from sd_scripts.families.loading import fill, make_empty, require_matching_shapes, shapes_of, some
 from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library import fp8
 from sd_scripts.library.model_reader import read_empty, read_weights
@@ -26,7 +26,7 @@ LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\.(?!.*relativ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ComponentSpec:
     """One of the four parts, and how to know it."""
 
     option: str
@@ -36,7 +36,7 @@ class Kind:
     """Where a diffusers folder has it."""
     prefixes: tuple[str, ...]
     """Before its keys in a file of its own, or in one that holds all parts."""
-    marks: tuple[str, ...]
+    signature_keys: tuple[str, ...]
     """Keys of which each layout has one."""
     prepare: Callable[[State], tuple[Any, State]]
     """Tensors under the file's keys, without prefix -> the module, and the tensors under its names.
@@ -44,14 +44,14 @@ class Kind:
 
     def prefix(self, state: State) -> str | None:
         """What stands before this part's keys in a file; None if it is not there."""
-        return next((p for p in self.prefixes if any(p + mark in state for mark in self.marks)), None)
+        return next((p for p in self.prefixes if any(p + mark in state for mark in self.signature_keys)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ComponentFile:
     """A part before it is loaded, known to be whole as far as headers tell."""
 
-    kind: Kind
+    spec: ComponentSpec
     option: str
     path: Path
     """As the user named it."""
@@ -65,7 +65,7 @@ class Piece:
         state: State = {}
         for file in self.files:
             state |= read_weights(file, self.option, mmap=mmap)
-        module, named = _prepared(self.kind, state, dtype, keep)
+        module, named = _prepared(self.spec, state, dtype, keep)
         scales = {name: named.pop(name) for name in list(named) if name.endswith(SCALE)}
         fill(module.eval().requires_grad_(False), named, dtype, keep)
         for name, scale in scales.items():
@@ -75,32 +75,32 @@ class Piece:
         return module
 
 
-def open_piece(kind: Kind, option: str, path: Path, files: tuple[Path, ...]) -> Piece:
-    """Look at the headers. Raises ValueError, one sentence that names `option`, unless they are of a whole `kind`."""
+def open_component(spec: ComponentSpec, option: str, path: Path, files: tuple[Path, ...]) -> ComponentFile:
+    """Look at the headers. Raises ValueError, one sentence that names `option`, unless they are of a whole `spec`."""
     empty: State = {}
     for file in files:
         empty |= read_empty(file, option)
-    if kind.prefix(empty) is None:
-        raise ValueError(f"{option}: '{path}' is no {kind.title} but {_what_else(kind, empty)}")
-    if kind is TRANSFORMER:
-        _must_be_plain(empty, path)
-    module, named = made_empty(lambda: _prepared(kind, empty, torch.float32), option, path)
+    if spec.prefix(empty) is None:
+        raise ValueError(f"{option}: '{path}' is no {spec.title} but {_what_else(spec, empty)}")
+    if spec is TRANSFORMER:
+        _require_flux(empty, path)
+    module, named = make_empty(lambda: _prepared(spec, empty, torch.float32), option, path)
     expected = module.state_dict()
     if packed := [name for name, tensor in named.items() if name in expected and not tensor.is_floating_point()]:
         raise ValueError(
             f"{option}: '{path}' holds packed integers in place of weights, such as {some(packed[:1])}; "
             "take the bf16, fp16 or fp8 file"
         )
-    must_fit(shapes_of(named), expected, option, path, kind.title)
-    return Piece(kind=kind, option=option, path=path, files=files, module=module)
+    require_matching_shapes(shapes_of(named), expected, option, path, spec.title)
+    return ComponentFile(spec=spec, option=option, path=path, files=files, module=module)
 
 
 def _prepared(
-    kind: Kind, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None
+    spec: ComponentSpec, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None
 ) -> tuple[Any, State]:
     """Scales are multiplied out, but where `keep` is true of a weight in e4m3. In diffusers' layout all are, since q, k
     and v become one weight."""
-    prefix = kind.prefix(state) or ""
+    prefix = spec.prefix(state) or ""
     own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     apart = FLUX_MARKS[1] in own
 
@@ -108,7 +108,7 @@ def _prepared(
         return bool(keep) and not apart and is_fp8(name, tensor)
 
     with init_empty_weights():
-        return kind.prepare(flux.multiplied_out(own, dtype, stays))
+        return spec.prepare(flux.apply_scales(own, dtype, stays))
 
 
 def _transformer(state: State) -> tuple[FluxTransformer, State]:
@@ -138,57 +138,57 @@ def _autoencoder(state: State) -> tuple[AutoencoderKL, State]:
     return vae, flux.ae_from_bfl(state, vae.state_dict())
 
 
-TRANSFORMER = Kind(
+TRANSFORMER = ComponentSpec(
     option=MODEL,
     title="FLUX.1 transformer",
     folder="transformer",
     prefixes=("", "model.diffusion_model."),
-    marks=FLUX_MARKS,
+    signature_keys=FLUX_MARKS,
     prepare=_transformer,
 )
-CLIP_L = Kind(
+CLIP_L = ComponentSpec(
     option="clip_l",
     title="CLIP text encoder",
     folder="text_encoder",
     prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
-    marks=("encoder.layers.0.self_attn.q_proj.weight",),
+    signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
     prepare=_clip,
 )
-T5XXL = Kind(
+T5XXL = ComponentSpec(
     option="t5xxl",
     title="T5 text encoder",
     folder="text_encoder_2",
     prefixes=("", "text_encoders.t5xxl.transformer."),
-    marks=("encoder.block.0.layer.0.SelfAttention.q.weight",),
+    signature_keys=("encoder.block.0.layer.0.SelfAttention.q.weight",),
     prepare=_t5,
 )
-AE = Kind(
+AE = ComponentSpec(
     option="ae",
     title="autoencoder",
     folder="vae",
     prefixes=("", "vae."),
-    marks=("decoder.conv_in.weight",),
+    signature_keys=("decoder.conv_in.weight",),
     prepare=_autoencoder,
 )
-KINDS = (TRANSFORMER, CLIP_L, T5XXL, AE)
+SPECS = (TRANSFORMER, CLIP_L, T5XXL, AE)
 
 
-def _must_be_plain(state: State, path: Path) -> None:
+def _require_flux(state: State, path: Path) -> None:
     """Cousins that are built alike are told by their names."""
     family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
     if family != "flux":
         raise ValueError(f"{MODEL}: '{path}' is {what}, which is not trained here; choose FLUX.1 dev or schnell")
 
 
-def _what_else(kind: Kind, state: State) -> str:
+def _what_else(spec: ComponentSpec, state: State) -> str:
     """What a file is that is not of this kind, and what to do with it."""
     family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
     if what.endswith("LoRA"):
         return f"{what}; to go on with a LoRA set network_weights"
-    for other in KINDS:
-        if other is not kind and other.prefix(state) in other.prefixes[:2]:
+    for other in SPECS:
+        if other is not spec and other.prefix(state) in other.prefixes[:2]:
             return f"{what or other.title}; it belongs into {other.option}"
-    if kind is TRANSFORMER and family == "sdxl":
+    if spec is TRANSFORMER and family == "sdxl":
         return f"{what}; SDXL is trained by sdxl_train_network.py"
     return what or (f"something with keys such as {some(state)}" if state else "empty")
 

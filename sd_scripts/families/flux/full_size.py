@@ -9,7 +9,7 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 TEXT_TOKENS = 512
 
 
-def random_parts(device: torch.device, dtype: torch.dtype) -> Components:
+def random_components(device: torch.device, dtype: torch.dtype) -> Components:
     """The transformer alone; nothing is encoded in a benchmark."""
     with torch.device("meta"):
         flux = FluxTransformer(FluxParams()).to(dtype)
@@ -20,12 +20,12 @@ def random_parts(device: torch.device, dtype: torch.dtype) -> Components:
             nn.init.normal_(p, std=p.shape[1] ** -0.5 * (0.3 if "mod" in name else 1.0), generator=generator)
         else:
             nn.init.constant_(p, 1.0 if name.endswith("scale") else 0.0)
-    return parts_of(flux.requires_grad_(False))
+    return components_of(flux.requires_grad_(False))
 
 
-def parts_of(flux: FluxTransformer) -> Components:
-    facts = {"variant": "dev", "guidance": True, "t5_length": TEXT_TOKENS, "apply_t5_attn_mask": False}
-    return Components(denoiser=flux, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random", facts=facts)
+def components_of(flux: FluxTransformer) -> Components:
+    extras = {"variant": "dev", "guidance": True, "t5_length": TEXT_TOKENS, "apply_t5_attn_mask": False}
+    return Components(denoiser=flux, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random", extras=extras)
 
 
 def random_inputs(components: Components, batch: int, size: tuple[int, int], device: torch.device) -> dict[str, Tensor]:

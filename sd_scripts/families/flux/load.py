@@ -10,22 +10,22 @@ from sd_scripts.families.flux import lora
 from sd_scripts.families.flux.files import (
     AE,
     CLIP_L,
-    KINDS,
+    SPECS,
     T5XXL,
     TRANSFORMER,
-    Kind,
-    Piece,
+    ComponentFile,
+    ComponentSpec,
     becomes_fp8,
     is_fp8,
-    open_piece,
+    open_component,
 )
 from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
 from sd_scripts.families.flux.model import FluxParams
 from sd_scripts.families.flux.tokenizer import load_tokenizers
 from sd_scripts.families.loading import download, files_in
-from sd_scripts.library.block_swap import most_swapped
+from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.model_reader import read_empty
-from sd_scripts.networks.plan import Adapted, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import MODEL, describe, locate
@@ -34,7 +34,7 @@ from sd_scripts.options.settings import Settings
 
 T5_LENGTHS = {"dev": 512, "schnell": 256}
 
-Pieces = dict[str, Piece]
+ComponentFiles = dict[str, ComponentFile]
 """By the option that names a file of each."""
 
 
@@ -44,10 +44,10 @@ def check(settings: Settings) -> list[str]:
         where = locate(settings[ModelOptions].pretrained_model_name_or_path, "a FLUX.1 file")
     except ValueError as error:
         return [str(error)]
-    pieces, problems = _open(settings[FluxModelOptions], where)
-    if MODEL in pieces:
-        problems += _out_of_bounds(pieces[MODEL].module.shape, settings)
-        problems += _layers_that_are_not(pieces[MODEL], settings)
+    component_files, problems = _open(settings[FluxModelOptions], where)
+    if MODEL in component_files:
+        problems += _out_of_bounds(component_files[MODEL].module.shape, settings)
+        problems += _layers_that_are_not(component_files[MODEL], settings)
     return problems
 
 
@@ -68,19 +68,21 @@ def load(
     options, flux = settings[ModelOptions], settings[FluxModelOptions]
     where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
     source = where if isinstance(where, Path) else download(where)
-    pieces, problems = _open(flux, source)
+    component_files, problems = _open(flux, source)
     if problems:
         raise ValueError(problems[0])
 
-    sizes = [pieces[kind.option].module.config.vocab_size for kind in (CLIP_L, T5XXL)]
+    sizes = [component_files[spec.option].module.config.vocab_size for spec in (CLIP_L, T5XXL)]
     tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)  # where one is missing, little was waited
     mmap = not options.disable_mmap_load_safetensors
     host_copy = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
     keep = is_fp8 if holds_in_fp8(settings) else None
-    transformer = pieces[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(host_copy)
-    clip = pieces[CLIP_L.option].load(encoder_dtype or dtype, mmap=mmap).to(device)
-    t5 = _load_t5(pieces[T5XXL.option], encoder_dtype or dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)).to(device)
-    vae = pieces[AE.option].load(dtype, mmap=mmap).to(device)
+    transformer = component_files[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(host_copy)
+    clip = component_files[CLIP_L.option].load(encoder_dtype or dtype, mmap=mmap).to(device)
+    t5 = _load_t5(
+        component_files[T5XXL.option], encoder_dtype or dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)
+    ).to(device)
+    vae = component_files[AE.option].load(dtype, mmap=mmap).to(device)
     variant = "dev" if transformer.shape.guidance else "schnell"
     return Components(
         denoiser=transformer,
@@ -88,7 +90,7 @@ def load(
         text_encoders=[clip, t5],
         tokenizers=tokenizers,
         source=where,
-        facts={
+        extras={
             "variant": variant,
             "guidance": transformer.shape.guidance,
             "t5_length": flux.t5xxl_max_token_length or T5_LENGTHS[variant],
@@ -104,11 +106,11 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
     """
     options, given = settings[ModelOptions], settings[FluxModelOptions].ae
     if given:
-        piece = _open_file(AE, Path(given))
+        component_file = _open_file(AE, Path(given))
     else:
         where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
-        piece = _open_own(AE, where if isinstance(where, Path) else download(where))
-    return piece.load(dtype, mmap=not options.disable_mmap_load_safetensors)
+        component_file = _open_own(AE, where if isinstance(where, Path) else download(where))
+    return component_file.load(dtype, mmap=not options.disable_mmap_load_safetensors)
 
 
 def remarks(components: Components, settings: Settings) -> list[str]:
@@ -116,13 +118,13 @@ def remarks(components: Components, settings: Settings) -> list[str]:
     told = settings[FluxObjectiveOptions].guidance_scale != FluxObjectiveOptions.guidance_scale
     return (
         ["guidance_scale: has no effect: schnell takes no guidance"]
-        if told and not components.facts["guidance"]
+        if told and not components.extras["guidance"]
         else []
     )
 
 
-def _load_t5(piece: Piece, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> Any:
-    t5 = piece.load(dtype, mmap=mmap, keep=becomes_fp8 if in_fp8 else None)
+def _load_t5(component_file: ComponentFile, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> Any:
+    t5 = component_file.load(dtype, mmap=mmap, keep=becomes_fp8 if in_fp8 else None)
     if in_fp8:
         quantize_t5(t5, dtype)
     elif dtype == torch.float16:
@@ -131,54 +133,54 @@ def _load_t5(piece: Piece, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> A
     return t5
 
 
-def _open(options: FluxModelOptions, where: Path | str) -> tuple[Pieces, list[str]]:
+def _open(options: FluxModelOptions, where: Path | str) -> tuple[ComponentFiles, list[str]]:
     """The parts that are whole, and what is wrong with the others. Of a model that is still to be downloaded only
     the parts that lie in files of their own are looked at."""
-    pieces: Pieces = {}
+    component_files: ComponentFiles = {}
     problems: list[str] = []
-    for kind in KINDS:
-        given = None if kind is TRANSFORMER else getattr(options, kind.option)
-        if not given and (isinstance(where, str) or (problems and MODEL not in pieces)):
+    for spec in SPECS:
+        given = None if spec is TRANSFORMER else getattr(options, spec.option)
+        if not given and (isinstance(where, str) or (problems and MODEL not in component_files)):
             continue  # a wrong model tells nothing about its other parts
         try:
-            pieces[kind.option] = _open_file(kind, Path(given)) if given else _open_own(kind, Path(where))
+            component_files[spec.option] = _open_file(spec, Path(given)) if given else _open_own(spec, Path(where))
         except ValueError as error:
             problems.append(str(error))
-    return pieces, problems or _misfits(pieces)
+    return component_files, problems or _misfits(component_files)
 
 
-def _open_file(kind: Kind, path: Path) -> Piece:
+def _open_file(spec: ComponentSpec, path: Path) -> ComponentFile:
     """A part that is named by its own option: a file, or a folder of it or of a whole model."""
     if not path.exists():
-        raise ValueError(f"{kind.option}: there is no file or folder '{path}'")
+        raise ValueError(f"{spec.option}: there is no file or folder '{path}'")
     if path.is_file():
-        return open_piece(kind, kind.option, path, (path,))
-    folder = path / kind.folder if (path / kind.folder).is_dir() else path
-    return open_piece(kind, kind.option, path, files_in(folder, kind.option))
+        return open_component(spec, spec.option, path, (path,))
+    folder = path / spec.folder if (path / spec.folder).is_dir() else path
+    return open_component(spec, spec.option, path, files_in(folder, spec.option))
 
 
-def _open_own(kind: Kind, model: Path) -> Piece:
+def _open_own(spec: ComponentSpec, model: Path) -> ComponentFile:
     """A part of the base model: of its folder, or of a file that may hold all of them."""
     if model.is_file():
-        if kind is not TRANSFORMER and kind.prefix(read_empty(model, MODEL)) is None:
-            raise ValueError(f"{kind.option}: '{model}' holds no {kind.title}; set {kind.option} to a file of it")
-        return open_piece(kind, MODEL, model, (model,))
+        if spec is not TRANSFORMER and spec.prefix(read_empty(model, MODEL)) is None:
+            raise ValueError(f"{spec.option}: '{model}' holds no {spec.title}; set {spec.option} to a file of it")
+        return open_component(spec, MODEL, model, (model,))
     whole = (model / "model_index.json").is_file()
     if whole and (found := describe(model)).family != "flux":
         problem = found.problem or f"'{model}' is not FLUX.1 but a {found.variant}"
         raise ValueError(f"{MODEL}: {problem}")
-    if whole or (model / kind.folder).is_dir():
-        return open_piece(kind, MODEL, model, files_in(model / kind.folder, MODEL))
-    if kind is TRANSFORMER:  # a folder of the transformer alone
-        return open_piece(kind, MODEL, model, files_in(model, MODEL))
-    raise ValueError(f"{kind.option}: '{model}' holds no {kind.title}; set {kind.option} to a file of it")
+    if whole or (model / spec.folder).is_dir():
+        return open_component(spec, MODEL, model, files_in(model / spec.folder, MODEL))
+    if spec is TRANSFORMER:  # a folder of the transformer alone
+        return open_component(spec, MODEL, model, files_in(model, MODEL))
+    raise ValueError(f"{spec.option}: '{model}' holds no {spec.title}; set {spec.option} to a file of it")
 
 
-def _misfits(pieces: Pieces) -> list[str]:
+def _misfits(component_files: ComponentFiles) -> list[str]:
     """Parts of other models: the transformer tells what it reads."""
-    if MODEL not in pieces:
+    if MODEL not in component_files:
         return []
-    shape: FluxParams = pieces[MODEL].module.shape
+    shape: FluxParams = component_files[MODEL].module.shape
     wanted = {
         CLIP_L.option: ("hidden_size", shape.pooled_width, "vectors of {} values"),
         T5XXL.option: ("d_model", shape.text_width, "vectors of {} values"),
@@ -186,17 +188,20 @@ def _misfits(pieces: Pieces) -> list[str]:
     }
     problems = []
     for option, (number, size, what) in wanted.items():
-        if option in pieces and (given := getattr(pieces[option].module.config, number)) != size:
+        if option in component_files and (given := getattr(component_files[option].module.config, number)) != size:
             problems.append(
-                f"{option}: '{pieces[option].path}' makes {what.format(given)}, the transformer reads {size}; "
-                f"choose the {pieces[option].kind.title} of FLUX.1"
+                f"{option}: '{component_files[option].path}' makes {what.format(given)}, the transformer reads {size}; "
+                f"choose the {component_files[option].spec.title} of FLUX.1"
             )
     return problems
 
 
 def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
     problems = []
-    swap, most = settings[FluxMemoryOptions].blocks_to_swap or 0, most_swapped(shape.double_blocks, shape.single_blocks)
+    swap, most = (
+        settings[FluxMemoryOptions].blocks_to_swap or 0,
+        max_blocks_to_swap(shape.double_blocks, shape.single_blocks),
+    )
     if swap > most:
         problems.append(
             f"blocks_to_swap: {swap} is beyond the {most} that a model of {shape.double_blocks} double and "
@@ -211,7 +216,7 @@ def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
     return problems
 
 
-def _layers_that_are_not(transformer: Piece, settings: Settings) -> list[str]:
+def _layers_that_are_not(transformer: ComponentFile, settings: Settings) -> list[str]:
     """Of a network of ours: numbers of blocks beyond the last one, and nothing at all that learns."""
     network = settings.filled.get(NetworkOptions)
     if not isinstance(network, NetworkOptions) or not network.is_ours:
@@ -223,7 +228,7 @@ def _layers_that_are_not(transformer: Piece, settings: Settings) -> list[str]:
     try:
         args.rules.check(transformer.module)
         if network.network_train_unet_only and not network.dim_from_weights:
-            plan_layers([Adapted(module=transformer.module, target=lora.TRANSFORMER, lr=1.0)], args)
+            plan_layers([AdaptedModule(module=transformer.module, target=lora.TRANSFORMER, lr=1.0)], args)
     except ValueError as error:
         return [str(error)]
     return []

@@ -19,9 +19,9 @@ def _name(prefix: str) -> Callable[[str], str]:
 
 TRANSFORMER = LoraTarget(
     classes=("DoubleBlock", "SingleBlock"),
-    also=IN_LAYERS,
+    extra_modules=IN_LAYERS,
     name=_name("lora_unet"),
-    parts=diffusers_modules,
+    diffusers_paths=diffusers_modules,
     class_aliases={"DoubleBlock": "DoubleStreamBlock", "SingleBlock": "SingleStreamBlock"},
     options=(FluxNetworkOptions,),
     rules=read_flux_rules,

@@ -10,7 +10,7 @@ from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.library import fp8
-from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, moving, swap_counts
+from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, swap_counts, swapped_blocks
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
@@ -27,16 +27,16 @@ def place(components: Components, settings: Settings, device: torch.device) -> N
         if name not in ("double_blocks", "single_blocks"):
             part.to(device)
     swaps = []
-    streams, learns = CopyStreams.of(device), any(p.requires_grad for p in flux.parameters())
+    streams, trainable = CopyStreams.of(device), any(p.requires_grad for p in flux.parameters())
     kinds = (flux.double_blocks, flux.single_blocks)
     for blocks, count in zip(kinds, swap_counts(memory.blocks_to_swap or 0), strict=True):
-        moves = moving(len(blocks), count)
+        moves = swapped_blocks(len(blocks), count)
         for number, block in enumerate(blocks):
             if quantized:
                 block.to(device)  # where it is quick
                 _quantize(block, flux.dtype, settings, stays=number not in moves)
                 block.to("cpu" if number in moves else device)
-        swaps.append(BlockSwap(blocks, count, device, streams=streams, learns=learns))
+        swaps.append(BlockSwap(blocks, count, device, streams=streams, trainable=trainable))
     flux.swapper = SwapGroup(swaps) if memory.blocks_to_swap else None
 
 

@@ -271,7 +271,7 @@ class FluxTransformer(nn.Module):
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
             img, txt = (x if x.requires_grad else x.requires_grad_() for x in (img, txt))
         rope = rope_table(self.shape, txt.shape[1], grid, img.device)
-        mask = None if txt_mask is None else whole_mask(txt_mask, img.shape[1])
+        mask = None if txt_mask is None else joint_mask(txt_mask, img.shape[1])
 
         for block in self.double_blocks:
             img, txt = self._through(block, (img, txt), vec, rope, mask)
@@ -294,7 +294,7 @@ class FluxTransformer(nn.Module):
         return self.swapper.leave(block, *hidden) if self.swapper else hidden
 
 
-def whole_mask(txt_mask: Tensor, tokens: int) -> Tensor:
+def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:
     """(B, T) -> (B, 1, 1, T + tokens): every image token is looked at."""
     image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
     return torch.cat((txt_mask.bool(), image), dim=1)[:, None, None]

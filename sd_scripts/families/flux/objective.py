@@ -83,7 +83,7 @@ def validation_timesteps(settings: Settings) -> list[float]:
 
 def architecture(components: Components) -> str:
     """modelspec.architecture."""
-    return f"flux-1-{components.facts['variant']}"
+    return f"flux-1-{components.extras['variant']}"
 
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:

@@ -21,11 +21,11 @@ OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask"
 
 
 def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
-    """ids1 (B, 77), ids2 and mask2 (B, T), int64; T is parts.facts["t5_length"]. What is longer is cut off."""
+    """ids1 (B, 77), ids2 and mask2 (B, T), int64; T is components.extras["t5_length"]. What is longer is cut off."""
     clip, t5 = components.tokenizers
     long = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
     clip_tokens = clip(list(captions), max_length=LENGTH, **long)
-    t5_tokens = t5(list(captions), max_length=components.facts["t5_length"], **long)
+    t5_tokens = t5(list(captions), max_length=components.extras["t5_length"], **long)
     return {"ids1": clip_tokens.input_ids, "ids2": t5_tokens.input_ids, "mask2": t5_tokens.attention_mask}
 
 
@@ -33,8 +33,8 @@ def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, 
     """What the encoders give whose tokens are there, in their dtype; differentiable.
 
     CLIP: l_pooled (B, 768). T5: t5_out (B, T, 4096), txt_ids (B, T, 3) zeros, t5_attn_mask (B, T) int64 and
-    apply_t5_attn_mask (B,) bool, parts.facts["apply_t5_attn_mask"]: whether the padding is hidden from T5 and from the
-    transformer.
+    apply_t5_attn_mask (B,) bool, components.extras["apply_t5_attn_mask"]: whether T5 and the transformer ignore the
+    padding.
     """
     outputs: dict[str, Tensor] = {}
     if "ids1" in tokens:
@@ -54,7 +54,7 @@ def _pooled(components: Components, ids: Tensor) -> Tensor:
 
 
 def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    encoder, masked = components.text_encoders[T5], bool(components.facts["apply_t5_attn_mask"])
+    encoder, masked = components.text_encoders[T5], bool(components.extras["apply_t5_attn_mask"])
     device = next(encoder.parameters()).device
     ids, mask = ids.to(device), mask.to(device)
     hidden = encoder(ids, attention_mask=mask if masked else None).last_hidden_state
@@ -66,17 +66,17 @@ def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tens
     }
 
 
-def text_facts(components: Components, settings: Settings) -> tuple[object, ...]:
+def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
     """What of the settings changes the outputs."""
-    return components.facts["t5_length"], components.facts["apply_t5_attn_mask"]
+    return components.extras["t5_length"], components.extras["apply_t5_attn_mask"]
 
 
 def text_cache_fits(components: Components, arrays: Arrays) -> bool:
     """Whether a cache file is whole, and of T5's length and mask as they are now; it need not read the states."""
     if any(name not in arrays for name in OUTPUTS):
         return False
-    masked = bool(arrays["apply_t5_attn_mask"]) == components.facts["apply_t5_attn_mask"]
-    return masked and len(arrays["t5_attn_mask"]) == components.facts["t5_length"]
+    masked = bool(arrays["apply_t5_attn_mask"]) == components.extras["apply_t5_attn_mask"]
+    return masked and len(arrays["t5_attn_mask"]) == components.extras["t5_length"]
 
 
 def adapted_encoders(settings: Settings) -> tuple[bool, ...]:

@@ -21,12 +21,12 @@ from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransfor
 from sd_scripts.families.flux.packing import grid_of, pack
 from sd_scripts.families.miniature import (
     Miniature,
+    caption_words,
     clip_config,
     clip_tokenizer,
     images,
     least_squares,
     randomize,
-    words,
 )
 from sd_scripts.library.flux_train_utils import LATENT_SCALE, LATENT_SHIFT, ae_to_bfl
 from sd_scripts.library.safetensors_io import save_model
@@ -97,7 +97,7 @@ def t5_tokenizer() -> T5Tokenizer:
     """T5's kind of tokenizer: whole words of the captions, and letters for all others."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
-    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in words()), *letters], extra_ids=0)
+    return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in caption_words()), *letters], extra_ids=0)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.autoencoder import decoded, encoded
+from sd_scripts.families.autoencoder import vae_decode, vae_encode
 from sd_scripts.families.family import Components
 
 
@@ -15,7 +15,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     Raises ValueError where they are not finite.
     """
     vae: Any = components.vae
-    latents = encoded(vae, pixels)
+    latents = vae_encode(vae, pixels)
     if torch.isfinite(latents).all():
         return (latents - vae.config.shift_factor) * vae.config.scaling_factor
     if vae.dtype == torch.float16:
@@ -26,4 +26,4 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
 def decode_latents(components: Components, latents: Tensor) -> Tensor:
     """Shifted and scaled latents (B, 16, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
     vae: Any = components.vae
-    return decoded(vae, latents / vae.config.scaling_factor + vae.config.shift_factor)
+    return vae_decode(vae, latents / vae.config.scaling_factor + vae.config.shift_factor)

@@ -6,7 +6,7 @@ from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import sample
 from sd_scripts.families.sdxl.saving import save, saved_form
-from sd_scripts.families.sdxl.text import encode_text, text_facts, tokenize
+from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.options.model import ModelOptions
@@ -22,8 +22,8 @@ SDXL = Family(
     latent_channels=4,
     latent_suffix="sdxl",
     text_cache_suffix="te_outputs",
-    text_facts=text_facts,
-    encoders_learn=True,
+    text_cache_key=text_cache_key,
+    trains_text_encoders=True,
     adapted_encoders=lambda settings: (True, True),
     check=check,
     load=load,

@@ -8,7 +8,7 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import ModelMixin
 
-from sd_scripts.families.loading import files_in, fill, must_fit, shapes_of
+from sd_scripts.families.loading import files_in, fill, require_matching_shapes, shapes_of
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.sdxl_model_util import State
 
@@ -16,7 +16,7 @@ FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.
 """The VAE's attention, before diffusers 0.13."""
 
 
-def load_part(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
+def load_component(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
     """A module of diffusers or transformers. ValueError, one sentence that names `option`, if it is not whole."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{option}: '{folder}' is not whole; missing: 'config.json'")
@@ -28,8 +28,8 @@ def load_part(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(f"{option}: '{folder}' is not whole: {str(error).strip().splitlines()[0]}") from None
     expected = module.state_dict()
-    state = read_part(folder, expected, option)
-    must_fit(shapes_of(state), expected, option, folder, "SDXL")
+    state = read_component(folder, expected, option)
+    require_matching_shapes(shapes_of(state), expected, option, folder, "SDXL")
     return fill(module, {name: tensor.view(expected[name].shape) for name, tensor in state.items()}, dtype)
 
 
@@ -44,7 +44,7 @@ def _make_empty(kind: Any, folder: Path) -> Any:
     return kind(kind.config_class.from_pretrained(folder, local_files_only=True))
 
 
-def read_part(folder: Path, names: State, option: str) -> State:
+def read_component(folder: Path, names: State, option: str) -> State:
     """What a folder holds of `names`. Raises ValueError where it holds no weights."""
     state = {key: tensor for file in files_in(folder, option) for key, tensor in read_weights(file, option).items()}
     ours = {_name_now(key, names): tensor for key, tensor in state.items()}

@@ -7,7 +7,7 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.unet import make_ours
+from sd_scripts.families.sdxl.unet import prepare_unet
 
 SDXL_CONFIG: dict[str, Any] = {
     "sample_size": 128,
@@ -28,7 +28,7 @@ SDXL_CONFIG: dict[str, Any] = {
 """Of SDXL 1.0 base."""
 
 
-def random_parts(device: torch.device, dtype: torch.dtype) -> Components:
+def random_components(device: torch.device, dtype: torch.dtype) -> Components:
     """The U-Net alone; nothing is encoded in a benchmark."""
     with torch.device("meta"):
         unet = UNet2DConditionModel(**SDXL_CONFIG)
@@ -39,11 +39,11 @@ def random_parts(device: torch.device, dtype: torch.dtype) -> Components:
             nn.init.normal_(p, std=p[0].numel() ** -0.5, generator=generator)
         else:
             nn.init.constant_(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    make_ours(unet)
-    return parts_of(unet.requires_grad_(False))
+    prepare_unet(unet)
+    return components_of(unet.requires_grad_(False))
 
 
-def parts_of(unet: UNet2DConditionModel) -> Components:
+def components_of(unet: UNet2DConditionModel) -> Components:
     return Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random")
 
 

@@ -8,7 +8,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.loading import download
-from sd_scripts.families.sdxl.folder import load_part, vae_folder
+from sd_scripts.families.sdxl.folder import load_component, vae_folder
 from sd_scripts.families.sdxl.single_file import (
     LOGIT_SCALE,
     Dtypes,
@@ -18,7 +18,7 @@ from sd_scripts.families.sdxl.single_file import (
     load_vae_file,
 )
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
-from sd_scripts.families.sdxl.unet import make_ours
+from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.model_file import MODEL, describe, is_hub_id, locate
@@ -66,7 +66,7 @@ def load(
         modules = _load_folder(source, dtypes, with_vae=not options.vae)
     else:
         modules = load_file(source, dtypes, with_vae=not options.vae, mmap=mmap)
-    make_ours(modules.unet)
+    prepare_unet(modules.unet)
     vae = modules.vae or _load_vae(str(options.vae), dtypes.vae, mmap=mmap)
     encoders = [modules.text_encoder1, modules.text_encoder2]
     for module in (modules.unet, vae, *encoders):
@@ -77,9 +77,9 @@ def load(
         text_encoders=encoders,
         tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [e.config.vocab_size for e in encoders]),
         source=where,
-        facts={
+        extras={
             "logit_scale": modules.logit_scale,
-            "marks": modules.marks,
+            "marks": modules.marker_tensors,
             "files": source,
             "vae_files": Path(options.vae) if options.vae else source,
             "schedule": {
@@ -116,10 +116,12 @@ def _check_folder(folder: Path) -> None:
 def _load_folder(folder: Path, dtypes: Dtypes, *, with_vae: bool) -> Modules:
     _check_folder(folder)
     return Modules(
-        unet=load_part(UNet2DConditionModel, folder / "unet", MODEL, dtypes.unet),
-        vae=load_part(AutoencoderKL, folder / "vae", MODEL, dtypes.vae) if with_vae else None,
-        text_encoder1=load_part(CLIPTextModel, folder / "text_encoder", MODEL, dtypes.text_encoders),
-        text_encoder2=load_part(CLIPTextModelWithProjection, folder / "text_encoder_2", MODEL, dtypes.text_encoders),
+        unet=load_component(UNet2DConditionModel, folder / "unet", MODEL, dtypes.unet),
+        vae=load_component(AutoencoderKL, folder / "vae", MODEL, dtypes.vae) if with_vae else None,
+        text_encoder1=load_component(CLIPTextModel, folder / "text_encoder", MODEL, dtypes.text_encoders),
+        text_encoder2=load_component(
+            CLIPTextModelWithProjection, folder / "text_encoder_2", MODEL, dtypes.text_encoders
+        ),
         logit_scale=torch.tensor(LOGIT_SCALE),
     )
 
@@ -130,7 +132,7 @@ def _load_vae(vae: str, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
     if path.is_file():
         return load_vae_file(path, dtype, mmap=mmap)
     if path.is_dir():
-        return load_part(AutoencoderKL, vae_folder(path), "vae", dtype)
+        return load_component(AutoencoderKL, vae_folder(path), "vae", dtype)
     try:
         return AutoencoderKL.from_pretrained(vae).to(dtype)
     except (OSError, ValueError) as error:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Components, ModelWeights
-from sd_scripts.families.sdxl.folder import read_part, vae_folder
+from sd_scripts.families.sdxl.folder import read_component, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
-from sd_scripts.families.sdxl.single_file import with_prefix
+from sd_scripts.families.sdxl.single_file import with_vae_prefix
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
 from sd_scripts.formats.documents import read_json
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.safetensors_io import on_cpu, save_model, whole_file, whole_folder, write_tensors
+from sd_scripts.library.safetensors_io import atomic_file, atomic_folder, on_cpu, save_model, write_tensors
 from sd_scripts.library.sdxl_model_util import State
 from sd_scripts.options.model_file import MODEL
 
@@ -42,7 +42,7 @@ def saved_form(components: Components, save_model_as: str | None) -> str:
     """As family.Family.saved_form. Unset, a folder stays a folder; a pickle is written only where it is asked for."""
     if save_model_as:
         return save_model_as.removesuffix("_safetensors")
-    return "diffusers" if components.facts["files"].is_dir() else "safetensors"
+    return "diffusers" if components.extras["files"].is_dir() else "safetensors"
 
 
 def save(
@@ -56,14 +56,14 @@ def save(
     """As family.Family.save. A .ckpt and a folder hold no metadata."""
     states = _states(components, weights)
     if form == "diffusers":
-        with whole_folder(path, INDEX) as folder:
+        with atomic_folder(path, INDEX) as folder:
             _write_folder(folder, components, states, dtype)
         return
     tensors = states.checkpoint(components)
     if form == "safetensors":
         save_model(path, tensors, metadata, dtype)
         return
-    with whole_file(path) as part:  # clone: a view would be written with all that it is a view of
+    with atomic_file(path) as part:  # clone: a view would be written with all that it is a view of
         torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
 
 
@@ -85,23 +85,28 @@ class States:
         """In the keys and shapes of the single file, with the marks that stood in the base model's."""
         encoders = (self.text_encoder1, self.text_encoder2)
         return (
-            sgm.checkpoint(self.unet, self.vae, *encoders, components.facts["logit_scale"]) | components.facts["marks"]
+            sgm.checkpoint(self.unet, self.vae, *encoders, components.extras["logit_scale"])
+            | components.extras["marks"]
         )
 
 
 def _states(components: Components, weights: ModelWeights) -> States:
     first, second = components.text_encoders
-    unet, (learned1, learned2) = dict(weights.denoiser), weights.text_encoders
+    unet, (trained1, trained2) = dict(weights.denoiser), weights.text_encoders
     original = _read_originals(components)
     return States(
-        unet={**unet, **_unrounded(_stood_still(unet), original.unet)},
-        vae=_unrounded(components.vae.state_dict(), original.vae),
-        text_encoder1=_on_cpu(learned1) if learned1 else _unrounded(first.state_dict(), original.text_encoder1),
-        text_encoder2=_on_cpu(learned2) if learned2 else _unrounded(second.state_dict(), original.text_encoder2),
+        unet={**unet, **_with_original_precision(_frozen_tensors(unet), original.unet)},
+        vae=_with_original_precision(components.vae.state_dict(), original.vae),
+        text_encoder1=_on_cpu(trained1)
+        if trained1
+        else _with_original_precision(first.state_dict(), original.text_encoder1),
+        text_encoder2=_on_cpu(trained2)
+        if trained2
+        else _with_original_precision(second.state_dict(), original.text_encoder2),
     )
 
 
-def _stood_still(unet: State) -> State:
+def _frozen_tensors(unet: State) -> State:
     """Where weights learn in float32, what is in half precision did not: blocks whose block_lr is 0."""
     wide = any(tensor.dtype == torch.float32 for tensor in unet.values())
     return {name: tensor for name, tensor in unet.items() if wide and tensor.dtype != torch.float32}
@@ -112,7 +117,7 @@ def _on_cpu(state: Mapping[str, Tensor]) -> State:
     return {name: on_cpu(tensor) for name, tensor in state.items()}
 
 
-def _unrounded(held: State, originals: State) -> State:
+def _with_original_precision(held: State, originals: State) -> State:
     """What did not learn, as fine as the base model's file has it: training holds it rounded.
 
     An original that does not round to what is held is of another model, and is passed over.
@@ -129,15 +134,15 @@ def _unrounded(held: State, originals: State) -> State:
 
 def _read_originals(components: Components) -> States:
     """What the files of the base model, and of another VAE, hold; nothing if they are gone."""
-    source, vae_source = components.facts["files"], components.facts["vae_files"]
+    source, vae_source = components.extras["files"], components.extras["vae_files"]
     unet, first, second = (module.state_dict() for module in (components.denoiser, *components.text_encoders))
     vae = components.vae.state_dict()
     file = _read(source)
     return States(
-        unet=sgm.read_unet(file, unet) or _read_part(source / "unet", unet),
-        vae=sgm.read_vae(with_prefix(_read(vae_source)), vae) or _read_part(vae_folder(vae_source), vae),
-        text_encoder1=sgm.read_text_encoder1(file, first) or _read_part(source / "text_encoder", first),
-        text_encoder2=sgm.read_text_encoder2(file, second) or _read_part(source / "text_encoder_2", second),
+        unet=sgm.read_unet(file, unet) or _read_component(source / "unet", unet),
+        vae=sgm.read_vae(with_vae_prefix(_read(vae_source)), vae) or _read_component(vae_folder(vae_source), vae),
+        text_encoder1=sgm.read_text_encoder1(file, first) or _read_component(source / "text_encoder", first),
+        text_encoder2=sgm.read_text_encoder2(file, second) or _read_component(source / "text_encoder_2", second),
     )
 
 
@@ -148,9 +153,9 @@ def _read(file: Path) -> State:
         return {}
 
 
-def _read_part(folder: Path, names: State) -> State:
+def _read_component(folder: Path, names: State) -> State:
     try:
-        return read_part(folder, names, MODEL)
+        return read_component(folder, names, MODEL)
     except (OSError, ValueError):
         return {}
 
@@ -160,10 +165,10 @@ def _write_folder(folder: Path, components: Components, states: States, dtype: t
     them with it; transformers 4 needs it."""
     first, second = components.text_encoders
     text_encoder1 = {sgm.text_encoder1_key(name): tensor for name, tensor in states.text_encoder1.items()}
-    _write_part(folder / "unet" / OF_DIFFUSERS, components.denoiser, states.unet, dtype)
-    _write_part(folder / "vae" / OF_DIFFUSERS, components.vae, states.vae, dtype)
-    _write_part(folder / "text_encoder" / OF_TRANSFORMERS, first, text_encoder1, dtype)
-    _write_part(folder / "text_encoder_2" / OF_TRANSFORMERS, second, states.text_encoder2, dtype)
+    _write_component(folder / "unet" / OF_DIFFUSERS, components.denoiser, states.unet, dtype)
+    _write_component(folder / "vae" / OF_DIFFUSERS, components.vae, states.vae, dtype)
+    _write_component(folder / "text_encoder" / OF_TRANSFORMERS, first, text_encoder1, dtype)
+    _write_component(folder / "text_encoder_2" / OF_TRANSFORMERS, second, states.text_encoder2, dtype)
     for name, tokenizer in zip(FOLDERS, components.tokenizers, strict=True):
         _write_tokenizer(folder / name, tokenizer)
     scheduler = _scheduler(components)
@@ -174,7 +179,7 @@ def _write_folder(folder: Path, components: Components, states: States, dtype: t
     _write_json(folder / INDEX, {**about, "force_zeros_for_empty_prompt": True, **index_entries})
 
 
-def _write_part(file: Path, module: Any, state: State, dtype: torch.dtype | None) -> None:
+def _write_component(file: Path, module: Any, state: State, dtype: torch.dtype | None) -> None:
     file.parent.mkdir()
     write_tensors(file, state, {"format": "pt"}, dtype)
     saved = next(on_cpu(tensor[:0], dtype).dtype for tensor in state.values() if tensor.is_floating_point())
@@ -197,12 +202,12 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 def _scheduler(components: Components) -> dict[str, Any]:
     """The base model's own, or Euler's, as SDXL is published with; of what the model has learned to predict."""
-    schedule = components.facts["schedule"]
+    schedule = components.extras["schedule"]
     learned = json.loads(make_sampler("euler", **schedule).to_json_string())
     if not schedule["zero_terminal_snr"]:
         learned["timestep_spacing"] = "leading"
     try:
-        own = dict(read_json(components.facts["files"] / "scheduler/scheduler_config.json"))
+        own = dict(read_json(components.extras["files"] / "scheduler/scheduler_config.json"))
     except (ValueError, TypeError):
         return learned
     changed = ["prediction_type"] + ["rescale_betas_zero_snr", "timestep_spacing"] * schedule["zero_terminal_snr"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families import loading
-from sd_scripts.families.loading import Made, fill, made_empty, shapes_of, some
+from sd_scripts.families.loading import Made, fill, make_empty, shapes_of, some
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_shapes, read_weights
 from sd_scripts.options.model_file import MODEL, Header, recognise
@@ -18,7 +18,7 @@ from sd_scripts.options.model_file import MODEL, Header, recognise
 VAE = "vae"
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's, for files that were saved without it."""
-MARKS = ("v_pred", "ztsnr")
+MARKER_KEYS = ("v_pred", "ztsnr")
 PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX, sgm.VAE_PREFIX)
 
 ADVICE = {"LoRA": "; to go on with a LoRA set network_weights", "VAE": "; a VAE belongs into the option vae"}
@@ -44,7 +44,7 @@ class Modules:
     text_encoder1: CLIPTextModel
     text_encoder2: CLIPTextModelWithProjection
     logit_scale: Tensor
-    marks: dict[str, Tensor] = field(default_factory=dict)
+    marker_tensors: dict[str, Tensor] = field(default_factory=dict)
     """Empty tensors by whose keys programs know what a model predicts."""
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -58,14 +58,14 @@ def load_file(path: Path, dtypes: Dtypes, *, with_vae: bool, mmap: bool) -> Modu
     """Raises ValueError in one sentence if the file is not a whole SDXL checkpoint."""
     file = read_weights(path, MODEL, mmap=mmap)
     modules = _empty_modules(shapes_of(file), path, with_vae=with_vae)
-    must_fit(shapes_of(file), modules.checkpoint(), MODEL, path)
+    require_matching_shapes(shapes_of(file), modules.checkpoint(), MODEL, path)
     fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtypes.unet)
     fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtypes.text_encoders)
     fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtypes.text_encoders)
     if modules.vae:
         fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), dtypes.vae)
     modules.logit_scale = file.get(sgm.LOGIT_SCALE, modules.logit_scale)
-    modules.marks = {key: file[key] for key in MARKS if key in file}
+    modules.marker_tensors = {key: file[key] for key in MARKER_KEYS if key in file}
     return modules
 
 
@@ -73,32 +73,32 @@ def check_file(path: Path, *, with_vae: bool) -> None:
     """As load_file, but only the header of a .safetensors file is read, and of a .ckpt nothing."""
     if path.suffix == ".safetensors":
         shapes = read_shapes(path, MODEL)
-        must_fit(shapes, _empty_modules(shapes, path, with_vae=with_vae).checkpoint(), MODEL, path)
+        require_matching_shapes(shapes, _empty_modules(shapes, path, with_vae=with_vae).checkpoint(), MODEL, path)
 
 
 def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
     """A VAE in a file of its own: cut out of a checkpoint, in the same keys without prefix, or in diffusers' keys."""
-    file = with_prefix(read_weights(path, VAE, mmap=mmap))
+    file = with_vae_prefix(read_weights(path, VAE, mmap=mmap))
     vae = _empty_vae(shapes_of(file), VAE, path)
     levels = len(vae.config["block_out_channels"])
     expected = {sgm.VAE_PREFIX + sgm.vae_key(name, levels): tensor for name, tensor in vae.state_dict().items()}
-    must_fit(shapes_of(file), expected, VAE, path)
+    require_matching_shapes(shapes_of(file), expected, VAE, path)
     return fill(vae, sgm.read_vae(file, vae.state_dict()), dtype)
 
 
-def must_fit(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
-    """As loading.must_fit; beside the parts that are expected, a file may hold anything."""
+def require_matching_shapes(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
+    """As loading.require_matching_shapes; beside the parts that are expected, a file may hold anything."""
     parts = [prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected)]
-    loading.must_fit(shapes, expected, option, path, "SDXL", parts)
+    loading.require_matching_shapes(shapes, expected, option, path, "SDXL", parts)
 
 
 def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules:
-    _must_be_sdxl(shapes, path)
+    _require_sdxl(shapes, path)
     if with_vae and not any(key.startswith(sgm.VAE_PREFIX) for key in shapes):
         raise ValueError(f"vae: '{path}' has no VAE of its own; set vae to an SDXL VAE file")
 
     def made(make: Callable[[], Made]) -> Made:
-        return made_empty(make, MODEL, path)
+        return make_empty(make, MODEL, path)
 
     return Modules(
         unet=made(lambda: UNet2DConditionModel(**sgm.unet_config(shapes))),
@@ -110,10 +110,10 @@ def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules
 
 
 def _empty_vae(shapes: sgm.Shapes, option: str, path: Path) -> AutoencoderKL:
-    return made_empty(lambda: AutoencoderKL(**sgm.vae_config(shapes)), option, path)
+    return make_empty(lambda: AutoencoderKL(**sgm.vae_config(shapes)), option, path)
 
 
-def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
+def _require_sdxl(shapes: sgm.Shapes, path: Path) -> None:
     if all(any(key.startswith(prefix) for key in shapes) for prefix in PREFIXES[:3]):
         return
     _, what = recognise(Header(metadata={}, shapes=dict(shapes), dtypes={}))
@@ -121,7 +121,7 @@ def _must_be_sdxl(shapes: sgm.Shapes, path: Path) -> None:
     raise ValueError(f"{MODEL}: '{path}' is no SDXL checkpoint but {what}{ADVICE.get(what.split()[-1], '')}")
 
 
-def with_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_vae_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
     """A VAE file's tensors under the keys of a whole checkpoint."""
     if any(key.startswith(sgm.VAE_PREFIX) for key in file):
         return file

@@ -41,7 +41,7 @@ def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, 
     `tokens` as `tokenize` makes them, or slices of them, of both encoders or one; differentiable.
     """
     states: dict[str, Tensor] = {}
-    layer = -max(TRAINED_LAYER, components.facts.get("clip_skip") or 0)
+    layer = -max(TRAINED_LAYER, components.extras.get("clip_skip") or 0)
     for number, encoder in enumerate(components.text_encoders, start=1):
         if f"ids{number}" not in tokens:
             continue
@@ -71,7 +71,7 @@ def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
-def text_facts(components: Components, settings: Settings) -> tuple[object, ...]:
+def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
     """What of the settings changes the states."""
     model = settings[ModelOptions]
     return model.max_token_length, model.clip_skip, settings[CaptionOptions].weighted_captions

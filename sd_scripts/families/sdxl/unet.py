@@ -38,7 +38,7 @@ class SharedProjections:
         return attn.to_out[0](attention(q, k, v, attention_mask))
 
 
-def make_ours(unet: UNet2DConditionModel) -> None:
+def prepare_unet(unet: UNet2DConditionModel) -> None:
     """Give a loaded U-Net our attention, and equal blocks equal attributes, so that they share graphs."""
     unet.set_attn_processor(SharedProjections())  # type: ignore[arg-type]
     for module in unet.modules():

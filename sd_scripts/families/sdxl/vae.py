@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.autoencoder import decoded, encoded
+from sd_scripts.families.autoencoder import vae_decode, vae_encode
 from sd_scripts.families.family import Components
 
 
@@ -15,7 +15,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     Raises ValueError where the VAE overflowed, as SDXL's own does in half precision.
     """
     vae: Any = components.vae
-    latents = encoded(vae, pixels)
+    latents = vae_encode(vae, pixels)
     if not torch.isfinite(latents).all():
         raise ValueError(
             f"no_half_vae: the VAE overflowed in {str(vae.dtype).removeprefix('torch.')}; turn this option on, "
@@ -27,4 +27,4 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
 def decode_latents(components: Components, latents: Tensor) -> Tensor:
     """Scaled latents (B, 4, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
     vae: Any = components.vae
-    return decoded(vae, latents / vae.config.scaling_factor)
+    return vae_decode(vae, latents / vae.config.scaling_factor)
