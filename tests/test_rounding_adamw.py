@@ -212,7 +212,7 @@ def test_a_schedule_fills_the_rate_of_adamw_in_portions_and_shows_adafactors_own
     scheduler = make_scheduler(LrSchedulerOptions(lr_scheduler="linear"), adamw, total_steps=4)
     adamw.step()
     scheduler.step()
-    assert adamw.param_groups[0]["lr"] is rate is adamw.one.param_groups[0]["lr"]
+    assert adamw.param_groups[0]["lr"] is rate is adamw.representative.param_groups[0]["lr"]
     assert rate.item() == 0.375
     own = OptimizerOptions(optimizer_type="Adafactor")
     adafactor = PartitionedOptimizer(
