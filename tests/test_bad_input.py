@@ -147,7 +147,10 @@ def test_a_console_file_that_cannot_be(told: Any, miniature: Any, tmp_path: Path
         (["--optimizer_type=AdamX"], "optimizer_type: "),
         (["--optimizer_args", "momentum=3"], "optimizer_args: AdamW takes no momentum"),
         (["--lr_scheduler=sine"], "lr_scheduler: "),
-        (["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"], "lr_scheduler_args: constant does not take them"),
+        (
+            ["--lr_scheduler=constant", "--lr_scheduler_args", "x=1"],
+            "lr_scheduler_args: constant does not accept these arguments",
+        ),
         (["--config_file=nowhere"], "config_file: there is no file 'nowhere.toml'"),
         (["--mixed_precision=fp16"], "mixed_precision: fp16 is for GPUs"),
         (["--log_with=tensorboard"], "logging_dir: "),
@@ -175,7 +178,10 @@ def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniat
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"train_single_block_indices": "0-99999999999"}, "train_single_block_indices: '0-99999999999' is no number"),
+        (
+            {"train_single_block_indices": "0-99999999999"},
+            "train_single_block_indices: '0-99999999999' is not a number",
+        ),
         ({"network_args": ["single_dim=1e9"]}, "network_args: single_dim=1e9 must be at most 4096"),
         ({"train_blocks": "double", "train_double_block_indices": "none"}, "network_args: all ranks"),
         ({"unet_lr": 0.0}, "learning_rate: all learning rates are 0"),

@@ -407,7 +407,7 @@ def test_each_missing_file_is_named_with_its_option(files: dict[str, str]) -> No
     problems = check(flux_settings(**{MODEL: files[MODEL]}))
     titles = {"clip_l": "CLIP text encoder", "t5xxl": "T5 text encoder", "ae": "autoencoder"}
     assert problems == [
-        f"{option}: '{files[MODEL]}' holds no {title}; set {option} to a file of it" for option, title in titles.items()
+        f"{option}: '{files[MODEL]}' contains no {title}; set {option} to its file" for option, title in titles.items()
     ]
     absent = {option: f"/absent/{option}.safetensors" for option in titles}
     assert check(flux_settings(**{MODEL: "owner/model"}, **absent)) == [
@@ -420,20 +420,26 @@ def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
     problems = check(flux_settings(**files | mixed))
     assert [problem.split(":")[0] for problem in problems] == ["clip_l", "t5xxl", "ae"]
     for problem, home in zip(problems, ("t5xxl", "ae", "clip_l"), strict=True):
-        assert problem.endswith(f"; it belongs into {home}")
+        assert problem.endswith(f"; set {home} to it instead")
     (problem,) = check(flux_settings(**files | {MODEL: files["ae"]}))
-    assert "is no FLUX.1 transformer but" in problem
+    assert "is not a FLUX.1 transformer but" in problem
 
 
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["lora_unet_double_blocks_0_x.lora_down.weight"], "but FLUX.1 LoRA; to go on with a LoRA set network_weights"),
+        (
+            ["lora_unet_double_blocks_0_x.lora_down.weight"],
+            "but FLUX.1 LoRA; to continue training a LoRA, set network_weights",
+        ),
         (["conditioner.embedders.1.model.ln_final.weight"], "but SDXL checkpoint; SDXL is trained by sdxl_train_net"),
-        (["cond_stage_model.model.ln_final.weight"], "is no FLUX.1 transformer but Stable Diffusion 2.x checkpoint"),
+        (["cond_stage_model.model.ln_final.weight"], "is not a FLUX.1 transformer but Stable Diffusion 2.x checkpoint"),
         (["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.x"], "is Chroma, which is not trained here"),
-        (["double_blocks.0.img_attn.qkv.weight"], "is not whole; missing: 'img_in.weight'"),
-        (["transformer_blocks.0.attn.add_k_proj.bias"], "is not whole: 'transformer_blocks.0.attn.add_q_proj.bias' is"),
+        (["double_blocks.0.img_attn.qkv.weight"], "is incomplete; missing: 'img_in.weight'"),
+        (
+            ["transformer_blocks.0.attn.add_k_proj.bias"],
+            "is incomplete: 'transformer_blocks.0.attn.add_q_proj.bias' is",
+        ),
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],
 )
@@ -446,7 +452,7 @@ def test_another_kind_of_model_is_called_by_its_name(
 
 def test_sdxl_in_the_field_of_flux_is_one_sentence(miniature: Any) -> None:
     (problem,) = check(flux_settings(**{MODEL: str(miniature.checkpoint)}))
-    assert "is no FLUX.1 transformer but SDXL checkpoint" in problem
+    assert "is not a FLUX.1 transformer but SDXL checkpoint" in problem
 
 
 def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_path: Path) -> None:
@@ -454,7 +460,7 @@ def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_pa
     half.write_bytes(Path(files[MODEL]).read_bytes()[:500_000])
     _both_say({**files, MODEL: str(half)}, "is cut short: 500,000 of ")
     _both_say({**files, MODEL: str(tmp_path / "none.safetensors")}, "there is no file or folder")
-    _both_say({**files, MODEL: str(tmp_path)}, "holds no weights")
+    _both_say({**files, MODEL: str(tmp_path)}, "contains no weights")
     (problem,) = check(flux_settings(**files | {"ae": str(half)}))
     assert problem.startswith("ae: ")
 
@@ -462,7 +468,7 @@ def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_pa
 def test_gguf_is_told(files: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "flux1-dev-Q4.gguf"
     path.write_bytes(b"GGUF")
-    _both_say({**files, MODEL: str(path)}, "is quantized for making images; choose the .safetensors file of the model")
+    _both_say({**files, MODEL: str(path)}, "is quantized for inference; choose the .safetensors file of the model")
 
 
 def test_missing_unknown_misshapen_and_packed_tensors_are_named(
@@ -473,10 +479,10 @@ def test_missing_unknown_misshapen_and_packed_tensors_are_named(
     odd, extra = transformer | {first: torch.zeros(7, 64)}, transformer | {"zero.weight": torch.zeros(1)}
     packed = transformer | {first: torch.zeros(8, dtype=torch.uint8)}
     for state, told in [
-        (missing, f"is not whole; missing: '{first}'"),
-        (odd, f"of a wrong size: '{first}'"),
-        (extra, "is not plain FLUX.1 transformer; unknown keys: 'zero.weight'"),
-        (packed, f"holds packed integers in place of weights, such as '{first}'; take the bf16, fp16 or fp8 file"),
+        (missing, f"is incomplete; missing: '{first}'"),
+        (odd, f"has tensors of the wrong shape: '{first}'"),
+        (extra, "is not a plain FLUX.1 transformer; unknown keys: 'zero.weight'"),
+        (packed, f"contains packed integers instead of weights, such as '{first}'; choose the bf16, fp16 or fp8 file"),
     ]:
         _both_say({**files, MODEL: str(_write(tmp_path / "model.safetensors", state))}, told)
 
@@ -488,9 +494,10 @@ def test_parts_of_another_model_are_told(files: dict[str, str], miniature: Any, 
         if key.startswith("first_stage_model.") and "quant_conv" not in key
     }
     sdxl = {"ae": str(_write(tmp_path / "vae.safetensors", vae))}
-    told = f"ae: '{sdxl['ae']}' makes latents of 4 channels, the transformer reads 16; choose the autoencoder of FLUX.1"
+    told = f"ae: '{sdxl['ae']}' produces latents of 4 channels, but the transformer expects 16; "
+    told += "choose the autoencoder of FLUX.1"
     assert check(flux_settings(**files | sdxl)) == [told]
-    with pytest.raises(ValueError, match="makes latents of 4 channels"):
+    with pytest.raises(ValueError, match="produces latents of 4 channels"):
         load(flux_settings(**files | sdxl), torch.float32)
 
 
@@ -501,8 +508,8 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
     most = max_blocks_to_swap(double, single)
     assert check(flux_settings(**files, blocks_to_swap=most)) == []
     assert check(flux_settings(**files, blocks_to_swap=most + 1)) == [
-        f"blocks_to_swap: {most + 1} is beyond the {most} that a model of {double} double and {single} single blocks "
-        f"can swap; set {most} or less"
+        f"blocks_to_swap: {most + 1} exceeds {most}, the most that a model with {double} double and {single} single "
+        f"blocks can swap; set {most} or less"
     ]
     assert check(flux_settings(**files, train_double_block_indices=f"0-{double}")) == [
         f"train_double_block_indices: there is no block {double}; this model has {double} double blocks, "
@@ -512,13 +519,16 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
     assert check(flux_settings(**schnell)) == []
     assert check(flux_settings(**schnell, guidance_scale=1.0)) == []
     assert check(flux_settings(**schnell, guidance_scale=4.0)) == [
-        "guidance_scale: schnell takes no guidance, so 4 cannot be; leave guidance_scale at its default 3.5"
+        "guidance_scale: FLUX.1 schnell ignores guidance, so 4 has no meaning; leave it at its default 3.5"
     ]
 
 
 def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_miniature: Any, tmp_path: Path) -> None:
     schnell = {MODEL: _schnell(transformer, tmp_path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
-    for guidance, remarks in ((1.0, ["guidance_scale: has no effect: schnell takes no guidance"]), (3.5, [])):
+    for guidance, remarks in (
+        (1.0, ["guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"]),
+        (3.5, []),
+    ):
         run = train(flux_miniature, tmp_path / str(guidance), max_train_steps=1, guidance_scale=guidance, **schnell)
         assert run.status == 0
         assert [event["text"] for event in run.told("warning")] == remarks

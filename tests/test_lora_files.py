@@ -268,14 +268,14 @@ def write_flux(path: Path) -> None:
     ("write", "problem"),
     [
         (write_another, "has no layer of this (network|model); is it "),
-        (write_kind("dora_scale"), "is no plain LoRA but DoRA, which only LyCORIS goes on from"),
-        (write_kind("hada_w1_a"), "is no plain LoRA but LoHa"),
-        (write_kind("lokr_w1"), "is no plain LoRA but LoKr"),
+        (write_kind("dora_scale"), "is not a plain LoRA but DoRA; only LyCORIS can continue training it"),
+        (write_kind("hada_w1_a"), "is not a plain LoRA but LoHa"),
+        (write_kind("lokr_w1"), "is not a plain LoRA but LoKr"),
         (
             write_peft,
-            "has key names of peft that are not known here, such as unet.down_blocks.0.to_q.lora_A.weight",
+            "has unknown PEFT key names, such as unet.down_blocks.0.to_q.lora_A.weight",
         ),
-        (write_wide, "lora_unet_middle_block_1_proj_in is of other sizes in the file than in this model"),
+        (write_wide, "lora_unet_middle_block_1_proj_in has a different shape in the file than in this model"),
     ],
 )
 def test_a_file_that_does_not_fit_is_told_in_one_sentence(

@@ -222,14 +222,14 @@ def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
     [
         (["train_double_block_indices=0-19"], "train_double_block_indices: there is no block 19; this model has 19"),
         (["train_single_block_indices=38"], "train_single_block_indices: there is no block 38; this model has 38"),
-        (["train_double_block_indices=3-1"], "train_double_block_indices: '3-1' is no number or range; write all,"),
-        (["train_single_block_indices=0,x"], "train_single_block_indices: 'x' is no number or range"),
+        (["train_double_block_indices=3-1"], "train_double_block_indices: '3-1' is not a number or range; write all,"),
+        (["train_single_block_indices=0,x"], "train_single_block_indices: 'x' is not a number or range"),
         (["in_dims=4,4"], "network_args: in_dims has 2 values and needs 5"),
         (["img_attn_dim=2.5"], "network_args: img_attn_dim=2.5 must be whole"),
         (["train_blocks=triple"], "network_args: train_blocks=triple is none of all, double, single"),
         (["split_qkv=maybe"], "network_args: split_qkv=maybe must be True or False"),
         (["network_reg_dims=attn"], "network_args: network_reg_dims=attn is not of the form regex=value"),
-        (["network_reg_dims=attn(=4"], r"network_args: network_reg_dims: 'attn\(' is no regular expression"),
+        (["network_reg_dims=attn(=4"], r"network_args: network_reg_dims: 'attn\(' is not a valid regular expression"),
         (["network_reg_lrs=attn=fast"], "network_args: network_reg_lrs=fast is not a number"),
         (["ggpo_beta=0.01"], "network_args: ggpo_beta and ggpo_sigma go together"),
         (["train_blocks=double", "train_double_block_indices=none"], "network_args: all ranks or learning rates are 0"),
@@ -317,7 +317,7 @@ def test_ranks_from_a_split_file_keep_its_pieces() -> None:
 
 def test_a_plain_file_does_not_fit_a_split_network() -> None:
     tensors = make(tiny(), "network_reg_dims=qkv=12").file_tensors(None)
-    with pytest.raises(ValueError, match="double_blocks_0_img_attn_qkv is not in pieces in the file; turn split_qkv"):
+    with pytest.raises(ValueError, match="double_blocks_0_img_attn_qkv is not split in the file; turn split_qkv"):
         make(tiny(), "split_qkv=True").load_tensors(tensors)
     with pytest.raises(ValueError, match="qkv has rank 12 in the file and 15 here; set network_dim"):
         make(tiny(), "split_qkv=True", "network_reg_dims=qkv=5").load_tensors(tensors)

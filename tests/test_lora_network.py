@@ -237,7 +237,7 @@ def test_a_file_of_another_rank_is_refused_with_the_remedy() -> None:
 def test_a_file_of_other_widths_is_refused() -> None:
     network = adapt(nn.Sequential(nn.Linear(6, 8)), 2)
     file = adapt(nn.Sequential(nn.Linear(6, 10)), 2).file_tensors(None)
-    with pytest.raises(ValueError, match="network_weights: 0 is of other sizes in the file than in this model"):
+    with pytest.raises(ValueError, match="network_weights: 0 has a different shape in the file than in this model"):
         network.load_tensors(file)
 
 

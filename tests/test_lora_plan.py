@@ -166,8 +166,8 @@ def test_a_list_of_another_length_is_filled_up_or_cut_and_told() -> None:
     args = read("mid_lr_weight=0.5", f"up_lr_weight={numbers([0.5] * 12)}", warnings=warnings)
     assert rates(args)[1:] == [[0.5, 1.0, 1.0], [0.5] * 9]
     assert warnings == [
-        "network_args: mid_lr_weight has 1 values for 3 blocks; the rest is 1",
-        "network_args: up_lr_weight has 12 values for 9 blocks; what is beyond is ignored",
+        "network_args: mid_lr_weight has 1 values for 3 blocks; the rest are 1",
+        "network_args: up_lr_weight has 12 values for 9 blocks; extra values are ignored",
     ]
 
 

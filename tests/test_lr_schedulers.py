@@ -162,12 +162,12 @@ def test_optimizers_with_a_rate_of_their_own_are_left_alone(kind: str) -> None:
     [
         (LrSchedulerOptions(lr_scheduler="sine"), "lr_scheduler: 'sine' is not one of constant, "),
         (LrSchedulerOptions(lr_warmup_steps=5), "lr_warmup_steps: constant has no warm-up"),
-        (LrSchedulerOptions(lr_scheduler="adafactor:1e-4"), "lr_scheduler: adafactor goes only with"),
+        (LrSchedulerOptions(lr_scheduler="adafactor:1e-4"), "lr_scheduler: adafactor works only with"),
         (LrSchedulerOptions(lr_scheduler="linear", lr_scheduler_args=["x=1"]), "lr_scheduler_args: linear .*'x'"),
         (LrSchedulerOptions(lr_scheduler="piecewise_constant"), "lr_scheduler_args: .*step_rules"),
         (
             LrSchedulerOptions(lr_scheduler_type="torch.optim.lr_scheduler.StepLR"),
-            "lr_scheduler_args: torch.optim.lr_scheduler.StepLR does not take them .*step_size",
+            "lr_scheduler_args: torch.optim.lr_scheduler.StepLR does not accept these arguments .*step_size",
         ),
         (LrSchedulerOptions(lr_scheduler_type="no.Such"), "lr_scheduler_type: there is no 'no.Such'"),
     ],

@@ -263,7 +263,7 @@ def test_a_newer_folder_takes_the_place_of_the_old_one(components: Components, t
 def test_a_folder_of_something_else_is_never_replaced(components: Components, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/holiday.jpg").touch()
-    with pytest.raises(OSError, match=r"model' could not be written: .* that is no model; choose another output_name$"):
+    with pytest.raises(OSError, match=r"model' could not be written: .* is not a model; choose another output_name$"):
         save_sdxl(components, tmp_path, "diffusers")
     assert contents(tmp_path) == {"model/holiday.jpg": b""}
 

@@ -85,10 +85,13 @@ def test_optimizer_args_are_python_values_and_may_hold_an_equals_sign() -> None:
     ("options", "sentence"),
     [
         (named("AdamW", "betas"), "optimizer_args: 'betas' is not of the form key=value"),
-        (named("AdamW", "beta=1"), "optimizer_args, learning_rate: AdamW does not take them .*'beta'"),
+        (named("AdamW", "beta=1"), "optimizer_args, learning_rate: AdamW does not accept these values .*'beta'"),
         (named("AdamX"), "optimizer_type: there is no 'torch.optim.AdamX'.*known names are AdamW"),
-        (named("nowhere.AdamX"), "there is no 'nowhere.AdamX', since the package nowhere is not installed: install it"),
-        (named("CAME"), "there is no 'came_pytorch.CAME', since .* not installed: pip install came-pytorch"),
+        (
+            named("nowhere.AdamX"),
+            "cannot find 'nowhere.AdamX', because the package nowhere is not installed: install it",
+        ),
+        (named("CAME"), "cannot find 'came_pytorch.CAME', because .* not installed: pip install came-pytorch"),
         (named("prodigyplus.ProdigyPlusScheduleFree"), "not installed: pip install prodigy-plus-schedule-free"),
         (named("torch.optim.adamw.adamw"), "optimizer_type: 'torch.optim.adamw.adamw' is not a class"),
     ],

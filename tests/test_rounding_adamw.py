@@ -163,7 +163,7 @@ def test_a_master_takes_the_gradient_of_its_copy_and_writes_it_anew() -> None:
     assert master.grad is None
 
 
-def test_the_gradient_factor_multiplies_gradients_and_leaves_them() -> None:
+def test_the_clip_factor_multiplies_gradients_and_leaves_them() -> None:
     whole, half = (nn.Parameter(torch.ones(9)) for _ in range(2))
     one, other = RoundingAdamW([whole], eps=1.0), RoundingAdamW([half], eps=1.0)
     whole.grad, half.grad = torch.full((9,), 0.25), torch.full((9,), 0.5)
@@ -194,7 +194,7 @@ def test_adamw_rounds_where_weights_need_it_unless_an_argument_wants_torchs() ->
     torchs = OptimizerOptions(optimizer_args=["amsgrad=True"])
     assert not rounds_itself(torchs)
     assert type(make_optimizer(torchs, [{"params": [weight]}], rounding=True)) is torch.optim.AdamW
-    with pytest.raises(ValueError, match=r"optimizer_args, learning_rate: AdamW does not take them .*'beta'"):
+    with pytest.raises(ValueError, match=r"optimizer_args, learning_rate: AdamW does not accept these values .*'beta'"):
         make_optimizer(OptimizerOptions(optimizer_args=["beta=1"]), [{"params": [weight]}], rounding=True)
 
 

@@ -122,11 +122,11 @@ def test_a_folder_that_lacks_weights_is_told_and_not_filled_with_random_ones(fol
     key = next(key for key in state if key.endswith("layers.1.mlp.fc1.weight"))
     _write(path, {name: tensor for name, tensor in state.items() if name != key})
     with pytest.raises(
-        ValueError, match=r"^pretrained_model_name_or_path: '.*text_encoder' is not whole; missing: 'enc"
+        ValueError, match=r"^pretrained_model_name_or_path: '.*text_encoder' is incomplete; missing: 'enc"
     ):
         load(sdxl_settings(tmp_path / "other"), torch.float32)
     path.with_name("config.json").unlink()
-    with pytest.raises(ValueError, match=r"'.*text_encoder' is not whole; missing: 'config.json'$"):
+    with pytest.raises(ValueError, match=r"'.*text_encoder' is incomplete; missing: 'config.json'$"):
         load(sdxl_settings(tmp_path / "other"), torch.float32)
 
 
@@ -148,7 +148,7 @@ def test_another_vae_takes_the_place_of_the_models_own(
 
 def test_a_model_without_its_own_vae_needs_the_option(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
     bare = _write(tmp_path / "bare.safetensors", {k: t for k, t in file.items() if not k.startswith("first_stage")})
-    assert check(sdxl_settings(bare)) == [f"vae: '{bare}' has no VAE of its own; set vae to an SDXL VAE file"]
+    assert check(sdxl_settings(bare)) == [f"vae: '{bare}' contains no VAE; set vae to an SDXL VAE file"]
     assert check(sdxl_settings(bare, vae=str(miniature.checkpoint))) == []
 
 
@@ -160,10 +160,10 @@ def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (["lora_te2_x.lora_down.weight"], "is no SDXL checkpoint but SDXL LoRA; to go on with a LoRA"),
+        (["lora_te2_x.lora_down.weight"], "is not an SDXL checkpoint but SDXL LoRA; to continue training a LoRA"),
         (["cond_stage_model.transformer.text_model.final_layer_norm.weight"], "but Stable Diffusion 1.5 checkpoint"),
-        (["double_blocks.0.img_attn.qkv.weight"], "is no SDXL checkpoint but FLUX.1"),
-        (["decoder.conv_in.weight"], "is no SDXL checkpoint but VAE; a VAE belongs into the option vae"),
+        (["double_blocks.0.img_attn.qkv.weight"], "is not an SDXL checkpoint but FLUX.1"),
+        (["decoder.conv_in.weight"], "is not an SDXL checkpoint but VAE; set the option vae to a VAE file"),
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],
 )
@@ -175,11 +175,13 @@ def test_another_kind_of_file_is_called_by_its_name(keys: list[str], told: str, 
 def test_missing_unknown_and_misshapen_keys_are_named(file: dict[str, Tensor], tmp_path: Path) -> None:
     unet = "model.diffusion_model."
     missing = {k: t for k, t in file.items() if not k.startswith(unet + "output_blocks.8.0.in_layers")}
-    _both_say(_write(tmp_path / "missing.safetensors", missing), f"is not whole; missing: '{unet}output_blocks.8.0.in")
+    _both_say(_write(tmp_path / "missing.safetensors", missing), f"is incomplete; missing: '{unet}output_blocks.8.0.in")
     extra = {**file, unet + "zero_conv": torch.zeros(1)}
-    _both_say(_write(tmp_path / "extra.safetensors", extra), f"is not plain SDXL; unknown keys: '{unet}zero_conv'")
+    _both_say(
+        _write(tmp_path / "extra.safetensors", extra), f"is not a plain SDXL model; unknown keys: '{unet}zero_conv'"
+    )
     odd = {**file, unet + "out.0.weight": torch.zeros(7)}
-    _both_say(_write(tmp_path / "odd.safetensors", odd), f"of a wrong size: '{unet}out.0.weight'")
+    _both_say(_write(tmp_path / "odd.safetensors", odd), f"has tensors of the wrong shape: '{unet}out.0.weight'")
 
 
 def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_a_ckpt_that_could_run_code_is_refused(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_size_is_not_taken(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
     alone = _write(tmp_path / "alone.safetensors", file)
-    with pytest.raises(ValueError, match="tokenizer_cache_dir: no tokenizer of"):
+    with pytest.raises(ValueError, match="tokenizer_cache_dir: found no tokenizer with"):
         load(sdxl_settings(alone), torch.float32)
 
 

@@ -106,7 +106,7 @@ def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed
 
 
 def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer_cache_dir: no tokenizer of 300 tokens .*'tokenizer_2'"):
+    with pytest.raises(ValueError, match=r"tokenizer_cache_dir: found no tokenizer with 300 tokens .*'tokenizer_2'"):
         load_tokenizers(tmp_path / "flux1-dev.safetensors", None, (49408, 300))
 
 

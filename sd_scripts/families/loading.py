@@ -25,8 +25,8 @@ def download(name: str) -> Path:
         return Path(DiffusionPipeline.download(name))
     except (OSError, ValueError):
         raise ValueError(
-            f"{MODEL}: '{name}' is neither a file or folder nor in the Hugging Face cache, and could not be fetched; "
-            "is the name right, is there a network, does the model ask for a huggingface_token?"
+            f"{MODEL}: '{name}' is not a local file or folder, is not in the Hugging Face cache, and could not be "
+            "downloaded; check the name and the network connection, and set huggingface_token if the model is gated"
         ) from None
 
 
@@ -37,7 +37,7 @@ def files_in(folder: Path, option: str) -> tuple[Path, ...]:
             return tuple(folder / name for name in _shards(index, option))
         for file in sorted(folder.glob(f"*model{variant}.safetensors")):
             return (file,)
-    raise ValueError(f"{option}: the folder '{folder}' holds no weights, such as model.safetensors")
+    raise ValueError(f"{option}: the folder '{folder}' contains no weights, such as model.safetensors")
 
 
 def _shards(index: Path, option: str) -> list[str]:
@@ -47,7 +47,7 @@ def _shards(index: Path, option: str) -> list[str]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{option}: '{index}' is damaged; download it again") from None
     if outside := [name for name in shards if Path(name).name != name]:
-        raise ValueError(f"{option}: '{index}' names {outside[0]!r}, which lies elsewhere; download it again")
+        raise ValueError(f"{option}: '{index}' names {outside[0]!r}, which is outside this folder; download it again")
     return shards
 
 
@@ -57,13 +57,13 @@ def require_matching_shapes(
     """Every expected key is there in its shape, and below the prefixes `parts` none beside it."""
     missing = [key for key in expected if key not in shapes and not OPTIONAL_KEYS.search(key)]
     if missing:
-        raise ValueError(f"{option}: '{path}' is not whole; missing: {some(missing)}")
+        raise ValueError(f"{option}: '{path}' is incomplete; missing: {some(missing)}")
     extra = [k for k in shapes if k.startswith(tuple(parts)) and k not in expected and not OPTIONAL_KEYS.search(k)]
     if extra:
-        raise ValueError(f"{option}: '{path}' is not plain {title}; unknown keys: {some(extra)}")
+        raise ValueError(f"{option}: '{path}' is not a plain {title}; unknown keys: {some(extra)}")
     other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
     if other:
-        raise ValueError(f"{option}: '{path}' does not fit together; of a wrong size: {some(other)}")
+        raise ValueError(f"{option}: '{path}' has tensors of the wrong shape: {some(other)}")
 
 
 def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
@@ -73,13 +73,11 @@ def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
         with init_empty_weights():
             return make()
     except KeyError as error:
-        raise ValueError(f"{option}: '{path}' is not whole; missing: '{error.args[0]}'") from None
+        raise ValueError(f"{option}: '{path}' is incomplete; missing: '{error.args[0]}'") from None
     except ValueError as error:
-        raise ValueError(f"{option}: '{path}' is not whole: {(str(error).splitlines() or [''])[0]}") from None
+        raise ValueError(f"{option}: '{path}' is incomplete: {(str(error).splitlines() or [''])[0]}") from None
     except (IndexError, ArithmeticError, TypeError, RuntimeError, AssertionError, AttributeError, MemoryError):
-        raise ValueError(
-            f"{option}: '{path}' has tensors of sizes that do not fit together; download or copy it again"
-        ) from None
+        raise ValueError(f"{option}: '{path}' has tensors of inconsistent shapes; download or copy it again") from None
 
 
 def fill(module: Any, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> Any:

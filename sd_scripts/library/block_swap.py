@@ -1,8 +1,8 @@
-"""Blocks that take turns on the device: main memory keeps them, and each is brought in before it is needed.
+"""Block swapping: the host copies of blocks stay in main memory, and each block is loaded before it is needed.
 
-Frozen weights only ever go from main memory to the device, on a stream of their own; those that learn come back on
-another. A block has one place on the device for ever, which it shares with other blocks: addresses do not change, so
-what autograd and the compiler remember holds.
+Frozen weights are only copied from host to device, on their own stream; trained weights are copied back on another.
+Each block has a fixed slot on the device, which it shares with other blocks: addresses never change, so what autograd
+and the compiler recorded stays valid.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 SLOTS = 2
-"""Places that moving blocks share: in one a block computes while the next one comes into the other."""
+"""Device slots that swapped blocks share: one block computes in one while the next is loaded into the other."""
 ALIGNMENT = 256
-"""Bytes; what kernels ask of the start of a tensor."""
+"""Bytes to which kernels expect a tensor to be aligned."""
 
 CHUNK_BYTES = 64 * 2**20
-"""Bytes of a block that are sent ahead at once."""
+"""Bytes of a block that are prefetched at once."""
 
 Hidden = tuple[Tensor, ...]
 
 
 def swap_counts(blocks_to_swap: int) -> tuple[int, int]:
-    """How many double and single blocks stay off the device; two single blocks are as large as one double block."""
+    """Return how many double and single blocks stay off the device; two single blocks are as large as one double."""
     double = blocks_to_swap // 2
     return double, (blocks_to_swap - double) * 2
 
 
 def max_blocks_to_swap(double: int, single: int) -> int:
-    """The largest blocks_to_swap of a model with so many blocks: 35 for FLUX.1."""
+    """Return the largest blocks_to_swap of a model with so many blocks: 35 for FLUX.1."""
     fits = (swap_counts(n) for n in range(double + single + 1))
     return max((n for n, (d, s) in enumerate(fits) if d <= double - SLOTS and s <= single - SLOTS), default=0)
 
 
 def swapped_blocks(blocks: int, count: int, slots: int = SLOTS) -> list[int]:
-    """Which blocks take turns so that `count` are always off the device: evenly spread, so that others compute
-    while they travel."""
+    """Return which blocks are swapped so that `count` are always off the device: evenly spread, so that the others
+    compute during the copies."""
     if not count:
         return []
     turns = count + slots
@@ -54,7 +54,7 @@ def swapped_blocks(blocks: int, count: int, slots: int = SLOTS) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyStreams:
-    """A stream for each direction, so that they do not wait for each other; on the CPU copies are made at once."""
+    """One stream per direction, so that they do not wait for each other; on the CPU, copies are synchronous."""
 
     to_device: torch.cuda.Stream | None = None
     to_host: torch.cuda.Stream | None = None
@@ -69,14 +69,14 @@ class CopyStreams:
 
 
 class _Slot:
-    """A place on the device that blocks share, and the copies into it and out of it."""
+    """A buffer on the device that blocks share, and the copies into it and out of it."""
 
     def __init__(self, size: int, device: torch.device, streams: CopyStreams):
         self.bytes = torch.empty(size, dtype=torch.uint8, device=device)
         self.block_number: int | None = None
-        """Which block lies there, or is on its way."""
+        """Which block is loaded, or being loaded."""
         self.changed = False
-        """Whether that block is newer here than in main memory."""
+        """Whether the device copy is newer than the host copy."""
         self._streams, self._host = streams, self.bytes[:0]
         if streams.to_device:
             self._last_use, self._loaded, self._written_back = (torch.cuda.Event() for _ in range(3))
@@ -101,12 +101,12 @@ class _Slot:
                 self._loaded.record(to_device)
 
     def wait(self) -> None:
-        """What is computed from now on finds the block."""
+        """Make later work on the current stream wait until the block is loaded."""
         if to_device := self._streams.to_device:
             torch.cuda.current_stream(to_device.device).wait_event(self._loaded)
 
     def write_back(self) -> None:
-        """Send what the work queued so far has changed to main memory."""
+        """Copy the block back to main memory if it has changed, after the work queued so far."""
         if not self.changed:
             return
         self.changed, to_host = False, self._streams.to_host
@@ -118,7 +118,7 @@ class _Slot:
                 self._written_back.record(to_host)
 
     def synchronize(self) -> None:
-        """Wait until main memory holds whatever changed here."""
+        """Wait until the host copy is up to date."""
         self.write_back()
         if self._streams.to_host:
             self._written_back.synchronize()
@@ -126,7 +126,7 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class _HostCopy:
-    """A tensor's value in main memory, and the slot that changes it."""
+    """A tensor's value in main memory, and the slot in which it is trained."""
 
     value: Tensor
     slot: _Slot
@@ -134,10 +134,10 @@ class _HostCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """The tensors of a block that move, as bytes, one after the other."""
+    """The swapped tensors of a block, laid out as consecutive bytes."""
 
     offsets: list[tuple[Tensor, int]]
-    """Tensor, where it begins."""
+    """Each tensor and its byte offset."""
     size: int
 
     @classmethod
@@ -151,8 +151,8 @@ class _Layout:
 
     @torch.no_grad()
     def move_to_host(self, slot: _Slot) -> Tensor:
-        """Copy the block's bytes to main memory, and make its tensors views of the slot for ever. Each remembers
-        where its value is."""
+        """Copy the block to main memory, make its tensors permanent views of the slot, and attach a host_copy to each.
+        Return the host buffer."""
         host = _host_bytes(self.size, slot.bytes.device)
         for tensor, start in self.offsets:
             value = _view_of(host, start, tensor).copy_(tensor)
@@ -162,9 +162,9 @@ class _Layout:
 
 
 def host_value(tensor: Tensor) -> Tensor:
-    """What a weight is: of a moving block's the values in main memory, else the tensor itself.
+    """Return the host copy of a swapped weight, or the tensor itself if it is not swapped.
 
-    Waits for what has changed on the device. Who writes into it calls `refill` of the swapper then.
+    Waits for changes on the device. After writing into it, call the swapper's `refill`.
     """
     host_copy: _HostCopy | None = getattr(tensor, "host_copy", None)
     if host_copy is None:
@@ -174,17 +174,17 @@ def host_value(tensor: Tensor) -> Tensor:
 
 
 def _state_dict_hook(block: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
-    """state_dict() gives what main memory holds: on the device another block may lie there."""
+    """Let state_dict() return the host copies: the slot on the device may hold another block."""
     for name, tensor in (*block.named_parameters(), *block.named_buffers()):
         if prefix + name in state:
             state[prefix + name] = host_value(tensor).detach()
 
 
 class BlockSwap:
-    """The blocks of one kind. `count` of them are off the device at any time; the others lie there.
+    """Swaps blocks of one kind: `count` of them are off the device at any time, the others are resident.
 
-    Where a block `trainable`, all of its tensors move, and what an optimizer changed in it comes back (`changed`);
-    otherwise tensors that require a gradient, such as those of a LoRA, stay.
+    If `trainable`, all tensors of a block are swapped, and what an optimizer changed is written back (`changed`);
+    otherwise tensors that require a gradient, such as those of a LoRA, stay on the device.
     """
 
     def __init__(
@@ -204,15 +204,15 @@ class BlockSwap:
         size = max((layout.size for layout in layouts), default=0)
         self._slots = [_Slot(size, device, self.streams) for _ in self.blocks[:slots]]
         self._host_copies: list[Tensor] = []
-        """Each block's bytes in main memory."""
+        """Each swapped block's bytes in main memory."""
         for number, (block, layout) in enumerate(zip(self.blocks, layouts, strict=True)):
             self._host_copies.append(layout.move_to_host(self._slot(number)))
             block.register_state_dict_post_hook(_state_dict_hook)
         for number, block in enumerate(blocks):
-            if number not in chosen:  # what moves lies in its slot, and must not be copied out of it
+            if number not in chosen:  # a swapped block is a view of its slot and must not be copied out of it
                 block.to(device)
         self._prefetched: dict[int, list[Tensor]] = {}
-        """What lies on the device already of blocks that have no slot yet, from their first byte on."""
+        """Prefetched chunks, from the first byte on, of blocks that are not in a slot yet."""
         self.headroom: PeakHeadroom | None = None
         for number in range(len(self._slots)):
             self._load(number)
@@ -224,51 +224,51 @@ class BlockSwap:
         self._slot(number).load(number, self._host_copies[number], self._prefetched.pop(number, ()))
 
     def load(self, number: int) -> None:
-        """What is computed from now on finds the weights of moving block `number`."""
+        """Load swapped block `number` and make later work wait for it."""
         if self._slot(number).block_number != number:
             self._load(number)
         self._slot(number).wait()
 
     def release(self, number: int, next_number: int) -> None:
-        """What was computed so far was the last use of block `number` for now; let `next_number` take its place."""
+        """Release block `number` after its last queued use, and load `next_number` into its slot."""
         self._slot(number).write_back()
         if 0 <= next_number < len(self._host_copies) and self._slot(next_number).block_number != next_number:
             self._load(next_number)
 
     def changed(self, number: int) -> None:
-        """An optimizer has changed block `number`, which lies on the device: main memory will have it so too."""
-        assert self._slot(number).block_number == number, "a block changes only while it lies on the device"
+        """Mark resident block `number` as changed by an optimizer, so that it is written back to main memory."""
+        assert self._slot(number).block_number == number, "a block may change only while it is resident"
         self._slot(number).changed = True
 
     @contextlib.contextmanager
     def resident(self, number: int) -> Iterator[None]:
-        """Block `number` lies on the device meanwhile; cheapest where they come in the order of forward."""
+        """Keep block `number` on the device inside the `with` block; cheapest in forward order."""
         self.load(number)
         yield
         self.release(number, self._next_number(number))
 
     def synchronize(self) -> None:
-        """Wait until main memory holds every block as it is."""
+        """Wait until all host copies are up to date."""
         for slot in self._slots:
             slot.synchronize()
 
     def refill(self) -> None:
-        """Fill the slots anew: main memory has other values now."""
+        """Reload the slots after the host copies have changed."""
         self._prefetched.clear()
         for slot in self._slots:
             assert slot.block_number is not None
             self._load(slot.block_number)
 
     def _next_number(self, number: int) -> int:
-        """The block that takes its place on the way through all of them, which ends where the next forward begins."""
+        """Return the block to load into the slot of block `number` in forward order, wrapping to the next forward."""
         after = number + len(self._slots)
         return after if after < len(self._host_copies) else number % len(self._slots)
 
     def prefetch(self, room: int) -> None:
-        """Bring bytes of the blocks that the next forward loads first onto the device, into memory that is free now.
+        """Copy bytes of the first blocks of the next forward to the device, using at most `room` bytes.
 
-        A forward takes less than half of the time of a step with checkpointing, but half of the copies: they would be
-        late there, while they have time in backward.
+        With checkpointing a forward takes less than half of a step's time but needs half of the copies: there they
+        would be late, while backward has time to spare.
         """
         for number in range(len(self._slots), len(self._host_copies)):
             if self._slot(number).block_number == number:
@@ -284,19 +284,19 @@ class BlockSwap:
 
     def _on_device(self, chunk: Tensor) -> Tensor:
         to_device, stream = torch.empty_like(chunk, device=self._slots[0].bytes.device), self.streams.to_device
-        if stream:  # whoever had this memory before may still be at work
+        if stream:  # the previous owner of this memory may still be in use
             stream.wait_stream(torch.cuda.current_stream(stream.device))
             to_device.record_stream(stream)
         with torch.cuda.stream(stream):
             return to_device.copy_(chunk, non_blocking=True)
 
     def enter(self, number: int, hidden: Hidden) -> Hidden:
-        """Before block `number` computes; in backward this is the last of it."""
+        """Call before block `number` computes; in backward it runs after the block."""
         self.load(number)
         return _Enter.apply(self, number, *hidden) if _needs_backward(hidden) else hidden
 
     def leave(self, number: int, hidden: Hidden) -> Hidden:
-        """After block `number`; in backward this comes first. The last blocks stay where backward will follow."""
+        """Call after block `number`; in backward it runs before the block. The last blocks stay if backward follows."""
         returns = _needs_backward(hidden)
         self.release(number, number + len(self._slots) if returns else self._next_number(number))
         return _Leave.apply(self, number, *hidden) if returns else hidden
@@ -307,12 +307,12 @@ def _needs_backward(hidden: Hidden) -> bool:
 
 
 def _copies_of(hidden: Hidden) -> Hidden:
-    """The same values as tensors of their own; a view would cost compiled blocks behind it another graph."""
+    """Return the same values as new tensors; a view would make later compiled blocks need another graph."""
     return tuple(torch.ops.aten._unsafe_view(h, h.shape) for h in hidden)
 
 
 class _SwapHook(torch.autograd.Function):
-    """Identity beside block `number`, to be called in backward."""
+    """Identity that runs code for block `number` in backward."""
 
     @staticmethod
     def forward(ctx: Any, swap: BlockSwap, number: int, *hidden: Tensor) -> Hidden:  # type: ignore[override]
@@ -322,7 +322,7 @@ class _SwapHook(torch.autograd.Function):
 
 
 class _Enter(_SwapHook):
-    """Identity; its backward comes when the block's is done."""
+    """Identity whose backward runs after that of the block."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -333,7 +333,7 @@ class _Enter(_SwapHook):
 
 
 class _Leave(_SwapHook):
-    """Identity; its backward comes before the block's."""
+    """Identity whose backward runs before that of the block."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
@@ -344,27 +344,28 @@ class _Leave(_SwapHook):
 
 
 class PeakHeadroom:
-    """Memory that a step has at its peak and not at its end: there the next forward's first blocks can wait."""
+    """Memory that a step needs at its peak but not at its end; the first blocks of the next forward are prefetched
+    into it."""
 
     def __init__(self, first: BlockSwap, allocated: Callable[[], int]):
         self._first, self._allocated, self._peak = first, allocated, 0
-        """`first` are the blocks that a forward begins with."""
+        """`first` swaps the blocks that a forward begins with."""
 
     def record_peak(self) -> None:
-        """Before a block's backward: how much is held now, checkpoints of the blocks before it and all."""
+        """Call before a block's backward: record the memory allocated now, checkpoints included."""
         self._peak = max(self._peak, self._allocated())
 
     def prefetch(self) -> None:
-        """After it, when what it needed is given back."""
+        """Call after a block's backward, when its memory has been freed."""
         self._first.prefetch(self._peak - self._allocated())
 
 
 class SwapGroup:
-    """Several BlockSwaps as the one swapper of a model, in the order of its forward.
+    """Several BlockSwaps as the one swapper of a model, in forward order.
 
-    Of blocks that learn, an optimizer may touch only the one that lies on the device, and says so: in backward as soon
-    as a block has its gradients, `changed(block)`; after backward block by block, `with resident(block): ...;
-    changed(block)`. Other blocks than the moving ones may be given as well, and need nothing.
+    An optimizer may change a trainable block only while it is resident, and must report it: in backward, call
+    `changed(block)` as soon as the block has its gradients; after backward, block by block, use `with
+    resident(block): ...; changed(block)`. Blocks that are not swapped may be passed too and need no action.
     """
 
     def __init__(self, swaps: Iterable[BlockSwap]):
@@ -383,7 +384,7 @@ class SwapGroup:
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Those that move, in the order in which `resident` is cheapest."""
+        """The swapped blocks, in the order in which `resident` is cheapest."""
         return list(self._swap_of)
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> Hidden:
@@ -395,30 +396,30 @@ class SwapGroup:
         return swap.leave(number, hidden) if swap else hidden
 
     def changed(self, block: nn.Module) -> None:
-        """An optimizer has changed `block`, or a part of it; main memory gets it when backward or `resident` is done
-        with the block, and at the latest when somebody asks for its values."""
+        """Mark `block` as changed by an optimizer. It is written back when backward or `resident` releases it, and
+        at the latest when its values are read."""
         swap, number = self._swap_of.get(block, (None, 0))
         if swap:
             swap.changed(number)
 
     def resident(self, block: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """`block` lies on the device meanwhile."""
+        """Keep `block` on the device inside the `with` block."""
         swap, number = self._swap_of.get(block, (None, 0))
         return swap.resident(number) if swap else contextlib.nullcontext()
 
     def synchronize(self) -> None:
-        """Wait until main memory holds every block as it is; `state_dict` and `host_value` do so by themselves."""
+        """Wait until all host copies are up to date; `state_dict` and `host_value` do so themselves."""
         for swap in self._swaps:
             swap.synchronize()
 
     def refill(self) -> None:
-        """After writing into `host_value(parameter)`: let the device have it."""
+        """Update the device after writing into `host_value(parameter)`."""
         for swap in self._swaps:
             swap.refill()
 
 
 def _view_of(flat: Tensor, start: int, like: Tensor) -> Tensor:
-    """The bytes from `start` on, as a tensor of the shape and dtype of `like`."""
+    """Return the bytes from `start` on as a tensor with the shape and dtype of `like`."""
     return flat[start : start + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
 
@@ -426,8 +427,8 @@ _unpinned = False
 
 
 def _host_bytes(size: int, device: torch.device) -> Tensor:
-    """Main memory that the device can read by itself. Registered rather than taken from PyTorch's pinned memory, which
-    rounds up to powers of two."""
+    """Return pinned main memory. It is registered rather than allocated by PyTorch's pinned allocator, which rounds up
+    to powers of two."""
     global _unpinned
     buffer = torch.empty(size, dtype=torch.uint8)
     if device.type != "cuda" or not size:
@@ -439,6 +440,8 @@ def _host_bytes(size: int, device: torch.device) -> Tensor:
     elif not _unpinned:
         _unpinned = True
         with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device)  # takes note of the error, which is mended here
-        logger.warning("blocks_to_swap: main memory cannot be pinned, so that blocks come slowly; is there enough?")
+            torch.zeros(1, device=device)  # clears the CUDA error, which is handled here
+        logger.warning(
+            "blocks_to_swap: main memory cannot be pinned, so blocks load slowly; check that there is enough free RAM"
+        )
     return buffer

@@ -229,10 +229,10 @@ def compute_problem(device: torch.device) -> str | None:
         name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         if capability >= (8, 9):
             return None
-        return f"fp8_compute: {name} cannot multiply in fp8; turn it off, and fp8_base_unet on to save memory"
+        return f"fp8_compute: {name} cannot multiply in fp8; turn it off, and turn fp8_base_unet on to save memory"
     if device.type == "cpu" and _multiplies(device):
         return None
-    return "fp8_compute: is for GPUs that multiply in fp8 (RTX 40, RTX 50, H100 and newer); turn it off"
+    return "fp8_compute: needs a GPU that multiplies in fp8 (RTX 40, RTX 50, H100 and newer); turn it off"
 
 
 def _multiplies(device: torch.device) -> bool:

@@ -78,12 +78,14 @@ def make_scheduler(
     )
     name, make, own = _choose(options, optimizer, span)
     if name not in WITH_WARMUP and name != IGNORES_WARMUP and span.warmup:
-        raise ValueError(f"lr_warmup_steps: {name} has no warm-up; set it to 0, or lr_scheduler = constant_with_warmup")
+        raise ValueError(
+            f"lr_warmup_steps: {name} has no warm-up; set it to 0, or set lr_scheduler = constant_with_warmup"
+        )
     arguments = {**own, **key_values("lr_scheduler_args", options.lr_scheduler_args)}
     try:
         return make(optimizer, **arguments)
     except TypeError as error:
-        raise ValueError(f"lr_scheduler_args: {name} does not take them ({error})") from error
+        raise ValueError(f"lr_scheduler_args: {name} does not accept these arguments ({error})") from error
 
 
 def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[str]:
@@ -169,7 +171,7 @@ def _choose(options: LrSchedulerOptions, optimizer: Optimizer, span: Span) -> tu
         return named, class_by_path("lr_scheduler_type", named if "." in named else f"{PYTORCHS}.{named}"), {}
     if name == "adafactor":
         raise ValueError(
-            "lr_scheduler: adafactor goes only with optimizer_type = Adafactor and its relative_step; choose constant"
+            "lr_scheduler: adafactor works only with optimizer_type = Adafactor and relative_step; choose constant"
         )
     known = _known(options, span)
     if name not in known:

@@ -97,21 +97,19 @@ def _read_through(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
     """A .ckpt can run code when it is unpickled: only tensors are let through."""
     if path.suffix == ".gguf":
-        raise ValueError(
-            f"{option}: '{path}' is quantized for making images; choose the .safetensors file of the model"
-        )
+        raise ValueError(f"{option}: '{path}' is quantized for inference; choose the .safetensors file of the model")
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise ValueError(f"{option}: '{path}' is not a file")
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError:
         raise ValueError(
-            f"{option}: '{path}' holds more than weights, which could run code; convert it to .safetensors"
+            f"{option}: '{path}' contains more than weights and could run code; convert it to .safetensors"
         ) from None
     except FileNotFoundError:
         raise ValueError(f"{option}: there is no file '{path}'") from None
     except Exception:  # what is no pickle, or half of one, fails at any place of the unpickler
-        raise ValueError(f"{option}: '{path}' is not a whole file of weights; download or copy it again") from None
+        raise ValueError(f"{option}: '{path}' is not a complete weights file; download or copy it again") from None
     state = state.get("state_dict", state) if isinstance(state, dict) else {}
     return {key: tensor for key, tensor in state.items() if isinstance(tensor, Tensor)}
 

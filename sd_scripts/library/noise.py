@@ -25,8 +25,8 @@ def timestep_bounds(options: NoiseOptions) -> tuple[int, int]:
     high = TIMESTEPS if options.max_timestep is None else options.max_timestep
     if not (0 <= low <= high <= TIMESTEPS and low < TIMESTEPS):
         raise ValueError(
-            f"min_timestep, max_timestep: {low} to {high} is no range within 0 to {TIMESTEPS}; "
-            "leave both empty for all timesteps"
+            f"min_timestep, max_timestep: {low} to {high} is not a range within 0 to {TIMESTEPS}; "
+            "leave both unset for all timesteps"
         )
     return low, high
 

@@ -144,7 +144,7 @@ def make_optimizer(
     try:
         optimizer = kind(groups, lr=rate, **more, **arguments)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"optimizer_args, learning_rate: {name} does not take them ({error})") from error
+        raise ValueError(f"optimizer_args, learning_rate: {name} does not accept these values ({error})") from error
     if rounding or (name == "AdamW" and arguments["fused"]):
         _make_rates_tensors(optimizer)
     return optimizer
@@ -175,8 +175,8 @@ def remarks(options: OptimizerOptions) -> list[str]:
     name, found = optimizer_name(options), []
     if finds_one_rate(options) and options.learning_rate <= 0.1:
         found.append(
-            f"learning_rate: {name} multiplies the rate that it finds with {options.learning_rate}, which is hardly "
-            "any learning; 1 is usual"
+            f"learning_rate: {name} multiplies the rate it finds by {options.learning_rate}, which is far "
+            "too low; 1 is usual"
         )
     if name == "Adafactor" and optimizer_arguments(options)["relative_step"]:
         found.append(
@@ -236,7 +236,7 @@ def _class(name: str) -> type:
     if name not in KNOWN:
         path = _BY_LOWER_NAME_ELSEWHERE.get(name.lower()) or (name if "." in name else f"torch.optim.{name}")
         if missing := _missing_package(path):
-            raise ValueError(f"optimizer_type: there is no '{path}', {missing}")
+            raise ValueError(f"optimizer_type: cannot find '{path}', {missing}")
         try:
             kind = class_by_path("optimizer_type", path)
             if not issubclass(kind, Optimizer):
@@ -256,7 +256,7 @@ def _missing_package(path: str) -> str:
     if not package.isidentifier() or importlib.util.find_spec(package):
         return ""
     remedy = f"pip install {PACKAGES[package]}" if package in PACKAGES else "install it, or choose another optimizer"
-    return f"since the package {package} is not installed: {remedy}"
+    return f"because the package {package} is not installed: {remedy}"
 
 
 def _check_one_rate(name: str, groups: list[Group]) -> None:
@@ -264,7 +264,7 @@ def _check_one_rate(name: str, groups: list[Group]) -> None:
     if len(rates) > 1:
         listed = ", ".join(map(str, sorted(rates)))
         raise ValueError(
-            f"unet_lr, text_encoder_lr: {name} finds one rate for all and cannot learn at {listed} side by side; "
+            f"unet_lr, text_encoder_lr: {name} finds one rate for all weights and cannot use {listed} at once; "
             "leave them empty and set learning_rate = 1"
         )
 

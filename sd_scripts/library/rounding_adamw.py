@@ -1,7 +1,7 @@
-"""AdamW for weights in half precision: what an update changes by less than their spacing is kept by chance.
+"""AdamW with stochastic rounding for half-precision weights.
 
-Rounded to the nearest, a bf16 weight near 1 stays where it is under steps below 1/512, and a second moment with
-beta2 = 0.999 can never fall. Rounded up or down at random, the nearer the likelier, both are right on average
+Rounded to nearest, a bf16 weight near 1 ignores updates below 1/512, and a second moment with beta2 = 0.999 can never
+decrease. Rounded up or down at random, with the nearer value more likely, both are right on average
 (Zamirai et al. 2020, https://arxiv.org/abs/2010.06192).
 """
 
@@ -23,19 +23,19 @@ from torch.optim import Optimizer
 logger = logging.getLogger(__name__)
 
 MOMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}
-"""In which dtype the moments of a weight are held. The squares of usual gradients are 0 in fp16."""
+"""Weight dtype -> dtype of its moments. The squares of typical gradients underflow to 0 in fp16."""
 
 
 class Key(NamedTuple):
-    """Of which rounding it is: the same bits in each process, and in a resumed run."""
+    """Identifies a rounding, so that it draws the same bits in every process and in a resumed run."""
 
     seed: int
     """63 bits."""
     step: int
     number: int
-    """Of the parameter."""
+    """Index of the parameter."""
     part: int = 0
-    """What of it: the value, its first moment, its second."""
+    """0: the value, 1: its first moment, 2: its second moment."""
 
     def generator(self, device: torch.device) -> torch.Generator:
         digest = hashlib.sha256("/".join(map(str, self)).encode()).digest()
@@ -43,14 +43,14 @@ class Key(NamedTuple):
 
 
 class _HalfFormat(NamedTuple):
-    """Where a half precision lies within float32."""
+    """How a half-precision format maps into float32."""
 
     dropped: int
-    """Bits of the mantissa that it has not."""
+    """Mantissa bits that it lacks."""
     lowest: float
-    """From here on (magnitude) it has a constant number of bits ..."""
+    """Smallest magnitude with the full mantissa."""
     end: float
-    """... and up to here, without it."""
+    """Magnitudes from here on are not rounded stochastically."""
 
 
 _HALF_FORMATS = {
@@ -61,11 +61,10 @@ _HALF_FORMATS = {
 
 @torch.no_grad()
 def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
-    """Write float32 `source` into `target` of the same shape, each value as one of its two neighbours there, the nearer
-    the likelier, so that the mean is right.
+    """Round float32 `source` stochastically into `target` of the same shape: each value becomes one of its two
+    neighbours, with the nearer one more likely, so that the mean is right.
 
-    To the nearest where the neighbours are not a shorter mantissa: NaN, infinity, subnormal values of fp16 and what
-    lies beyond its range; a float32 target gets a copy.
+    NaN, infinity, fp16 subnormals and values beyond the range are rounded to nearest; a float32 target gets a copy.
     """
     if target.dtype == torch.float32:
         target.copy_(source)
@@ -83,7 +82,7 @@ def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
 
 
 class ParamUpdate(NamedTuple):
-    """The update of one weight."""
+    """One weight and the tensors that its update reads and writes."""
 
     weight: Tensor
     grad: Tensor
@@ -91,12 +90,12 @@ class ParamUpdate(NamedTuple):
     exp_avg_sq: Tensor
     copy: Tensor | None
     step: int
-    """Which update of this weight it is, from 1."""
+    """Number of this update of the weight, from 1."""
     number: int
 
 
 class Hyperparams(NamedTuple):
-    """What all weights of a group share. lr and factor may be tensors on the device, 0-dim float32."""
+    """What all weights of a group share. lr and factor may be 0-dim float32 tensors on the device."""
 
     lr: float | Tensor
     betas: tuple[float, float]
@@ -107,26 +106,26 @@ class Hyperparams(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How the weights of a group that have gradients are updated. It holds no gradient."""
+    """How to update the weights of a group that have gradients. It holds no gradient."""
 
     addresses: list[Any]
-    """Where everything lies: it goes for no other."""
+    """The addresses that the plan was made for; it is invalid for any others."""
     tables: Any
-    """Of the kernels, for the weights that fit them; or None."""
+    """Kernel tables for the weights that the kernels support, or None."""
     others: list[tuple[Tensor, int]]
-    """What goes by plain PyTorch, with its number."""
+    """Weights updated by plain PyTorch, with their indices."""
     trainable: list[Tensor]
 
 
 class RoundingAdamW(Optimizer):
-    """torch.optim.AdamW's update (Loshchilov and Hutter 2019), computed in float32 for weights of any of MOMENTS.
+    """torch.optim.AdamW's update (Loshchilov and Hutter 2019), computed in float32 for the dtypes in MOMENTS.
 
-    Weights and moments in half precision are rounded back stochastically. Nothing waits for the device.
+    Half-precision weights and moments are rounded stochastically. Nothing waits for the device.
     """
 
     clip_factor: Tensor | None = None
-    """0-dim float32 on the device: what gradients are multiplied by, such as for clipping, without another pass. Of 0
-    they count as 0, also where they are no numbers."""
+    """0-dim float32 on the device: multiplies gradients, such as for clipping, without another pass. At 0 they count as
+    0 even where they are non-finite."""
 
     def __init__(
         self,
@@ -139,8 +138,8 @@ class RoundingAdamW(Optimizer):
         seed: int = 0,
         copies: Mapping[Tensor, Tensor] | None = None,
     ):
-        """`copies`: float32 master -> the tensor in half precision that the model computes with, from which it takes
-        its gradient where it has none itself, and which is written anew in each step."""
+        """`copies`: float32 master -> the half-precision tensor that the model computes with. A master without a
+        gradient uses that of its copy, and the copy is rewritten in each step."""
         for name, value, fits in (
             ("lr", lr, isinstance(lr, Tensor) or lr >= 0),
             ("betas", betas, len(betas) == 2 and all(0 <= beta < 1 for beta in betas)),
@@ -151,7 +150,7 @@ class RoundingAdamW(Optimizer):
                 raise ValueError(f"{name} = {value} is out of range")
         self.copies = copies or {}
         self._plan_cache: dict[int, _Plan] = {}
-        """By group."""
+        """Plans by group index."""
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
         super().__init__(params, defaults)
 
@@ -159,10 +158,10 @@ class RoundingAdamW(Optimizer):
         super().add_param_group(param_group)
         for weight in self.param_groups[-1]["params"]:
             if weight.dtype not in MOMENTS:
-                raise ValueError(f"weights in {weight.dtype}; it takes {', '.join(map(str, MOMENTS))}")
+                raise ValueError(f"weights in {weight.dtype} are not supported; use {', '.join(map(str, MOMENTS))}")
 
     def gradient(self, weight: Tensor) -> Tensor | None:
-        """What the next step goes by: the weight's own gradient, or that of its copy."""
+        """Return the gradient that the next step uses: the weight's own, or that of its copy."""
         if weight.grad is None and weight in self.copies:
             return self.copies[weight].grad
         return weight.grad
@@ -188,7 +187,7 @@ class RoundingAdamW(Optimizer):
 
     @torch.no_grad()
     def gradient_norm(self) -> Tensor:
-        """Length of all gradients that the next step goes by: 0-dim float32, on their device without waiting."""
+        """Return the norm of all gradients that the next step uses: 0-dim float32, on their device, without waiting."""
         squares: list[Tensor] = []
         for plan in self._plans():
             squares += plan.tables.squares() if plan.tables else []
@@ -197,8 +196,8 @@ class RoundingAdamW(Optimizer):
         return torch.cat(squares).sum().sqrt() if squares else torch.zeros(())
 
     def _plans(self) -> list[_Plan]:
-        """How the weights of each group that have gradients are updated; the same as before where nothing has moved,
-        as in replayed CUDA graphs, since it takes milliseconds to make."""
+        """Return each group's update plan. A plan takes milliseconds to make, so it is reused while no tensor has moved,
+        as in replayed CUDA graphs."""
         begin, plans = 0, []
         for index, group in enumerate(self.param_groups):
             weights = group["params"]
@@ -234,7 +233,7 @@ class RoundingAdamW(Optimizer):
     def _param_update(self, weight: Tensor, grad: Tensor, number: int) -> ParamUpdate:
         state = self.state[weight]
         if not state:
-            state["step"] = 0  # Python's, so that nobody asks the device for it
+            state["step"] = 0  # a Python number, so that reading it never waits for the device
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(weight, dtype=MOMENTS[weight.dtype])
         copy = self.copies.get(weight) if self.copies else None
@@ -246,13 +245,13 @@ class RoundingAdamW(Optimizer):
         weights = [weight for group in self.param_groups for weight in group["params"]]
         for number, saved in state_dict["state"].items():
             weight = weights[number]
-            if MOMENTS[weight.dtype] != weight.dtype:  # which torch has cast them to
+            if MOMENTS[weight.dtype] != weight.dtype:  # torch has cast the moments to it
                 for name in ("exp_avg", "exp_avg_sq"):
                     self.state[weight][name] = saved[name].to(weight.device, MOMENTS[weight.dtype])
 
 
 def _update(update: ParamUpdate, hyper: Hyperparams) -> None:
-    """One weight by plain PyTorch."""
+    """Update one weight with plain PyTorch."""
     beta1, beta2 = hyper.betas
     grad = update.grad.float()
     if hyper.factor is not None:
@@ -272,7 +271,7 @@ def _update(update: ParamUpdate, hyper: Hyperparams) -> None:
 
 
 def _same_layout(first: Tensor, *others: Tensor | None) -> bool:
-    """Whether tensors of one shape have their values in the same order, without gaps."""
+    """Return whether tensors of one shape are dense and share their memory order."""
     if first.is_contiguous():
         return all(other is None or other.is_contiguous() for other in others)
     dense = first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)
@@ -281,7 +280,7 @@ def _same_layout(first: Tensor, *others: Tensor | None) -> bool:
 
 @cache
 def _kernels(device: torch.device) -> Any:
-    """The module of kernels for this device, if there are any; else everything goes by plain PyTorch."""
+    """Return the kernel module for this device, or None to use plain PyTorch."""
     if device.type != "cuda" or not importlib.util.find_spec("triton"):
         return None
     try:
@@ -289,6 +288,8 @@ def _kernels(device: torch.device) -> Any:
         half = torch.zeros(1, device=device, dtype=torch.bfloat16)
         kernels.round_stochastically(torch.zeros_like(half, dtype=torch.float32), half, Key(0, 0, 0))
     except (ImportError, OSError, RuntimeError, SubprocessError) as error:
-        logger.warning("optimizer_type: Triton cannot build the kernels of AdamW, which is slow without: %s", error)
+        logger.warning(
+            "optimizer_type: Triton cannot build the AdamW kernels, so optimizer steps will be slow: %s", error
+        )
         return None
     return kernels

@@ -1,4 +1,4 @@
-"""RoundingAdamW on the GPU: one launch for all weights that are alike, one pass over memory."""
+"""RoundingAdamW on the GPU: one launch for all weights of the same dtypes, one pass over memory."""
 
 from array import array
 from collections import defaultdict
@@ -15,20 +15,20 @@ from torch import Tensor
 from sd_scripts.library.rounding_adamw import Hyperparams, Key, ParamUpdate
 
 LANES = tl.constexpr(1024)
-"""Of a program, which does so many values twice: one draw of Philox has bits for two values."""
+"""Lanes of a program, each of which handles two values: one Philox draw has bits for two."""
 ROUNDS = tl.constexpr(7)
-"""Of Philox, the fewest that pass all tests of randomness (Salmon et al. 2011, table 2)."""
+"""Philox rounds: the fewest that pass all tests of randomness (Salmon et al. 2011, table 2)."""
 VECTOR = tl.constexpr(16)
-"""Bytes that memory is read and written in at once, where all addresses and sizes can be divided by them."""
+"""Bytes of a vectorized memory access, used where all addresses and sizes are multiples of it."""
 SIZE, COLUMNS = 5, 7
-"""Of a row: weight, grad, exp_avg, exp_avg_sq and copy as addresses, size, number."""
+"""A row holds the addresses of weight, grad, exp_avg, exp_avg_sq and copy, then size and index."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
 def _stochastic(value, bits, kind: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 as one of its neighbours in kind; of `bits` (uint32) the lower 16 decide."""
+    """Round float32 stochastically to `kind`, using the lower 16 of `bits` (uint32)."""
     if kind == tl.bfloat16:
         moved = (value.to(tl.uint32, bitcast=True) + (bits & 0xFFFF)) & 0xFFFF0000
         value = tl.where(tl.abs(value) < float("inf"), moved.to(tl.float32, bitcast=True), value)
@@ -53,7 +53,7 @@ def _round(source, target, size, seed, step, number, part):  # type: ignore[no-u
 
 
 def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
-    """The values of both lie in the same order, without gaps."""
+    """Round `source` into `target`; both must be dense and share their memory order."""
     if source.numel():
         with torch.cuda.device(source.device):
             _round[(triton.cdiv(source.numel(), 2 * LANES.value),)](source, target, source.numel(), *key)
@@ -69,7 +69,7 @@ def _pointer(row, column: tl.constexpr, kind: tl.constexpr, aligned: tl.constexp
 
 @triton.jit
 def _square(table, chunks, sums, grad_type: tl.constexpr, aligned: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum of a chunk's squared gradients."""
+    """Sum the squared gradients of a chunk."""
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * columns
     begin = (chunk & 0xFFFFFFFF) * (2 * LANES)
@@ -105,8 +105,8 @@ def _update(  # type: ignore[no-untyped-def]
     aligned: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """A chunk of one weight. The factors correct the moments' bias; `rest`: 1 - beta; rate_at and factor_at: where the
-    rate lies, and what gradients are multiplied by, or None; copy_type: dtype of the copies, or None."""
+    """Update a chunk of one weight. The factors correct the moments' bias; `rest` is 1 - beta; rate_at and factor_at
+    point to the learning rate and the gradients' clip factor, or are None; copy_type: dtype of the copies, or None."""
     chunk = tl.load(chunks + tl.program_id(0))
     row = table + (chunk >> 32) * columns
     chunk = chunk & 0xFFFFFFFF
@@ -155,8 +155,8 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 class Tables:
-    """Where some weights and all that their update needs lie; holds as long as none of it moves. The tensors of each
-    weight have their values in the same order, without gaps."""
+    """The addresses of weights and of what their updates need; valid as long as none of it moves. All tensors of a
+    weight must be dense and share their memory order."""
 
     def __init__(self, jobs: Iterable[ParamUpdate]):
         alike: defaultdict[object, list[ParamUpdate]] = defaultdict(list)
@@ -167,18 +167,18 @@ class Tables:
         self._parts = [part for group in alike.values() for part in _parts(group)]
 
     def squares(self) -> list[Tensor]:
-        """Sums of squared gradients, float32."""
+        """Return sums of squared gradients, float32."""
         return [part.squares() for part in self._parts]
 
     def update(self, rates: Hyperparams) -> None:
-        """One step further than with the last call; the first is the step of the jobs."""
+        """Run the next step; the first call runs the step of the given updates."""
         for part in self._parts:
             part.update(rates)
 
 
 @dataclass(kw_only=True)
 class _Part:
-    """Weights of one launch."""
+    """The weights of one kernel launch."""
 
     table: Tensor
     chunks: Tensor
@@ -228,7 +228,7 @@ class _Part:
 
 
 def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
-    """Of jobs that are alike but for their addresses."""
+    """Yield the launches for updates that differ only in their addresses: aligned ones, then the others."""
     rows, one = _rows(jobs), jobs[0]
     aligned = (rows[:, : SIZE + 1] % VECTOR.value == 0).all(1)
     for chosen, is_aligned in ((rows[aligned], True), (rows[~aligned], False)):
@@ -246,7 +246,7 @@ def _parts(jobs: list[ParamUpdate]) -> Iterator[_Part]:
 
 
 def _rows(jobs: list[ParamUpdate]) -> Tensor:
-    """(T, COLUMNS) int64."""
+    """Return the address table, (T, COLUMNS) int64."""
     known = (
         [job.weight.data_ptr() for job in jobs],
         [job.grad.data_ptr() for job in jobs],
@@ -256,14 +256,14 @@ def _rows(jobs: list[ParamUpdate]) -> Tensor:
         [job.weight.numel() for job in jobs],
         [job.number for job in jobs],
     )
-    # by way of an array, since torch.tensor takes milliseconds for as many numbers as a model has
+    # through an array, because torch.tensor takes milliseconds for a whole model's numbers
     numbers = array("q", chain.from_iterable(known))
     return torch.frombuffer(numbers, dtype=torch.int64).view(COLUMNS, len(jobs)).t().contiguous()
 
 
 @lru_cache(maxsize=4096)
 def _chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """What each program works on: row << 32 | number of the chunk in its weight."""
+    """Return what each program works on: row << 32 | index of the chunk in its weight."""
     counts = (torch.tensor(sizes, dtype=torch.int64) + 2 * LANES.value - 1) // (2 * LANES.value)
     rows = torch.arange(len(sizes)).repeat_interleave(counts)
     within = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
@@ -271,5 +271,5 @@ def _chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting: PyTorch keeps pinned memory from being used again before it is read."""
+    """Copy to the device without waiting: PyTorch does not reuse the pinned memory before it has been read."""
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -104,7 +104,7 @@ def atomic_folder(path: Path, mark: str) -> Iterator[Path]:
     part, old = beside(path, PART), beside(path, OLD)
     try:
         if path.exists() and not (path / mark).is_file():
-            raise OSError("there is a file or folder of this name that is no model; choose another output_name")
+            raise OSError("a file or folder of this name exists and is not a model; choose another output_name")
         part.mkdir(parents=True)
         yield part
         for file in part.rglob("*"):

@@ -36,8 +36,8 @@ def find_tokenizer(
         if kind.fits(tokenizer, size):
             return tokenizer
     raise ValueError(
-        f"tokenizer_cache_dir: no tokenizer of {size} tokens for '{source}'; "
-        f"put it into a folder '{folder}' beside the model"
+        f"tokenizer_cache_dir: found no tokenizer with {size} tokens for '{source}'; "
+        f"put it in a folder '{folder}' next to the model"
     )
 
 

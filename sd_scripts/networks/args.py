@@ -24,7 +24,9 @@ def network_arguments(settings: Settings, own: Groups) -> NetworkArguments:
                 continue
             in_args = values.setdefault(field.name, str(value))
             if _plain(in_args) != _plain(str(value)):
-                raise ValueError(f"{field.name}: is {value} here and {in_args} in network_args; leave one of them out")
+                raise ValueError(
+                    f"{field.name}: set to {value} here but to {in_args} in network_args; remove one of them"
+                )
     return NetworkArguments(values)
 
 

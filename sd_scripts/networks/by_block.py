@@ -88,6 +88,6 @@ def _lr_curve(key: str, text: str, count: int, warn: Warn) -> list[float]:
         raise ValueError(f"network_args: {key}={text} is neither numbers nor one of {', '.join(SHAPES)}")
     found = numbers(key, text)
     if len(found) != count:
-        what = "the rest is 1" if len(found) < count else "what is beyond is ignored"
+        what = "the rest are 1" if len(found) < count else "extra values are ignored"
         warn(f"network_args: {key} has {len(found)} values for {count} blocks; {what}")
     return (found + [1.0] * count)[:count]

@@ -182,14 +182,14 @@ class AdaptedLayer:
             )
         if pair.down.numel() != self.down.numel() or pair.up.numel() != self.up.numel() * self.split_count:
             raise ValueError(
-                f"network_weights: {self.name} is of other sizes in the file than in this model; "
+                f"network_weights: {self.name} has a different shape in the file than in this model; "
                 "choose a LoRA of the same kind of model"
             )
         up = pair.up
         if self.split_dims:
             if not pair.is_split(self.split_dims):
                 raise ValueError(
-                    f"network_weights: {self.name} is not in pieces in the file; turn split_qkv off, or choose a file "
+                    f"network_weights: {self.name} is not split in the file; turn split_qkv off or choose a file "
                     "that was trained with it"
                 )
             up = torch.cat(

@@ -38,17 +38,18 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -
     for key in tensors:
         if XLABS_SINGLE.search(key):
             raise ValueError(
-                f"{option}: '{path}' is a LoRA of XLabs with single blocks ({key}), which act on no layer of the "
-                "model; only XLabs' double blocks can be read"
+                f"{option}: '{path}' is a LoRA of XLabs with single blocks ({key}), which do not map to "
+                "any layer of the model; only XLabs' double blocks can be read"
             )
         if ".lora_A." in key or ".lora_B." in key:
             raise ValueError(
-                f"{option}: '{path}' has key names of peft that are not known here, such as {key}; convert it to those "
-                "of kohya's LoRAs"
+                f"{option}: '{path}' has unknown PEFT key names, such as {key}; convert them to those of kohya's LoRAs"
             )
         kind = next((kind for start, kind in OTHER_METHODS.items() if key.partition(".")[2].startswith(start)), None)
         if kind:
-            raise ValueError(f"{option}: '{path}' is no plain LoRA but {kind}, which only LyCORIS goes on from")
+            raise ValueError(
+                f"{option}: '{path}' is not a plain LoRA but {kind}; only LyCORIS can continue training it"
+            )
     return tensors
 
 
@@ -73,7 +74,7 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
             down, up = (part.to(weight.device).float().flatten(1) for part in (pair.down, pair.up))
             if (up.shape[0], down.shape[1]) != weight.flatten(1).shape:
                 raise ValueError(
-                    f"base_weights: {name} is of other sizes in the file than in this model; "
+                    f"base_weights: {name} has a different shape in the file than in this model; "
                     "choose a LoRA of the same kind of model"
                 )
             change = (up @ down).view(weight.shape) * (strength * pair.alpha / pair.rank)

@@ -94,7 +94,7 @@ def read_flux_rules(arguments: NetworkArguments, warn: Warn) -> FluxRules:
     in_dims = arguments.whole_numbers("in_dims", len(IN_LAYERS)) or [0] * len(IN_LAYERS)
     arguments.flag("train_t5xxl")  # is asked for where the encoders are chosen
     if "conv_dim" in arguments or "conv_alpha" in arguments:
-        warn("network_args: conv_dim and conv_alpha have no effect, FLUX.1 has no convolutions")
+        warn("network_args: conv_dim and conv_alpha have no effect because FLUX.1 has no convolutions")
     if arguments.flag("verbose"):
         warn("network_args: verbose has no effect; the saved file names every layer with its rank")
     chosen = {kind: block_indices(key, arguments.text(key)) for kind, key in INDICES.items()}
@@ -128,7 +128,7 @@ def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], 
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"network_args: {key}: {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"network_args: {key}: {pattern!r} is not a valid regular expression: {error}") from None
         found.append((pattern, read(key, value)))
         text = text[match.end() :]
     return found
@@ -143,6 +143,8 @@ def block_indices(option: str, text: str | None) -> frozenset[int] | None:
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", word)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"{option}: {word.strip()!r} is no number or range; write all, none, or such as 0-3,7")
+            raise ValueError(
+                f"{option}: {word.strip()!r} is not a number or range; write all, none, or a list such as 0-3,7"
+            )
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)

@@ -51,7 +51,7 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
     conv_alpha = given.number("conv_alpha", 1.0)
     beta, sigma = given.number("ggpo_beta"), given.number("ggpo_sigma")
     if (beta is None) != (sigma is None):
-        raise ValueError("network_args: ggpo_beta and ggpo_sigma go together; give both, or none")
+        raise ValueError("network_args: ggpo_beta and ggpo_sigma must be set together; set both or neither")
     args = NetworkArgs(
         linear=Rank(options.network_dim or DEFAULT_DIM, options.network_alpha),
         conv=Rank(given.whole_number("conv_dim") or 0, conv_alpha or 0.0),
@@ -82,7 +82,7 @@ def plan_layers(modules: Iterable[AdaptedModule], args: NetworkArgs) -> list[Lay
             if rank.dim > 0 and group:
                 plans.append(_layer(each, name, path, rank, group, args.rules.split_dims(name, layer)))
     if not plans:
-        raise ValueError("network_args: all ranks or learning rates are 0, so nothing is left to train")
+        raise ValueError("network_args: all ranks or learning rates are 0, so nothing would be trained")
     return plans
 
 
@@ -103,7 +103,9 @@ def plan_from_weights(
             parts = len(split_dims) or 1
             plans.append(_layer(each, name, path, Rank(pair.rank // parts, pair.alpha / parts), group, split_dims))
     if not plans:
-        raise ValueError("network_weights: the file has no layer of this model; is it a LoRA for another one?")
+        raise ValueError(
+            "network_weights: the file contains no layer of this model; it may be a LoRA for another model"
+        )
     return plans
 
 

@@ -74,7 +74,7 @@ def describe(path: Path) -> ModelFile:
 def _describe_file(path: Path, size: int) -> ModelFile:
     if path.suffix == ".gguf":
         return ModelFile(
-            bytes=size, problem=f"'{path}' is quantized for making images; choose the .safetensors file of the model"
+            bytes=size, problem=f"'{path}' is quantized for inference; choose the .safetensors file of the model"
         )
     try:
         if path.suffix not in SAFETENSORS:

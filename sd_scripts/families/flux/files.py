@@ -81,15 +81,15 @@ def open_component(spec: ComponentSpec, option: str, path: Path, files: tuple[Pa
     for file in files:
         empty |= read_empty(file, option)
     if spec.prefix(empty) is None:
-        raise ValueError(f"{option}: '{path}' is no {spec.title} but {_what_else(spec, empty)}")
+        raise ValueError(f"{option}: '{path}' is not a {spec.title} but {_what_else(spec, empty)}")
     if spec is TRANSFORMER:
         _require_flux(empty, path)
     module, named = make_empty(lambda: _prepared(spec, empty, torch.float32), option, path)
     expected = module.state_dict()
     if packed := [name for name, tensor in named.items() if name in expected and not tensor.is_floating_point()]:
         raise ValueError(
-            f"{option}: '{path}' holds packed integers in place of weights, such as {some(packed[:1])}; "
-            "take the bf16, fp16 or fp8 file"
+            f"{option}: '{path}' contains packed integers instead of weights, such as {some(packed[:1])}; "
+            "choose the bf16, fp16 or fp8 file"
         )
     require_matching_shapes(shapes_of(named), expected, option, path, spec.title)
     return ComponentFile(spec=spec, option=option, path=path, files=files, module=module)
@@ -177,19 +177,19 @@ def _require_flux(state: State, path: Path) -> None:
     """Cousins that are built alike are told by their names."""
     family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
     if family != "flux":
-        raise ValueError(f"{MODEL}: '{path}' is {what}, which is not trained here; choose FLUX.1 dev or schnell")
+        raise ValueError(f"{MODEL}: '{path}' is {what}, which cannot be trained here; choose FLUX.1 dev or schnell")
 
 
 def _what_else(spec: ComponentSpec, state: State) -> str:
     """What a file is that is not of this kind, and what to do with it."""
     family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
     if what.endswith("LoRA"):
-        return f"{what}; to go on with a LoRA set network_weights"
+        return f"{what}; to continue training a LoRA, set network_weights"
     for other in SPECS:
         if other is not spec and other.prefix(state) in other.prefixes[:2]:
-            return f"{what or other.title}; it belongs into {other.option}"
+            return f"{what or other.title}; set {other.option} to it instead"
     if spec is TRANSFORMER and family == "sdxl":
-        return f"{what}; SDXL is trained by sdxl_train_network.py"
+        return f"{what}; train SDXL with sdxl_train_network.py"
     return what or (f"something with keys such as {some(state)}" if state else "empty")
 
 

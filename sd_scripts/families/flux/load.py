@@ -117,7 +117,7 @@ def remarks(components: Components, settings: Settings) -> list[str]:
     """Settings for dev on schnell."""
     told = settings[FluxObjectiveOptions].guidance_scale != FluxObjectiveOptions.guidance_scale
     return (
-        ["guidance_scale: has no effect: schnell takes no guidance"]
+        ["guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"]
         if told and not components.extras["guidance"]
         else []
     )
@@ -163,7 +163,7 @@ def _open_own(spec: ComponentSpec, model: Path) -> ComponentFile:
     """A part of the base model: of its folder, or of a file that may hold all of them."""
     if model.is_file():
         if spec is not TRANSFORMER and spec.prefix(read_empty(model, MODEL)) is None:
-            raise ValueError(f"{spec.option}: '{model}' holds no {spec.title}; set {spec.option} to a file of it")
+            raise ValueError(f"{spec.option}: '{model}' contains no {spec.title}; set {spec.option} to its file")
         return open_component(spec, MODEL, model, (model,))
     whole = (model / "model_index.json").is_file()
     if whole and (found := describe(model)).family != "flux":
@@ -173,7 +173,7 @@ def _open_own(spec: ComponentSpec, model: Path) -> ComponentFile:
         return open_component(spec, MODEL, model, files_in(model / spec.folder, MODEL))
     if spec is TRANSFORMER:  # a folder of the transformer alone
         return open_component(spec, MODEL, model, files_in(model, MODEL))
-    raise ValueError(f"{spec.option}: '{model}' holds no {spec.title}; set {spec.option} to a file of it")
+    raise ValueError(f"{spec.option}: '{model}' contains no {spec.title}; set {spec.option} to its file")
 
 
 def _misfits(component_files: ComponentFiles) -> list[str]:
@@ -190,8 +190,8 @@ def _misfits(component_files: ComponentFiles) -> list[str]:
     for option, (number, size, what) in wanted.items():
         if option in component_files and (given := getattr(component_files[option].module.config, number)) != size:
             problems.append(
-                f"{option}: '{component_files[option].path}' makes {what.format(given)}, the transformer reads {size}; "
-                f"choose the {component_files[option].spec.title} of FLUX.1"
+                f"{option}: '{component_files[option].path}' produces {what.format(given)}, but the "
+                f"transformer expects {size}; choose the {component_files[option].spec.title} of FLUX.1"
             )
     return problems
 
@@ -204,14 +204,14 @@ def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
     )
     if swap > most:
         problems.append(
-            f"blocks_to_swap: {swap} is beyond the {most} that a model of {shape.double_blocks} double and "
-            f"{shape.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it out")
+            f"blocks_to_swap: {swap} exceeds {most}, the most that a model with {shape.double_blocks} double and "
+            f"{shape.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it unset")
         )
     default, guidance = FluxObjectiveOptions.guidance_scale, settings[FluxObjectiveOptions].guidance_scale
     if not shape.guidance and guidance not in (default, RECOMMENDED["guidance_scale"]):  # what files of dev have, too
         problems.append(
-            f"guidance_scale: schnell takes no guidance, so {guidance:g} cannot be; leave guidance_scale at its "
-            f"default {default}"
+            f"guidance_scale: FLUX.1 schnell ignores guidance, so {guidance:g} has no meaning; leave it at its default "
+            f"{default}"
         )
     return problems
 

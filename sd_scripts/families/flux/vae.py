@@ -20,7 +20,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
         return (latents - vae.config.shift_factor) * vae.config.scaling_factor
     if vae.dtype == torch.float16:
         raise ValueError("mixed_precision: the autoencoder overflowed in fp16; set mixed_precision = bf16")
-    raise ValueError("ae: the autoencoder gives numbers that are not finite; fetch its file again, or choose another")
+    raise ValueError("ae: the autoencoder produces non-finite values; download its file again or choose another")
 
 
 def decode_latents(components: Components, latents: Tensor) -> Tensor:

@@ -19,17 +19,17 @@ FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.
 def load_component(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
     """A module of diffusers or transformers. ValueError, one sentence that names `option`, if it is not whole."""
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{option}: '{folder}' is not whole; missing: 'config.json'")
+        raise ValueError(f"{option}: '{folder}' is incomplete; missing: 'config.json'")
     try:
         if not any(folder.glob("*.safetensors")):  # a pickle is left to the library
             return kind.from_pretrained(folder, local_files_only=True).to(dtype)
         with init_empty_weights():
             module = _make_empty(kind, folder)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{option}: '{folder}' is not whole: {str(error).strip().splitlines()[0]}") from None
+        raise ValueError(f"{option}: '{folder}' is incomplete: {str(error).strip().splitlines()[0]}") from None
     expected = module.state_dict()
     state = read_component(folder, expected, option)
-    require_matching_shapes(shapes_of(state), expected, option, folder, "SDXL")
+    require_matching_shapes(shapes_of(state), expected, option, folder, "SDXL model")
     return fill(module, {name: tensor.view(expected[name].shape) for name, tensor in state.items()}, dtype)
 
 

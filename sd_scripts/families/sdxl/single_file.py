@@ -21,7 +21,7 @@ LOGIT_SCALE = 4.6055
 MARKER_KEYS = ("v_pred", "ztsnr")
 PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX, sgm.VAE_PREFIX)
 
-ADVICE = {"LoRA": "; to go on with a LoRA set network_weights", "VAE": "; a VAE belongs into the option vae"}
+ADVICE = {"LoRA": "; to continue training a LoRA, set network_weights", "VAE": "; set the option vae to a VAE file"}
 """What to do with a file that was given as the base model, by the last word of what it is."""
 
 
@@ -89,13 +89,13 @@ def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderK
 def require_matching_shapes(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
     """As loading.require_matching_shapes; beside the parts that are expected, a file may hold anything."""
     parts = [prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected)]
-    loading.require_matching_shapes(shapes, expected, option, path, "SDXL", parts)
+    loading.require_matching_shapes(shapes, expected, option, path, "SDXL model", parts)
 
 
 def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules:
     _require_sdxl(shapes, path)
     if with_vae and not any(key.startswith(sgm.VAE_PREFIX) for key in shapes):
-        raise ValueError(f"vae: '{path}' has no VAE of its own; set vae to an SDXL VAE file")
+        raise ValueError(f"vae: '{path}' contains no VAE; set vae to an SDXL VAE file")
 
     def made(make: Callable[[], Made]) -> Made:
         return make_empty(make, MODEL, path)
@@ -118,7 +118,7 @@ def _require_sdxl(shapes: sgm.Shapes, path: Path) -> None:
         return
     _, what = recognise(Header(metadata={}, shapes=dict(shapes), dtypes={}))
     what = what or f"something with keys such as {some(shapes)}"
-    raise ValueError(f"{MODEL}: '{path}' is no SDXL checkpoint but {what}{ADVICE.get(what.split()[-1], '')}")
+    raise ValueError(f"{MODEL}: '{path}' is not an SDXL checkpoint but {what}{ADVICE.get(what.split()[-1], '')}")
 
 
 def with_vae_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
