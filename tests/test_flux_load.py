@@ -432,9 +432,12 @@ def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
             ["lora_unet_double_blocks_0_x.lora_down.weight"],
             "but FLUX.1 LoRA; to continue training a LoRA, set network_weights",
         ),
-        (["conditioner.embedders.1.model.ln_final.weight"], "but SDXL checkpoint; SDXL is trained by sdxl_train_net"),
+        (["conditioner.embedders.1.model.ln_final.weight"], "but SDXL checkpoint; train SDXL with sdxl_train_network"),
         (["cond_stage_model.model.ln_final.weight"], "is not a FLUX.1 transformer but Stable Diffusion 2.x checkpoint"),
-        (["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.x"], "is Chroma, which is not trained here"),
+        (
+            ["double_blocks.0.img_attn.qkv.weight", "distilled_guidance_layer.x"],
+            "is Chroma, which cannot be trained here",
+        ),
         (["double_blocks.0.img_attn.qkv.weight"], "is incomplete; missing: 'img_in.weight'"),
         (
             ["transformer_blocks.0.attn.add_k_proj.bias"],

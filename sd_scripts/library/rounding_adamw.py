@@ -196,7 +196,7 @@ class RoundingAdamW(Optimizer):
         return torch.cat(squares).sum().sqrt() if squares else torch.zeros(())
 
     def _plans(self) -> list[_Plan]:
-        """Return each group's update plan. A plan takes milliseconds to make, so it is reused while no tensor has moved,
+        """Return each group's update plan. Making one takes milliseconds, so it is reused while no tensor has moved,
         as in replayed CUDA graphs."""
         begin, plans = 0, []
         for index, group in enumerate(self.param_groups):
