@@ -1,4 +1,4 @@
-"""Opens the GUI in the browser: `python gui.py`. See `python gui.py --help` for the rest."""
+"""Start the web GUI: `python gui.py`. `python gui.py --help` lists the flags."""
 
 import argparse
 import html
@@ -33,44 +33,48 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument(
-        "--listen", default="127.0.0.1", metavar="ADDRESS", help="address to serve on; default: this machine only"
+        "--listen", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; default: this machine only"
     )
     made.add_argument(
-        "--server_port", type=int, default=0, metavar="PORT", help="default: the first free one from 7860"
+        "--server_port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port to listen on; default: the first free one from 7860",
     )
-    made.add_argument("--username", default="", help="name to log in with")
+    made.add_argument("--username", default="", help="login name")
     made.add_argument(
         "--password",
         nargs="?",
         const=credentials.ASK,
         metavar="WORD",
-        help="needed for --share and for other addresses than this machine's; without WORD it is asked for. Better "
-        "give it by STUDIO_PASSWORD in the environment or by --password_file: the process list shows WORD to everybody",
+        help="login password, required by --share and by addresses beyond this machine; prompted for without WORD. "
+        "Prefer STUDIO_PASSWORD in the environment or --password_file: the process list shows WORD to every account",
     )
     made.add_argument("--password_file", type=Path, metavar="FILE", help="file whose first line is the password")
     made.add_argument(
         "--token",
         metavar="WORD",
-        help="token of the printed address where there is no password, or STUDIO_TOKEN in the environment; default: "
-        "one that is made once and kept in the state folder",
+        help="token in the printed address if no password is set; STUDIO_TOKEN in the environment works too. Default: "
+        "generated once and kept in the state folder",
     )
     made.add_argument(
         "--no-token",
         action="store_true",
-        help="let in every account of this machine, for a proxy with a login of its own",
+        help="let every account of this machine in, for use behind a proxy with its own login",
     )
-    made.add_argument("--share", action="store_true", help="make a public link through Gradio's servers")
+    made.add_argument("--share", action="store_true", help="create a public link through Gradio's servers")
     made.add_argument("--inbrowser", action="store_true", help="open the browser")
-    made.add_argument("--headless", action="store_true", help="never open a browser, whatever else is said")
-    made.add_argument("--root_path", default="", metavar="PATH", help="path of the page behind a reverse proxy")
+    made.add_argument("--headless", action="store_true", help="never open a browser; overrides --inbrowser")
+    made.add_argument("--root_path", default="", metavar="PATH", help="path or URL of the page behind a reverse proxy")
     made.add_argument(
         "--allowed_path",
         type=Path,
         action="append",
         default=[],
         metavar="FOLDER",
-        help="folder that the page may read and write when it is served to others, besides the home folder and the "
-        "current one; may be given several times",
+        help="folder the page may read and write when served to others, in addition to the home folder and the "
+        "current one; repeatable",
     )
     made.add_argument(
         "--find_runs",
@@ -78,17 +82,16 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FOLDER",
-        help="output folder, or the folder of several, whose runs come into the list where it has lost them; may be "
-        "given several times",
+        help="output folder, or a folder of several, whose runs are added back to the list if it lost them; repeatable",
     )
-    made.add_argument("--config", type=Path, metavar="FILE", help="TOML, or JSON of kohya_ss, to open in the page")
+    made.add_argument("--config", type=Path, metavar="FILE", help="TOML or kohya_ss JSON file to open in the page")
     made.add_argument(
         "--insecure",
         action="store_true",
-        help="serve to others without a password; anyone who reaches the page can run programs here",
+        help="serve to others without a password; anyone who can reach the page can run programs on this machine",
     )
-    made.add_argument("--print-command", action="store_true", help="print the training command of --config and end")
-    made.add_argument("--tab", choices=list(TABS), help="which training --config is for; default: as the file tells")
+    made.add_argument("--print-command", action="store_true", help="print the training command of --config and exit")
+    made.add_argument("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
     return made
 
 
@@ -100,26 +103,26 @@ def is_loopback(address: str) -> bool:
 
 
 def open_to_others(flags: argparse.Namespace) -> bool:
-    """Whether the page is served beyond this machine."""
+    """Return whether the page is served beyond this machine."""
     return flags.share or not is_loopback(flags.listen)
 
 
 def refusal(flags: argparse.Namespace) -> str | None:
-    """Why the page must not be served like that."""
+    """Return why the page must not be served with these flags, or None."""
     if why := credentials.refusal(flags):
         return why
-    skips_nonfinite = credentials.has_password(flags) or credentials.has_token(flags)
-    if open_to_others(flags) and not skips_nonfinite and not flags.insecure:
+    protected = credentials.has_password(flags) or credentials.has_token(flags)
+    if open_to_others(flags) and not protected and not flags.insecure:
         how = "--share" if flags.share else f"--listen {flags.listen}"
-        return f"{how} opens the page to others: give --username and --password, or say --insecure"
+        return f"{how} opens the page to others: set --username and --password, or pass --insecure"
     if flags.config and not flags.config.is_file():
-        return f"--config: there is no file {flags.config}"
+        return f"--config: file not found: {flags.config}"
     if missing := [folder for folder in flags.allowed_path if not folder.expanduser().is_dir()]:
-        return f"--allowed_path: there is no folder {missing[0]}"
+        return f"--allowed_path: folder not found: {missing[0]}"
     if missing := [folder for folder in flags.find_runs if not folder.expanduser().is_dir()]:
-        return f"--find_runs: there is no folder {missing[0]}"
+        return f"--find_runs: folder not found: {missing[0]}"
     if flags.print_command and not flags.config:
-        return "--print-command needs --config FILE"
+        return "--print-command requires --config FILE"
     return None
 
 
@@ -136,19 +139,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def credential(flags: argparse.Namespace) -> Credential | None:
-    """What opens the page; None: nothing is needed."""
+    """Return the credential that opens the page; None where none is needed."""
     if credentials.has_password(flags):
         return Credential("password", credentials.password(flags), flags.username)
-    if flags.no_token or (open_to_others(flags) and not credentials.has_token(flags)):  # which takes --insecure
+    if flags.no_token or (open_to_others(flags) and not credentials.has_token(flags)):  # only reached with --insecure
         return None
     return Credential("token", credentials.token(flags, state_folder()))
 
 
 def access(flags: argparse.Namespace, opens: Credential | None) -> AccessPolicy:
-    """Who is let in, and by which names the page is called.
+    """Return who is let in, and by which host names the page may be reached.
 
-    A name that a stranger has pointed at this machine is refused where the page may be known by none but ours. Where a
-    proxy shows it by a name that we were not told, the cookie keeps strangers out; without one the name is needed.
+    A foreign name pointed at this machine (DNS rebinding) is refused if every legitimate name is known. If a
+    proxy serves the page under an unknown name, the session cookie keeps others out; without one, names are checked.
     """
     others, shown = open_to_others(flags), urlsplit(flags.root_path)
     listen = f"[{flags.listen}]" if ":" in flags.listen else flags.listen
@@ -166,13 +169,13 @@ def access(flags: argparse.Namespace, opens: Credential | None) -> AccessPolicy:
 
 
 def machine_names() -> set[str]:
-    """What a network calls this machine."""
+    """Return the names by which the local network knows this machine."""
     name = socket.gethostname().lower()
     return {name, f"{name.partition('.')[0]}.local"}
 
 
 def places(flags: argparse.Namespace) -> AllowedPaths:
-    """Where the page may read and write: wherever the user may, or, served to others, in folders known at the start."""
+    """Return where the page may read and write: anywhere, or, served to others, in the folders known at startup."""
     if not open_to_others(flags):
         return EVERYWHERE
     named = [*flags.allowed_path, *([flags.config] if flags.config else [])]
@@ -181,8 +184,8 @@ def places(flags: argparse.Namespace) -> AllowedPaths:
 
 @contextmanager
 def past_proxies(address: str) -> Iterator[None]:
-    """Reach this machine without the proxy of the environment or system, which launch() asks itself through."""
-    names = ("no_proxy", "NO_PROXY")  # the small one counts where both are there
+    """Bypass the configured HTTP proxy for this machine: launch() checks its own server through it."""
+    names = ("no_proxy", "NO_PROXY")  # the lower-case one wins where both are set
     before = {name: os.environ[name] for name in names if name in os.environ}
     spared = [*before.values(), "localhost", "127.0.0.1", "::1", address]
     os.environ.update(dict.fromkeys(names, ",".join(spared)))
@@ -195,10 +198,10 @@ def past_proxies(address: str) -> Iterator[None]:
 
 
 def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
-    """Serve the page, until the process is told to end or, without `wait`, in a thread."""
+    """Serve the page until the process is terminated or, without `wait`, in a thread."""
     opens = credential(flags)
     prepare_state_folder()
-    # imported late: --help and a refusal answer at once
+    # imported late so that --help and flag errors answer at once
     from kohya_gui import browse, live_routes, prompt_editor
     from kohya_gui.again import why_not
     from kohya_gui.app import build
@@ -208,7 +211,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
 
     store = RunStore()
     for folder in flags.find_runs:
-        print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs came into the list")
+        print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
     queue, allowed = RunQueue(store, why_not=why_not), places(flags)
     routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
@@ -228,31 +231,31 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             mcp_server=False,
             app_kwargs={"middleware": [guard.middleware()], "routes": routes},
             prevent_thread_lock=True,
-            quiet=True,  # the address that it would print has no token
-            _frontend=False,  # which would give up where the page takes longer than 3 s to come, as on a busy machine
+            quiet=True,  # the address it would print lacks the token
+            _frontend=False,  # that check gives up when the page takes longer than 3 s, as on a busy machine
             **look(),
         )
-    queue.open()  # now that the address is ours
+    queue.open()  # only once the port is ours
     address = address_with(opens, flags.root_path if urlsplit(flags.root_path).netloc else page.local_url)
     tell_address(address, opens)
     if flags.inbrowser and not flags.headless:
         open_browser(address)
     if wait:
-        if sys.platform != "linux":  # which ends TensorBoard with us by itself, and at once
+        if sys.platform != "linux":  # on Linux the kernel ends TensorBoard with us
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         page.block_thread()
     return app
 
 
 def prepare_state_folder() -> None:
-    """Make it, and let Gradio keep its files there: /tmp/gradio may belong to another account."""
+    """Create the state folder and keep Gradio's files in it: /tmp/gradio may belong to another account."""
     private_folder(state_folder())
-    if not os.environ.get("GRADIO_TEMP_DIR"):  # which Gradio reads when it is imported
+    if not os.environ.get("GRADIO_TEMP_DIR"):  # Gradio reads it on import
         os.environ["GRADIO_TEMP_DIR"] = str(private_folder(state_folder() / "gradio"))
 
 
 def address_with(opens: Credential | None, address: str) -> str:
-    """Where the page is, with the token that opens it."""
+    """Return the address of the page, with its token if it has one."""
     whole = f"{address.rstrip('/')}/"
     return f"{whole}?token={opens.secret}" if opens and opens.kind == "token" else whole
 
@@ -260,13 +263,13 @@ def address_with(opens: Credential | None, address: str) -> str:
 def tell_address(address: str, opens: Credential | None) -> None:
     print(f"Open in a browser: {address}", flush=True)
     if opens and opens.kind == "token":
-        print("The token keeps other accounts of this machine out; it stays the same when the GUI is restarted.")
+        print("The token keeps other accounts of this machine out. It stays the same across restarts.")
     sys.stdout.flush()
 
 
 def open_browser(address: str) -> None:
-    """Open the address by a private file that leads there: the process list shows a browser's words to everybody."""
-    if Path("/snap/bin").is_dir():  # a browser in a snap may not read files below ~/.local
+    """Open the address through a private redirect file: the process list shows a browser's arguments to everyone."""
+    if Path("/snap/bin").is_dir():  # a snap browser cannot read files below ~/.local
         webbrowser.open(address)
         return
     leading = private_file(state_folder() / "open.html")
@@ -278,13 +281,13 @@ def serve(flags: argparse.Namespace) -> int:
     try:
         open_page(flags)
     except OSError as error:
-        if error.filename:  # a folder of ours, or a temporary one
+        if error.filename:  # the state folder or a temporary one
             print(f"'{error.filename}' cannot be used: {error.strerror}", file=sys.stderr)
             return 2
-        # the port is taken, or the address is not of this machine
+        # the port is taken, or the address is not this machine's
         print(f"--listen {flags.listen} --server_port {flags.server_port}: {error}", file=sys.stderr)
         return 2
-    except ValueError as error:  # the list of runs cannot be read or written, or a password
+    except ValueError as error:  # the list of runs or the password cannot be read
         print(error, file=sys.stderr)
         return 2
     return 0

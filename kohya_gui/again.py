@@ -1,4 +1,4 @@
-"""Past runs as a beginning: their settings, in what they differ, and how one goes on from its newest state."""
+"""Reuse past runs: load their settings, compare them, and continue from their newest state."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ from sd_scripts.runs.queue import PlannedRun, gpu_set
 from sd_scripts.runs.store import RunRow
 
 NAMED_OTHERWISE = ("output_dir", "logging_dir", "resume")
-"""Options that differ between any two runs, or say nothing of how one trains."""
+"""Options that always differ between runs or say nothing about training."""
 
 
 def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
-    """A prepared run as the queue takes it."""
+    """Return a prepared run in the form that the queue takes."""
     assert prepared.folder is not None
     environment, settings = prepared.command.environment, prepared.command.toml
     return PlannedRun(
@@ -38,7 +38,7 @@ def plan(prepared: Prepared, tab: Tab, family: str) -> PlannedRun:
 
 
 def tab_of(row: RunRow) -> Tab:
-    """The tab that a run was started in; of one that is older than the list, the one that its settings are for."""
+    """Return the tab that a run was started in; if the list does not know it, the one its settings are for."""
     if row.tab in TABS:
         return TABS[row.tab]
     try:
@@ -48,27 +48,27 @@ def tab_of(row: RunRow) -> Tab:
 
 
 def opened_run(row: RunRow) -> tuple[Tab, Opened]:
-    """The settings that a run was started with, and the tab that they are for. ValueError when they are gone."""
+    """Return a run's tab and the settings it was started with. Raises ValueError if they are gone."""
     config, tab = RunFolder(row.folder).config, tab_of(row)
     if not config.is_file():
-        raise ValueError(f"{row.name}: its settings are gone, there is no {config}")
+        raise ValueError(f"{row.name}: settings file not found: {config}")
     return tab, open_file(config, tab, row.family or None)
 
 
 def why_not(row: RunRow) -> str:
-    """Why a run of the list cannot be trained, which is asked when its turn comes: files may have gone meanwhile."""
+    """Return why a queued run cannot start, checked when its turn comes: files may have disappeared meanwhile."""
     tab, opened = opened_run(row)
     script = script_for(opened.family, tab.method)
     return "; ".join(map(str, preflight.problems(from_values(script, opened.unknown, opened.values))))
 
 
 def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE) -> PlannedRun:
-    """A new run with the settings of a former one, that begins where `state` was saved.
+    """Plan a new run with the settings of a past one, resumed from `state`.
 
-    Raises ValueError, one sentence, when there is nothing to go on from.
+    Raises ValueError, one sentence, where there is no state to resume from.
     """
     if state is None:
-        raise ValueError(f"{row.name}: no whole state is left to go on from; set save_state before the next run")
+        raise ValueError(f"{row.name}: no complete state to resume from; enable save_state before the next run")
     tab, opened = opened_run(row)
     values = {**opened.values, "resume": str(state)}
     prepared = prepare(values, script_for(opened.family, tab.method), opened.unknown, False, places)
@@ -76,7 +76,7 @@ def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE
 
 
 def differences(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
-    """The settings in which runs differ, each with its value in every run, as the form would show it."""
+    """Return the settings in which runs differ, each with its value in every run as the form shows it."""
     every = [_settings(row) for row in rows]
     options = {name: option for settings in every if settings for name, option in settings.options.items()}
     differing = []
@@ -96,7 +96,7 @@ def _settings(row: RunRow) -> Settings | None:
     try:
         tab, opened = opened_run(row)
         return Settings(script_for(opened.family, tab.method).groups, opened.values)
-    except ValueError:  # its folder is gone: the others can still be compared
+    except ValueError:  # its folder is gone; the others can still be compared
         return None
 
 

@@ -1,4 +1,4 @@
-"""Where files may lie that the page reads and writes: everywhere at one's own desk, in named folders for others."""
+"""Paths that the page may read and write: anywhere when served locally, named folders when served to others."""
 
 import errno
 import ntpath
@@ -16,52 +16,51 @@ from sd_scripts.options.spec import Option
 from sd_scripts.options.words import shell_words
 
 NO_PATHS = {"resume": ("latest",)}
-"""Words that an option takes in the place of a path."""
+"""Keywords that an option takes in place of a path."""
 HUB_NAMES = ("pretrained_model_name_or_path", "vae")
-"""Options that take the id of a model on the Hugging Face Hub too."""
+"""Options that also take a Hugging Face Hub model id."""
 PATH_KEYS = ("image_dir", "metadata_file", "conditioning_data_dir")
-"""Keys of a dataset_config whose values are paths."""
+"""Keys of a dataset_config that hold paths."""
 NAMES_IN = {"output_name": "output_dir", "log_prefix": "logging_dir", "log_tracker_name": "logging_dir"}
-"""Options that name something in the folder of another: a / leads elsewhere there too."""
+"""Options that name a file in the folder of another option: a / in them leads elsewhere."""
 
 NO_PATH = {
-    errno.ENAMETOOLONG: "is longer than a path can be, or a name in it longer than 255 bytes; shorten it",
-    errno.ELOOP: "is a link that leads back to itself; name the folder or file itself",
+    errno.ENAMETOOLONG: "is too long for a path, or has a name longer than 255 bytes; shorten it",
+    errno.ELOOP: "is a link that points back to itself; name the folder or file itself",
 }
-"""What is wrong with a path that nothing can ever lie at."""
+"""Problems of a path at which nothing can exist."""
 
 
 @dataclass(frozen=True)
 class AllowedPaths:
-    """The folders and files that the page may touch, with all that lies below them."""
+    """The folders and files that the page may access, including everything below them."""
 
     allowed: tuple[Path, ...] | None = None
-    """None: everything."""
+    """None allows everything."""
 
     @classmethod
     def within(cls, folders: Iterable[Path]) -> "AllowedPaths":
-        """Only these. The root of a disk is left out: a program that is started there would allow everything."""
+        """Allow only these. The root of a disk is dropped: a GUI started there would allow everything."""
         real = (_real(folder.expanduser()) for folder in folders)
         return cls(tuple(dict.fromkeys(folder for folder in real if folder != folder.parent)))
 
     def check(self, option: str, path: str | os.PathLike[str]) -> Path:
-        """The path, absolute and with ~ read. ValueError, naming the option, where it or a link leads outside, and for
-        what no path can be.
+        """Return the path, absolute and with ~ expanded.
 
-        Nothing is said of whether something lies there.
+        Raises ValueError naming the option if the path or a link in it leads outside or cannot be a path, without
+        revealing whether anything exists there.
         """
         text = os.fspath(path).strip()
         if "\x00" in text:
-            raise ValueError(f"{option}: a path cannot hold the character 0")
+            raise ValueError(f"{option}: a path cannot contain a null character")
         try:
             os.fsencode(text)
         except UnicodeEncodeError:
-            raise ValueError(f"{option}: {text!a} holds characters that no path can hold") from None
+            raise ValueError(f"{option}: {text!a} contains characters that are not valid in a path") from None
         place = Path(os.path.expanduser(text)).absolute()
         if not self.holds(place):
             raise ValueError(
-                f"{option}: '{text}' is outside of the allowed folders; name its folder with --allowed_path "
-                "when you start the GUI"
+                f"{option}: '{text}' is outside the allowed folders; start the GUI with --allowed_path and its folder"
             )
         try:
             os.stat(place)
@@ -71,20 +70,20 @@ class AllowedPaths:
         return place
 
     def holds(self, path: Path) -> bool:
-        """Whether a path lies in an allowed folder, and so does what it links to."""
+        """Return whether a path, and what it links to, lies in an allowed folder."""
         if self.allowed is None:
             return True
-        where = Path(os.path.realpath(path.parent)) / path.name  # a link may be written over, not only followed
+        where = Path(os.path.realpath(path.parent)) / path.name  # a link may be overwritten, not only followed
         return all(any(p.is_relative_to(folder) for folder in self.allowed) for p in (where, _real(path)))
 
     def problems(self, values: Mapping[str, Any], options: Iterable[Option]) -> list[str]:
-        """What is wrong with the paths in the values of these options, a sentence each."""
+        """Return a sentence for each disallowed path in the values of these options."""
         if self.allowed is None:
             return []
         return [why for name, path in _paths(values, options) if (why := self.problem(name, path))]
 
     def problem(self, name: str, path: str) -> str | None:
-        """Why the option of this name cannot have this path; None where it can, and for what is no path there."""
+        """Return why an option cannot have this path; None if it can, or if the value is no path."""
         if self.allowed is None:
             return None
         if path in NO_PATHS.get(name, ()) or (name in HUB_NAMES and is_hub_id(path) and not os.path.lexists(path)):
@@ -103,7 +102,7 @@ class AllowedPaths:
         return None
 
     def _check_keys(self, name: str, metadata: Path) -> None:
-        """ValueError where a metadata file has the path of an image outside among its keys."""
+        """Raise ValueError if a metadata file has an image path outside the allowed folders among its keys."""
         try:
             keys = list(read_metadata(metadata, name))
         except (ValueError, RecursionError):  # training could not read it either
@@ -112,7 +111,7 @@ class AllowedPaths:
             if PurePath(key).anchor or ntpath.splitdrive(key)[0]:
                 self.check(name, key)
             elif ".." in re.split(r"[/\\]", key):
-                raise ValueError(f"{name}: the image '{key}' leads out of its folder; write its whole path there")
+                raise ValueError(f"{name}: the image '{key}' leads out of its folder; use its full path")
 
 
 EVERYWHERE = AllowedPaths()
@@ -135,7 +134,7 @@ def _paths(values: Mapping[str, Any], options: Iterable[Option]) -> Iterator[tup
         elif option.name in NAMES_IN and isinstance(value, str):
             yield option.name, os.path.join(values.get(NAMES_IN[option.name]) or ".", value)
         elif option.name == "extra_accelerate_launch_args" and isinstance(value, str):
-            # accelerate would run a script that is named there
+            # accelerate would run a script named there
             words = [word.rpartition("=")[2] for word in _words(value)]
             yield from ((option.name, word) for word in words if "/" in word or "\\" in word or os.path.lexists(word))
 
@@ -143,12 +142,12 @@ def _paths(values: Mapping[str, Any], options: Iterable[Option]) -> Iterator[tup
 def _words(text: str) -> list[str]:
     try:
         return shell_words(text)
-    except ValueError:  # told by the option itself
+    except ValueError:  # reported by the option itself
         return []
 
 
 def _inside(dataset_config: Path) -> Iterator[tuple[str, str]]:
-    """The paths that a dataset file names; nothing of a file that training could not read either."""
+    """Yield the paths in a dataset file; nothing from a file that training could not read either."""
     try:
         waiting: list[Any] = [read_document(dataset_config)]
     except ValueError:

@@ -1,4 +1,4 @@
-"""The page: its head, its tabs, its look. Nothing here trains; nothing here imports torch."""
+"""The page: its header, tabs and theme. Nothing here trains or imports torch."""
 
 import secrets
 from pathlib import Path
@@ -28,7 +28,7 @@ TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
 def build(
     queue: RunQueue, config: Path | None = None, name: str | None = None, places: AllowedPaths = EVERYWHERE
 ) -> gr.Blocks:
-    """The whole page; `config` is opened in it once, in the tab of this name or in the one that the file is for."""
+    """Build the page; `config` is opened once, in the named tab or the one the file is for."""
     launch = secrets.token_hex(4)
     shown = name or (_tab_for(config) if config else LORA.tab.name)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
@@ -51,5 +51,5 @@ def build(
 def _tab_for(config: Path) -> str:
     try:
         return tab_for(config).name
-    except ValueError:  # the page will tell
+    except ValueError:  # the page will show the error
         return LORA.tab.name

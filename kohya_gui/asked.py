@@ -1,4 +1,4 @@
-"""What is wrong with the body of a request to a route of Gradio's, which answers 500 to it as if we were at fault."""
+"""Reject malformed requests to Gradio's routes, which would answer 500 as if the server were at fault."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from gradio.components import Component, Radio
 from starlette.responses import JSONResponse, Response
 
 JOIN, RUN = "/gradio_api/queue/join", "/gradio_api/run/"
-"""Routes that run a function of the page."""
+"""Routes that call a function of the page."""
 
 
 def refusal(blocks: Blocks, path: str, body: bytes) -> Response | None:
-    """What a body gets that the page would not have sent; None for any other."""
+    """Return the error response for a body that the page would not send; None for a valid one."""
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -25,7 +25,7 @@ def refusal(blocks: Blocks, path: str, body: bytes) -> Response | None:
 
 
 def _answer(status: int, why: str) -> Response:
-    """As Gradio's own routes tell a mistake, so that the page can show it."""
+    """Return an error in the format of Gradio's own routes, so that the page can show it."""
     return JSONResponse({"error": why, "detail": why}, status)
 
 
@@ -33,24 +33,24 @@ def _wrong_call(blocks: Blocks, asked: dict[str, Any]) -> str:
     index, values, session = asked.get("fn_index"), asked.get("data"), asked.get("session_hash")
     function = blocks.fns.get(index) if type(index) is int else None
     if function is None or not function.fn:
-        return "fn_index: the page has no such function; reload it"
+        return "fn_index: unknown function; reload the page"
     if not isinstance(values, list) or not isinstance(session, str) or not session:
-        return "data must be a list, and session_hash a text"
+        return "data must be a list and session_hash a string"
     if asked.get("batched"):
-        return "batched: no function of the page takes a batch"
+        return "batched: not supported"
     return "" if function.cancels else _wrong_values(blocks, function, values, session)
 
 
 def _wrong_values(blocks: Blocks, function: BlockFunction, values: Sequence[Any], session: str) -> str:
     if len(values) < len(function.inputs):
-        return f"data: there are {len(values)} values, and the function takes {len(function.inputs)}"
+        return f"data: {len(values)} values given, {len(function.inputs)} expected"
     known = blocks.state_holder[session]
     for number, (block, value) in enumerate(zip(function.inputs, values, strict=False)):
         if isinstance(block, Component) and not block.stateful and not block.data_model:
             if isinstance(block, Radio) and value is None:
-                return f"data[{number}]: one of {', '.join(str(choice[1]) for choice in block.choices)} must be chosen"
+                return f"data[{number}]: must be one of {', '.join(str(choice[1]) for choice in block.choices)}"
             try:
-                known.get(block._id, block).preprocess(value)  # with the choices that its page has now
-            except Exception as error:  # what a component makes of a value that it cannot have may be anything
+                known.get(block._id, block).preprocess(value)  # with the choices of this session's page
+            except Exception as error:  # components raise anything for invalid values
                 return f"data[{number}]: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""Who may ask the page for anything: the door before every route, Gradio's and ours, those of tomorrow too."""
+"""Access control in front of every route, Gradio's and ours, including ones added later."""
 
 import ipaddress
 import re
@@ -20,7 +20,7 @@ from kohya_gui.login_pages import LOGIN_PAGE, token_page
 from kohya_gui.sessions import LIFETIME, Sessions
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
-"""What this machine calls itself. Served to nobody else, another Host means that a stranger's name points at it."""
+"""Names of this machine. Served locally only, any other Host means that a foreign name points at it."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -34,41 +34,41 @@ NOT_OURS = (
     *(f"{API}/call/", f"{API}/api/"),
     *(f"{API}/component_server", f"{API}/openapi.json", "/openapi.json", "/monitoring", "/pwa_icon"),
 )
-"""Beginnings of Gradio's routes that the page makes no use of, and that nobody gets: some keep or fetch things."""
+"""Prefixes of Gradio routes that the page does not use and that are blocked: some store or fetch data."""
 LARGEST_LOGIN = 4096
-"""Bytes of a name and a password."""
+"""Bytes of a login request."""
 LARGEST_ASK = 1_000_000
-"""Bytes of what is sent to a route of ours."""
+"""Bytes of a request to a /studio route."""
 LARGEST_BODY = 16_000_000
-"""Bytes of what is sent to a route of Gradio's: all settings of a tab, and the texts in it."""
+"""Bytes of a request to a Gradio route: all settings of a tab and the texts in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessPolicy:
-    """How the page is served: what decides who is let in."""
+    """How the page is served, and so who is let in."""
 
     sessions: Sessions | None = None
-    """Who did not log in gets the login page and nothing else; None lets everybody in."""
+    """Users without a session get the login page and nothing else; None lets everybody in."""
     names: tuple[str, ...] = ()
-    """What the Host may be; empty: anything."""
+    """Allowed Host names; empty allows any."""
     any_address: bool = False
-    """The Host may also be an IP address or a name without a dot, which no stranger can have pointed at us."""
+    """Also allow an IP address or a name without a dot as Host: no foreign DNS entry can point those at us."""
     outside: str = ""
-    """The host by which a proxy shows the page, where that is known."""
+    """Host under which a proxy serves the page, if known."""
     prefix: str = ""
-    """The path below which a proxy shows the page."""
+    """Path below which a proxy serves the page."""
     behind_proxy: bool = False
-    """X-Forwarded-Host is written by a proxy of ours, not by a stranger."""
+    """Trust X-Forwarded-Host, since our own proxy writes it."""
     log: LoginLog | None = None
     scripts: tuple[str, ...] = ()
-    """What the page puts into itself as scripts, beside those that it is sent with."""
+    """Scripts that the page inserts itself, in addition to those it is sent with."""
 
     def middleware(self) -> Middleware:
         """For launch(app_kwargs={"middleware": [...]})."""
         return Middleware(AuthMiddleware, access=self)
 
     def answers_to(self, host: str) -> bool:
-        """Whether this Host is a name of ours."""
+        """Return whether this Host is one of our names."""
         name = _name(host)
         if not self.names or name in self.names:
             return True
@@ -76,7 +76,7 @@ class AccessPolicy:
 
 
 class AuthMiddleware:
-    """Plain ASGI, so that what streams goes on streaming. It stands before the routes and knows none of them."""
+    """Plain ASGI middleware, so that responses keep streaming. It runs before the routes and knows none of them."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         self._app, self._door, self._guesses = app, access, Guesses()
@@ -94,7 +94,7 @@ class AuthMiddleware:
             await (answer or self._app)(scope, receive, _WithHeaders(send, self._door.scripts))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """What a request gets that no login would help."""
+        """Return the response to a request that no login would permit, or None."""
         headers, path = Headers(scope=scope), _path(scope)
         if why := self._foreign_origin(scope, headers, path):
             return PlainTextResponse(why, 403)
@@ -103,7 +103,7 @@ class AuthMiddleware:
         return None
 
     async def _login(self, scope: Scope, receive: Receive) -> Response | None:
-        """What a request gets by who sends it: a login, a log out, the login page, nothing; None lets it through."""
+        """Handle login, logout and missing sessions; return None to let the request through."""
         headers, path = Headers(scope=scope), _path(scope)
         reads = scope["method"] in ("GET", "HEAD")
         sessions = self._door.sessions
@@ -119,22 +119,22 @@ class AuthMiddleware:
             return self._log_out(sessions, scope)
         if path == "/" and reads and _token(scope) is not None:
             return self._clean_address(scope)
-        if path.startswith("/studio/") and not reads and "x-studio" not in headers:  # which no form can send
-            return PlainTextResponse("The header X-Studio is missing: the request does not come from the page", 403)
+        if path.startswith("/studio/") and not reads and "x-studio" not in headers:  # no form can send this header
+            return PlainTextResponse("Header X-Studio is missing: the request does not come from the page", 403)
         return None
 
     def _foreign_origin(self, scope: Scope, headers: Headers, path: str) -> str | None:
-        """Why a request does not come from a page of ours."""
+        """Return why a request does not come from our own page, or None."""
         host = headers.get("host", "")
         if not self._door.answers_to(host) and (not host or host != _shared(scope)):
             return (
-                f"{_name(host) or 'No name'} is not a name of this machine: open http://localhost, or start the GUI "
-                "with --root_path and the address at which a proxy shows it"
+                f"{_name(host) or 'No name'} is not a name of this machine. Open http://localhost, or start the GUI "
+                "with --root_path and the address of your proxy"
             )
         ours = {host, self._door.outside, *(_names_outside(scope, headers) if self._door.behind_proxy else ())}
         origin = headers.get("origin")
         if origin is not None and (not urlsplit(origin).netloc or urlsplit(origin).netloc not in ours):
-            return f"The request comes from another site ({origin}): behind a proxy, name its address with --root_path"
+            return f"The request comes from another site ({origin}). Behind a proxy, set its address with --root_path"
         # "none": typed by the user; a link on another site may lead to the page and no deeper
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and path != "/":
             return "The request comes from another site"
@@ -142,12 +142,12 @@ class AuthMiddleware:
 
     async def _log_in(self, sessions: Sessions, scope: Scope, receive: Receive) -> Response:
         if _length(scope) > LARGEST_LOGIN or "content-length" not in Headers(scope=scope):
-            return PlainTextResponse("This is longer than a name and a password", 413)
+            return PlainTextResponse("The login request is too long", 413)
         try:
             form = parse_qs((await _body(receive)).decode(), strict_parsing=True)
             username, password = form["username"][0], form["password"][0]
         except (ValueError, KeyError):
-            return PlainTextResponse("A username and a password are needed", 422)
+            return PlainTextResponse("Username and password are required", 422)
         if too_often := self._too_often(scope, "passwords"):
             return too_often
         if sessions.credential.kind != "password" or not sessions.credential.fits(password, username):
@@ -156,7 +156,7 @@ class AuthMiddleware:
         return self._with_session(sessions, scope, JSONResponse({"success": True}))
 
     def _open_with_token(self, sessions: Sessions, scope: Scope, token: str) -> Response:
-        """The browser gets a session for the token, and the address without it."""
+        """Give the browser a session for the token and redirect it to the address without the token."""
         if too_often := self._too_often(scope, "tokens"):
             return too_often
         if not sessions.credential.fits(token):
@@ -165,7 +165,7 @@ class AuthMiddleware:
         return self._with_session(sessions, scope, self._clean_address(scope))
 
     def _bears_token(self, sessions: Sessions, scope: Scope, headers: Headers) -> bool:
-        """Whether a script sends the token with its request."""
+        """Return whether the request carries the token as a bearer token, as scripts send it."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or sessions.credential.kind != "token" or self._too_often(scope, "tokens"):
             return False
@@ -178,7 +178,7 @@ class AuthMiddleware:
     def _too_often(self, scope: Scope, what: str) -> Response | None:
         if wait := self._guesses.wait(_address(scope)):
             headers = {"Retry-After": f"{wait:.0f}"}
-            return PlainTextResponse(f"Too many wrong {what}: try again in {wait:.0f} s", 429, headers)
+            return PlainTextResponse(f"Too many wrong {what}. Try again in {wait:.0f} s", 429, headers)
         return None
 
     def _wrong(self, scope: Scope, what: str, answer: Response) -> Response:
@@ -207,25 +207,25 @@ class AuthMiddleware:
         return answer
 
     def _clean_address(self, scope: Scope) -> Response:
-        """The same page without the token, which nobody is to see in the address bar or to find in the history."""
+        """Redirect to the page without the token, to keep it out of the address bar and the history."""
         rest = urlencode([(name, value) for name, value in parse_qsl(_query(scope)) if name != "token"])
         return RedirectResponse(f"{self._door.prefix}/{'?' if rest else ''}{rest}", 303, {"Cache-Control": "no-store"})
 
 
 def _path(scope: Scope) -> str:
-    """The path as the router will see it: without the prefix that a proxy may have left on it."""
+    """Return the path as the router sees it, without a prefix that a proxy may have left on it."""
     path, root = scope["path"], scope.get("root_path", "")
     return (path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path) or "/"
 
 
 def _name(host: str) -> str:
-    """`localhost` of `localhost:7860`; nothing of what is no host."""
+    """Return `localhost` for `localhost:7860`; empty if it is no host."""
     found = re.fullmatch(r"(\[[^]]*]|[^:[\]]*)(:\d+)?", host)
     return found[1].lower() if found else ""
 
 
 def _names_outside(scope: Scope, headers: Headers) -> tuple[str, ...]:
-    """What the page is called beyond a proxy that writes it into the request, or beyond the link of --share."""
+    """Return the page's public host names: from the proxy's header and from the --share link."""
     return headers.get("x-forwarded-host", "").partition(",")[0].strip(), _shared(scope)
 
 
@@ -250,12 +250,12 @@ def _query(scope: Scope) -> str:
 
 
 def _token(scope: Scope) -> str | None:
-    """The token of an address; None for an address without one."""
+    """Return the token in the address, or None."""
     return next((value for name, value in parse_qsl(_query(scope), True) if name == "token"), None)
 
 
 def _cookie_name(sessions: Sessions, scope: Scope) -> str:
-    """By port as well: browsers send a cookie to every port of a machine."""
+    """Return the cookie name, which includes the port: browsers send cookies to every port of a host."""
     return f"{sessions.name}-{(scope.get('server') or ('', 0))[1]}"
 
 
@@ -272,23 +272,23 @@ def _html(page: str, status: int) -> Response:
 
 
 def _length(scope: Scope) -> int:
-    """How many bytes a request says that it brings."""
+    """Return the request's Content-Length."""
     length = Headers(scope=scope).get("content-length", "0")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 16 else 10**16
 
 
 def _most(scope: Scope) -> int:
-    """How many bytes a request may bring."""
+    """Return how many bytes a request may have."""
     return LARGEST_ASK if _path(scope).startswith("/studio/") else LARGEST_BODY
 
 
 def _too_long(scope: Scope) -> Response | None:
     most = _most(scope)
-    return PlainTextResponse(f"More than {most} bytes are not read", 413) if _length(scope) > most else None
+    return PlainTextResponse(f"The request is larger than {most} bytes", 413) if _length(scope) > most else None
 
 
 def _at_most(most: int, receive: Receive) -> Receive:
-    """A request that says nothing of its length, or too little, is cut off as well."""
+    """Cut off a request at the limit even if it declares no length, or too little."""
     got = 0
 
     async def receiving() -> Message:
@@ -296,14 +296,14 @@ def _at_most(most: int, receive: Receive) -> Receive:
         message = await receive()
         got += len(message.get("body", b""))
         if got > most:
-            raise HTTPException(413, f"More than {most} bytes are not read")
+            raise HTTPException(413, f"The request is larger than {most} bytes")
         return message
 
     return receiving
 
 
 async def _read(scope: Scope, receive: Receive) -> tuple[Response | None, Receive]:
-    """What is wrong with a request to a route of Gradio's, and the request once more for that route."""
+    """Return the error response to a request for a Gradio route, and the request's body again for that route."""
     try:
         body = await _body(receive)
     except HTTPException as error:
@@ -327,19 +327,18 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _is_launch(scope: Scope, path: str) -> bool:
-    """launch() asks this of its own server, once, before it says that the page is up."""
+    """Return whether this is the one request that launch() sends to its own server to check that it is up."""
     to_itself = bool(scope.get("server")) and _address(scope) == scope["server"][0]
     return path == STARTUP and to_itself and not scope["app"].startup_events_triggered
 
 
 class _WithHeaders:
-    """Sends an answer on with the headers that all have; a page waits until it is whole, for its policy names its
-    scripts."""
+    """Adds the common headers to a response; a page is buffered until complete, since its policy lists its scripts."""
 
     def __init__(self, send: Send, scripts: tuple[str, ...]) -> None:
         self._send, self._scripts = send, scripts
         self._start: Message | None = None
-        """Of a page that is not whole yet."""
+        """Start message of a page that is not complete yet."""
         self._parts: list[bytes] = []
 
     async def __call__(self, message: Message) -> None:

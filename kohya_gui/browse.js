@@ -1,4 +1,4 @@
-// The dialog that chooses files and folders of the machine that the GUI runs on, and settings files dropped on the page.
+// The dialog for files and folders on the machine that runs the GUI, and settings files dropped on the page.
 (() => {
   const { el, ask } = Studio;
   const LINK = 'a[href$="#browse"]';
@@ -34,7 +34,7 @@
     dialog.replaceChildren(
       el("div", { class: "starts" }, ...here.starts.map((path) => el("button", { type: "button", onclick: () => list(path) }, path))),
       typed,
-      el("div", { class: "entries" }, ...(rows.length ? rows : [el("p", { class: "quiet" }, "Nothing here that fits")])),
+      el("div", { class: "entries" }, ...(rows.length ? rows : [el("p", { class: "quiet" }, "No matching files here")])),
       ...(images ? [images] : []),
       el("div", { class: "ways" }, ...(here.takes_folder ? [take] : []), el("button", { type: "button", onclick: () => dialog.close() }, "Cancel")),
     );
@@ -82,19 +82,19 @@
     true,
   );
 
-  // A settings file that is dropped anywhere on a training tab is opened there
+  // A settings file dropped anywhere on a training tab is opened there
 
   const isFile = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
   const tabShown = () => [...document.querySelectorAll("[id$=-start]")].find((each) => each.offsetParent)?.id.split("-")[0];
   document.addEventListener("dragover", (event) => isFile(event) && event.preventDefault());
   document.addEventListener("drop", async (event) => {
     if (!isFile(event)) return;
-    event.preventDefault(); // the browser would leave the page and show the file
+    event.preventDefault(); // else the browser leaves the page to show the file
     const [tab, file] = [tabShown(), event.dataTransfer.files[0]];
     const into = tab && document.querySelector(`#${tab}-dropped :is(input, textarea)`);
     if (!into || !file || file.size > 4e6) return;
     into.value = JSON.stringify({ name: file.name, text: await file.text() });
     into.dispatchEvent(new Event("input", { bubbles: true }));
-    setTimeout(() => document.getElementById(`${tab}-open`).click(), 150); // once Gradio took it
+    setTimeout(() => document.getElementById(`${tab}-open`).click(), 150); // once Gradio has read it
   });
 })();

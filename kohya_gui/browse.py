@@ -1,4 +1,4 @@
-"""What the page's dialog for files and folders lists: only folders that the page may touch, and the files that fit."""
+"""Listings for the page's file dialog: only allowed folders, and only files that fit the field."""
 
 import os
 import string
@@ -25,15 +25,15 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "metadata_thumbnail": tuple(IMAGE_SUFFIXES),
     "console_log_file": (".log", ".txt"),
 }
-"""Field -> endings of the files that it takes; the others take a folder."""
+"""File extensions a field accepts; the other fields take a folder."""
 ALSO_FOLDERS = frozenset({"pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae"})
-"""Fields that take a folder too: that of a diffusers model."""
+"""Fields that also take a folder, that of a diffusers model."""
 MOST = 2000
-"""Names in one answer."""
+"""Most names in a listing."""
 
 
 def routes(places: AllowedPaths) -> list[Route]:
-    """For `launch(app_kwargs={"routes": ...})`."""
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
 
     async def list_folder(request: Request) -> Response:
         asked = request.query_params.get("path", ""), request.query_params.get("field", "")
@@ -46,7 +46,7 @@ def routes(places: AllowedPaths) -> list[Route]:
 
 
 def listing(path: str, field: str, places: AllowedPaths) -> dict[str, Any]:
-    """The folder that a path is or lies in, its folders, and its files that fit a field. ValueError, one sentence."""
+    """List the folder at or around a path: subfolders and files that fit the field. Raises ValueError, one sentence."""
     folder = _nearest(places.check("folder", path.strip().strip('"') or first_folder(places)), places)
     endings = ENDINGS.get(field, ())
     folders, files = [], []
@@ -72,7 +72,7 @@ def listing(path: str, field: str, places: AllowedPaths) -> dict[str, Any]:
 
 
 def starts(places: AllowedPaths) -> list[Path]:
-    """Folders to begin at."""
+    """Return the folders offered as starting points."""
     if places.allowed is not None:
         return [folder for folder in places.allowed if folder.is_dir()]
     drives = [Path(f"{letter}:\\") for letter in string.ascii_uppercase] if os.name == "nt" else [Path("/")]
@@ -84,7 +84,7 @@ def first_folder(places: AllowedPaths) -> str:
 
 
 def _nearest(place: Path, places: AllowedPaths) -> Path:
-    """The folder itself, or the first that is there above what somebody typed."""
+    """Return the folder itself, or the first existing one above it."""
     for folder in (place, *place.parents):
         if folder.is_dir() and places.holds(folder):
             return folder

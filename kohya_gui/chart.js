@@ -1,13 +1,13 @@
-// The loss curve of one run or of several on a canvas: raw faint, smoothed strong, with zoom, log scale and a cursor
-// that tells the numbers. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
+// Loss curves of one or several runs on a canvas: raw faint, smoothed strong, with zoom, log scale and a cursor that
+// shows the values. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
 window.StudioChart = (() => {
   const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate" };
   const MARGIN = { left: 50, right: 12, rates: 56, top: 10, bottom: 22 };
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
-  const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // what tells the groups of learning rates apart
-  const WIDEST = 0.2; // the slider's end: smoothing reaches over a fifth of the steps shown
-  const SETTLED = 150; // milliseconds of quiet after which a zoom by wheel or key is told
-  const DRAG = 5; // pixels that make a click a drag
+  const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // tell the learning rate groups apart
+  const WIDEST = 0.2; // the slider's end: smoothing over a fifth of the steps shown
+  const SETTLED = 150; // milliseconds of quiet after which a zoom by wheel or key is reported
+  const DRAG = 5; // pixels after which a click is a drag
   const finite = Number.isFinite;
 
   function make(tag, name, facts = {}, ...children) {
@@ -71,7 +71,7 @@ window.StudioChart = (() => {
   const short = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential() : `${value}`);
   const exact = (value) => (finite(value) ? short(Number(value.toPrecision(4))) : "none");
 
-  // From values to pixels; what has no logarithm gets no pixel.
+  // From values to pixels; on a log scale, values without a logarithm get none.
   function scale(low, high, from, to, log = false) {
     const turn = log ? Math.log : (value) => value;
     const [start, per] = [turn(low), (to - from) / (turn(high) - turn(low))];
@@ -80,7 +80,7 @@ window.StudioChart = (() => {
 
   const usable = (values, log) => values.filter((value) => finite(value) && (!log || value > 0));
 
-  // Low and high with some air; null where there is nothing to show.
+  // Low and high with a margin; null if there is nothing to show.
   function spread(values, log) {
     const shown = usable(values, log);
     if (!shown.length) return null;
@@ -105,7 +105,7 @@ window.StudioChart = (() => {
       if (!finite(down)) open = false;
       else if (open) pen.lineTo(across, down);
       else {
-        pen.moveTo(across - 1, down); // a point between two gaps is seen too
+        pen.moveTo(across - 1, down); // so that a point between two gaps is visible
         pen.lineTo(across + 1, down);
         open = true;
       }
@@ -133,7 +133,7 @@ window.StudioChart = (() => {
     close();
   }
 
-  // The few numbers by which new data is told from old: a bin does not change any more once another one follows it.
+  // A fingerprint that tells new data from old: a bin no longer changes once another one follows it.
   function signature(runs, maxSteps) {
     const ends = (points = []) => [points.length, points[0], points.at(-1)];
     const facts = runs.map((run) => [
@@ -156,7 +156,7 @@ window.StudioChart = (() => {
       this.set([]);
     }
 
-    // Puts other data into the chart; zoom, cursor and choices stay. Data as it was costs nothing.
+    // Replace the data; zoom, cursor and choices stay. Unchanged data costs nothing.
     set(runs, { maxSteps = 0 } = {}) {
       const told = signature(runs, maxSteps);
       if (told === this.told) return;
@@ -181,7 +181,7 @@ window.StudioChart = (() => {
       this.readout = make("output", "curves-readout", { hidden: "" });
       this.plot = make("div", "curves-plot", { tabindex: 0, role: "application", "aria-roledescription": "chart" });
       this.plot.append(this.canvas, this.choice, this.line, this.readout);
-      this.legend = make("div", "curves-legend", { role: "group", "aria-label": "What is shown" });
+      this.legend = make("div", "curves-legend", { role: "group", "aria-label": "Curves shown" });
       this.slider = make("input", "curves-smoothing", { type: "range", min: 0, max: 100, value: this.smoothing });
       this.switch = make("input", "curves-log", { type: "checkbox" });
       this.switch.checked = this.log;
@@ -237,7 +237,7 @@ window.StudioChart = (() => {
     measure() {
       const ends = this.runs.flatMap((run) => [run.bins, run.validation].flatMap((p) => [p[0], p.at(-1)]));
       const steps = ends.filter(Boolean).map(([step]) => step);
-      if (this.zoom) steps.push(...this.extent); // what is given now may be the zoomed part alone
+      if (this.zoom) steps.push(...this.extent); // the data may be the zoomed part only
       if (!steps.length) return;
       let [first, last] = [Math.min(...steps), Math.max(...steps)];
       let end = this.maxSteps;
@@ -296,7 +296,7 @@ window.StudioChart = (() => {
     draw() {
       this.frame = 0;
       const [width, height] = [this.plot.clientWidth, this.plot.clientHeight];
-      if (!width || !height) return; // out of sight; the size tells when it comes back
+      if (!width || !height) return; // hidden; a resize event follows when it is shown
       const began = performance.now();
       const pen = this.sheet(width, height);
       this.arrange(width, height);
@@ -310,7 +310,7 @@ window.StudioChart = (() => {
       this.milliseconds = performance.now() - began;
     }
 
-    // An empty canvas, as fine as the screen.
+    // An empty canvas at the screen's resolution.
     sheet(width, height) {
       const density = devicePixelRatio || 1;
       const size = [Math.round(width * density), Math.round(height * density)];
@@ -324,7 +324,7 @@ window.StudioChart = (() => {
       return pen;
     }
 
-    // What is in view, and where: means, ranges and axes.
+    // What is in view: means, ranges and axes.
     arrange(width, height) {
       const view = this.zoom ?? this.extent;
       const reach = (this.smoothing / 100) ** 2 * WIDEST * (view[1] - view[0]);
@@ -352,7 +352,7 @@ window.StudioChart = (() => {
       Object.assign(pen, { strokeStyle: this.colour("--chart-grid"), fillStyle: ink, lineWidth: 1 });
       const label = (words, x, y, align) => {
         Object.assign(pen, { textAlign: align, textBaseline: align === "center" ? "top" : "middle" });
-        const half = align === "center" ? pen.measureText(words).width / 2 : 0; // the last one must not be cut
+        const half = align === "center" ? pen.measureText(words).width / 2 : 0; // so that the last label is not cut off
         pen.fillText(words, half ? Math.min(x, pen.canvas.clientWidth - half) : x, y);
       };
       pen.beginPath();
@@ -430,21 +430,21 @@ window.StudioChart = (() => {
     }
 
     drawNothing(pen, width, height) {
-      const positive = this.log && this.runs.some((run) => run.bins.length) ? "Nothing above zero to show" : "";
-      const hidden = this.runs.some((run) => run.bins.length) ? "Nothing to show here" : "";
+      const positive = this.log && this.runs.some((run) => run.bins.length) ? "No values above zero" : "";
+      const hidden = this.runs.some((run) => run.bins.length) ? "Nothing to show in this range" : "";
       Object.assign(pen, { fillStyle: this.colour("--chart-ink"), textAlign: "center", textBaseline: "middle" });
-      pen.fillText(positive || hidden || "The curve begins with the first step", width / 2, height / 2);
+      pen.fillText(positive || hidden || "The curve starts with the first step", width / 2, height / 2);
     }
 
     summary() {
       const told = this.runs.filter((run) => run.bins.length);
-      if (!told.length) return `${this.title}: nothing yet`;
+      if (!told.length) return `${this.title}: no data yet`;
       const last = (points) => points.findLast(([, value]) => finite(value)) ?? [0, NaN];
       const words = told.map((run) => {
         const kept = run.validation.length ? `, validation ${exact(last(run.validation)[1])}` : "";
         return `${run.name}: ${exact(last(run.mean)[1])} at step ${whole(run.bins.at(-1)[0])}${kept}`;
       });
-      return `${this.title}, smoothed. ${words.join("; ")}. Arrows move the cursor, + and - zoom, Escape shows all.`;
+      return `${this.title}, smoothed. ${words.join("; ")}. Arrow keys move the cursor, + and - zoom, Escape shows everything.`;
     }
 
     // ---- zoom
@@ -545,7 +545,7 @@ window.StudioChart = (() => {
       this.point(places[Math.min(Math.max(place, 0), places.length - 1)][0]);
     }
 
-    // Puts the cursor on the point nearest to the step, or away.
+    // Move the cursor to the point nearest to the step, or hide it.
     point(step) {
       const runs = step === null || !this.y ? [] : this.shownRuns.filter((run) => run.bins.length);
       const near = runs.map((run) => run.bins[nearest(run.bins, step)][0]);

@@ -1,4 +1,4 @@
-"""The Advanced Training accordion of every training tab: which options stand there, in which order."""
+"""The Advanced Training accordion of every training tab: its sections and their order."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from sd_scripts.options.spec import OptionGroup
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
 COMPILE_NOTE = (
-    "Makes kernels for your card out of the model's blocks: the **first steps are slow**, all later ones faster. "
-    "Worth it from a few hundred steps on. Needs **PyTorch 2.1** or newer and, on NVIDIA cards, **Triton**. "
-    "The defaults suit nearly everyone; `reduce-overhead` is fastest at small batches."
+    "Compiles the model's blocks into kernels for your GPU: the **first steps are slow**, all later ones faster. "
+    "Worth it from a few hundred steps. Requires **PyTorch 2.1** or newer and, on NVIDIA GPUs, **Triton**. "
+    "The defaults suit nearly everyone; `reduce-overhead` is fastest at small batch sizes."
 )
 
-COMPILE_ADVICE = "A slower first step, then faster ones: worth it from a few hundred steps on."
-"""Stands beside the switch at the top of a tab."""
+COMPILE_ADVICE = "Slow first steps, faster after that. Worth it from a few hundred steps."
+"""Help text of the switch at the top of a tab."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """An accordion: what is left of some groups once the tab's own panels have taken their part."""
+    """An accordion with the options of some groups that the tab's own panels have not taken."""
 
     title: str
     groups: tuple[type[OptionGroup], ...]
@@ -56,8 +56,10 @@ SECTIONS = (
 
 
 class AdvancedTraining:
-    """Takes every option that no panel asks for: `groups` and `names` are those that panels below it will take, `tools`
-    what stands in its sections besides, by title."""
+    """Lays out every option that no panel takes.
+
+    `groups` and `names` are reserved for panels below it; `tools` are extra contents of its sections, by title.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-// Several runs side by side: their curves, the settings in which they differ, and their samples.
+// Comparison of several runs: curves, settings that differ, and samples.
 window.StudioComparison = class {
   constructor(told, onClose) {
     const { el } = Studio;
@@ -13,15 +13,15 @@ window.StudioComparison = class {
     this.element = el(
       "section",
       { class: "comparison", "aria-label": "Comparison" },
-      el("div", { class: "section-head" }, el("h3", {}, `${this.runs.length} runs side by side`), this.close),
+      el("div", { class: "section-head" }, el("h3", {}, `Comparing ${this.runs.length} runs`), this.close),
       this.chart,
-      el("h4", {}, "Settings that differ"),
+      el("h4", {}, "Different settings"),
       this.differences(told.settings),
       this.samplesSection(),
     );
   }
 
-  /** Run -> what it is called here: runs of one name by the setting that tells them apart, else by when they began. */
+  /** Run -> its label: runs that share a name get the setting that tells them apart, else their start time. */
   name(told) {
     const named = Studio.labels(told.runs);
     const names = told.runs.map((run) => run.name);
@@ -35,7 +35,7 @@ window.StudioComparison = class {
 
   differences(settings) {
     const { el } = Studio;
-    if (!settings.length) return el("p", { class: "quiet" }, "Their settings are the same");
+    if (!settings.length) return el("p", { class: "quiet" }, "All settings are the same");
     const head = el("tr", {}, el("th", {}, "Setting"), ...this.runs.map((run) => el("th", { scope: "col" }, run.label)));
     const rows = settings.map((setting) =>
       el(
@@ -58,7 +58,7 @@ window.StudioComparison = class {
 
   samplesSection() {
     const { el } = Studio;
-    if (!this.runs.some((run) => run.samples.length)) return el("p", { class: "quiet" }, "None of them has samples");
+    if (!this.runs.some((run) => run.samples.length)) return el("p", { class: "quiet" }, "These runs have no samples");
     const every = el("input", { type: "checkbox" });
     every.addEventListener("change", () => this.drawSamples(!every.checked));
     this.drawSamples(true);
@@ -70,7 +70,7 @@ window.StudioComparison = class {
     this.samples.replaceChildren(StudioMatrix(this.runs, { newest }));
   }
 
-  /** Draw what is new of the curves; `steps`: run -> how far it is by now. */
+  /** Update the curves; `steps`: run -> its current step. */
   async draw(steps) {
     await this.curves.show(
       this.runs.map((run) => ({ id: run.id, name: run.label, curves: steps(run), joined: run.before > 0 })),

@@ -29,30 +29,30 @@ from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
 PROMPTS = "sample_prompts"
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
 HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
-"""How models on the Hugging Face Hub are called."""
+"""Words in the names of Hugging Face Hub models that give their family away."""
 SECRET_LENGTH = 8
-"""Shorter ones may stand in another text by chance."""
+"""Shorter secrets may occur in another text by coincidence."""
 TELLING = {"lora": (NetworkOptions, FluxNetworkOptions), "full": (FullOptions, FusedOptions)}
-"""Groups whose options only files for this method have."""
+"""Option groups that only files for this method contain."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What a file says: the values that it sets, and what it says that no option knows."""
+    """The contents of a settings file: the values it sets and the keys that are no options."""
 
     values: dict[str, Any]
     family: str
     unknown: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     not_trained: str = ""
-    """The model that the file is for, where no script of ours trains it; its values are then read for `family`."""
+    """Title of the model the file is for, if no script here trains it; its values are then read for `family`."""
     prompts: str = ""
-    """Sample prompts that stand in the file itself, as kohya_ss keeps them."""
+    """Sample prompts in the file itself, as kohya_ss keeps them."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked run, its TOML written, ready to start; or a command to print, for which nothing is written."""
+    """A validated run with its TOML written, ready to start; or a command to print, with nothing written."""
 
     command: LaunchCommand
     folder: RunFolder | None
@@ -60,32 +60,32 @@ class Prepared:
 
 
 def families_of(method: str) -> list[str]:
-    """The families that a method can train."""
+    """Return the families that a method can train."""
     return [script.family for script in SCRIPTS if script.method == method]
 
 
 def place_of(text: str) -> Path:
-    """The file that a user means: quotes dropped, ~ read, `.toml` added where no suffix of ours stands."""
+    """Return the path a user typed: quotes stripped, ~ expanded, `.toml` added if there is no known suffix."""
     text = text.strip().strip('"')
     if not text:
-        raise ValueError("Give the configuration file a name, for example ~/cat.toml")
+        raise ValueError("Enter a file name for the configuration, for example ~/cat.toml")
     if os.name != "nt" and WINDOWS_PATH.match(text):
-        raise ValueError(f"{text} is a path of Windows, and the GUI runs on another system; name a folder of this one")
+        raise ValueError(f"{text} is a Windows path, but the GUI does not run on Windows; enter a path on this machine")
     path = Path(os.path.expanduser(text))
     if path.name in ("", "..") or text.endswith(("/", os.sep)):
-        raise ValueError(f"{text} is a folder; give the configuration file a name, for example {text}cat.toml")
+        raise ValueError(f"{text} is a folder; add a file name, for example {text}cat.toml")
     return path if path.suffix.lower() in (".toml", ".json") else path.with_name(path.name + ".toml")
 
 
 def place_to_save(text: str) -> Path:
-    """The TOML file that a user means to write, also where a JSON of kohya_ss was opened."""
+    """Return the TOML file to save to, even if a kohya_ss JSON was opened."""
     return place_of(text).with_suffix(".toml").absolute()
 
 
 def open_file(path: Path, tab: Tab, shown: str | None = None, places: AllowedPaths = EVERYWHERE) -> Opened:
-    """Read TOML, or the JSON of kohya_ss; `shown` is the family of a file that does not tell its own.
+    """Read a TOML file or a kohya_ss JSON; `shown` is the family of a file that does not name one.
 
-    Raises ValueError, one sentence, when the file is not there, broken, or for another tab.
+    Raises ValueError, one sentence, if the file is missing, broken or for another tab.
     """
     places.check("configuration file", path)
     families = families_of(tab.method)
@@ -97,13 +97,13 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: AllowedPat
         settings = from_values(script_for(family, tab.method), legacy.values)
         remarks = tuple(remark for remark in legacy.remarks if remark.name != PROMPTS)
         opened = _opened(settings, family, remarks, legacy.prompts)
-        if legacy.prompts:  # they will be in a file, so that what draws them has an effect
+        if legacy.prompts:  # they will be in a file, so the sampling options have an effect
             with_prompts = from_values(script_for(family, tab.method), {**legacy.values, PROMPTS: "prompts.txt"})
             opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
     raw = read_toml(path)
     if isinstance(raw.get("datasets"), list):
-        raise ValueError(f"{path.name} describes a dataset and is no settings file; name it in dataset_config")
+        raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
     if (told_by := _tab_of(raw)) and told_by.method != tab.method:
         _check_tab(path, told_by, tab)
     family = family_of(raw, tab.method, places) or shown or families[0]
@@ -111,7 +111,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: AllowedPat
 
 
 def tab_for(path: Path) -> Tab:
-    """The tab that a file is for; LoRA where it does not tell. Raises ValueError as open_file does."""
+    """Return the tab that a file is for, LoRA if it does not say. Raises ValueError as open_file does."""
     told = (
         legacy_config.tab_of(legacy_config.read(path)) if path.suffix.lower() == ".json" else _tab_of(read_toml(path))
     )
@@ -119,7 +119,7 @@ def tab_for(path: Path) -> Tab:
 
 
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
-    """The tab of a TOML file: by the options that one method alone has, DreamBooth and Fine-tune by the metadata."""
+    """Return the tab of a TOML file by options only one method has; in_json tells Fine-tune from DreamBooth."""
     methods = [
         method for method, groups in TELLING.items() if any(o.name in raw for g in groups for o in each_option(g))
     ]
@@ -131,11 +131,11 @@ def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
 
 def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
     if told not in (None, tab):
-        raise ValueError(f"{path.name} is a configuration for {told.title}; open it in the tab {told.title}")
+        raise ValueError(f"{path.name} is a {told.title} configuration; open it in the {told.title} tab")
 
 
 def family_of(values: Mapping[str, Any], method: str, places: AllowedPaths = EVERYWHERE) -> str | None:
-    """The family that settings are for: told by options that it alone has, else by the base model."""
+    """Return the family that settings are for: from options only it has, else from the base model."""
     families = families_of(method)
     groups = {family: set(script_for(family, method).groups) for family in families}
     for family, mine in groups.items():
@@ -153,7 +153,7 @@ def _family_of_model(name: str, places: AllowedPaths) -> str | None:
     try:
         if name and places.holds(place) and place.exists():
             return describe(place).family
-    except (OSError, ValueError):  # no path at all
+    except (OSError, ValueError):  # not a valid path
         return None
     if not is_hub_id(name):
         return None
@@ -161,7 +161,7 @@ def _family_of_model(name: str, places: AllowedPaths) -> str | None:
 
 
 def save_prompts(beside: Path, prompts: str, places: AllowedPaths = EVERYWHERE) -> Path:
-    """Write sample prompts into a text file beside a configuration: over no other. Raises ValueError, one sentence."""
+    """Write sample prompts to a new text file beside a configuration. Raises ValueError, one sentence."""
     text = prompts.rstrip() + "\n"
     for number in itertools.count(1):
         place = beside.with_name(f"{beside.stem}-prompts{f'-{number}' if number > 1 else ''}.txt").absolute()
@@ -181,7 +181,7 @@ def _opened(settings: Settings, family: str, remarks: tuple[Remark, ...] = (), p
 
 
 def of_family(values: Mapping[str, Any], script: Script) -> dict[str, Any]:
-    """What counts for a script: the page holds the values of other families too, and hides them."""
+    """Return the values that apply to a script: the page also holds hidden values of other families."""
     known = {o.name: o for group in script.groups for o in each_option(group)}
     return {name: v for name, v in values.items() if name in known and script.family in known[name].families}
 
@@ -193,7 +193,7 @@ def save_file(
     unknown: Mapping[str, Any],
     places: AllowedPaths = EVERYWHERE,
 ) -> Path:
-    """Write what differs from the defaults, and the unknown keys. Raises ValueError for a bad value or a bad place."""
+    """Write what differs from the defaults, plus unknown keys. Raises ValueError for a bad value or path."""
     places.check("configuration file", path)
     settings = from_values(script, unknown, of_family(values, script))
     if wrong := [*settings.wrong_values(), *_told_secrets(settings)]:
@@ -206,11 +206,11 @@ def save_file(
 
 
 def _told_secrets(settings: Settings) -> list[str]:
-    """Every option that holds a secret and is none: it would be written down and printed."""
+    """Return a problem for every non-secret option that contains a secret, since it would be written and printed."""
     values = settings.values()
     secrets = {name: values[name] for name, o in settings.options.items() if o.secret and values[name]}
     return [
-        f"{name}: holds the {secret}, which would be written to files with it; leave it out there"
+        f"{name}: contains the {secret}, which would be written to files; remove it there"
         for name, value in settings.saved().items()
         for secret, word in secrets.items()
         if len(word) >= SECRET_LENGTH and word in str(value)
@@ -225,21 +225,25 @@ def prepare(
     places: AllowedPaths = EVERYWHERE,
     prompts: str = "",
 ) -> Prepared:
-    """Check the settings and write what the training reads into a new run folder; `print_only` writes nothing.
+    """Validate the settings and write a new run folder for the training; `print_only` writes nothing.
 
-    `prompts` are those that are in no file yet; they count where sample_prompts is unset.
-    Raises ValueError with one sentence a line for all that stands in the way.
+    `prompts` are not in a file yet; they are used if sample_prompts is unset.
+    Raises ValueError with one sentence per line for every problem.
     """
     values = of_family(values, script)
     settings = checked(values, script, unknown, places, files=not print_only)
     output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
-    values["output_dir"] = str(output)  # a printed command may be pasted anywhere
+    values["output_dir"] = str(output)  # a printed command may be run from any folder
     prompts = "" if values.get(PROMPTS) else prompts
     if prompts:
         prompts_in(prompts, Path("prompts.txt"), SAMPLE_DEFAULTS[script.family])
     if print_only:
         command = build(from_values(script, unknown, values), script)
-        kept = (Remark(PROMPTS, "are in no file yet, so the command has none; press Save first"),) if prompts else ()
+        kept = (
+            (Remark(PROMPTS, "the prompts are in no file yet, so the command has none; press Save first"),)
+            if prompts
+            else ()
+        )
         return Prepared(command, None, (*command.remarks, *kept))
     try:
         folder = new_run_folder(output / "runs", settings[SavingOptions].output_name or "")
@@ -261,12 +265,12 @@ def checked(
     *,
     files: bool = True,
 ) -> Settings:
-    """The settings, where nothing is wrong with them. Raises ValueError with one sentence a line.
+    """Return the validated settings. Raises ValueError with one sentence per line.
 
-    `files` looks at what they name too, as a run does that starts here and now.
+    `files` also checks the files they name, as a run that starts now would.
     """
     settings = from_values(script, unknown, values)
-    # places come first: the other checks tell what is there
+    # paths first: the other checks reveal what exists there
     problems = places.problems(settings.values(), settings.options.values())
     if not problems:
         problems = list(map(str, preflight.problems(settings) if files else settings.mistakes()))

@@ -1,4 +1,4 @@
-// The console of a run, fetched only while it is looked at: its end, or the lines that hold what one looks for.
+// The console of a run, fetched only while open: its last lines, or those that match a search.
 window.StudioConsole = (() => {
   const { ask, el, write } = Studio;
 
@@ -6,8 +6,8 @@ window.StudioConsole = (() => {
     constructor() {
       this.find = el("input", {
         type: "search",
-        placeholder: "Find in all of it",
-        "aria-label": "Find in the console",
+        placeholder: "Search the console",
+        "aria-label": "Search the console",
       });
       this.follow = el("input", { type: "checkbox", checked: true });
       this.text = el("pre", { class: "console", tabindex: "0", "aria-label": "Console" });
@@ -16,7 +16,7 @@ window.StudioConsole = (() => {
         "details",
         { class: "console-box" },
         el("summary", {}, "Console"),
-        el("div", { class: "console-tools" }, this.find, el("label", {}, this.follow, "Follow the end"), this.count),
+        el("div", { class: "console-tools" }, this.find, el("label", {}, this.follow, "Follow output"), this.count),
         this.text,
       );
       this.known = "";
@@ -53,10 +53,10 @@ window.StudioConsole = (() => {
         find
           ? `${told.lines.length} of ${told.total} lines`
           : told.total > told.lines.length
-            ? `the last ${told.lines.length} lines`
+            ? `last ${told.lines.length} lines`
             : "",
       );
-      if (!told.lines.length) this.text.textContent = find ? "No line holds this" : "Nothing printed yet";
+      if (!told.lines.length) this.text.textContent = find ? "No matching lines" : "No output yet";
       if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
     }
 

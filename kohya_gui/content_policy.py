@@ -1,4 +1,4 @@
-"""What a browser may run and load for the page: its own scripts as they were written, and none that is smuggled in."""
+"""The Content-Security-Policy of the page: only its own scripts run, injected ones do not."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 FRAMES = "frame-ancestors 'self'"
 NOTHING = f"default-src 'none'; {FRAMES}"
-"""For all answers but pages: an image or a text that a browser takes for a page does nothing there."""
+"""For every response that is not a page: an image or text that a browser mistakes for a page can do nothing."""
 SOURCES = {
     "style-src": "'self' 'unsafe-inline'",
     "img-src": "'self' data: blob:",
@@ -23,10 +23,10 @@ SOURCES = {
 
 
 def page_policy(html: bytes, more: Iterable[str] = ()) -> str:
-    """The policy of a page with these inline scripts, and `more` that a script of it puts in later.
+    """Return the policy of a page with its inline scripts, and `more` that one of its scripts inserts later.
 
-    A script is known by its hash, so what a text smuggles into the page is not run, nor is an `onerror`. Gradio makes
-    functions of the texts that it is given as `js=`, for which it needs `unsafe-eval`.
+    Scripts are allowed by hash, so injected scripts and `onerror` handlers do not run. Gradio compiles the texts it is
+    given as `js=` into functions, for which it needs `unsafe-eval`.
     """
     found = _InlineScripts()
     found.feed(html.decode("utf-8", errors="replace"))
@@ -47,7 +47,7 @@ class _InlineScripts(HTMLParser):
         super().__init__()
         self.texts: list[str] = []
         self.hosts: dict[str, None] = {}
-        """Whose scripts the page names: with --share, Gradio's page comes from its own server."""
+        """Hosts of external scripts: with --share, Gradio's page comes from its own server."""
         self._within = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -1,4 +1,4 @@
-"""From an option to the control that edits it. The GUI holds no label, range or default of its own."""
+"""Build the control for each option. The GUI has no labels, ranges or defaults of its own."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,23 +14,25 @@ from sd_scripts.options.settings import Groups, Remark
 from sd_scripts.options.spec import Option, each_option
 
 SLIDER_STEPS = 64
-"""A whole number with no more values than this gets a slider."""
+"""An integer option with fewer values than this gets a slider."""
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "show_progress_on": (), "api_visibility": "private"}
-"""How the page talks to itself; progress shown nowhere spares the browser a walk over the page for each output."""
+"""Settings of internal events; showing progress nowhere saves the browser a walk over the page for each output."""
 BROWSER_SECRET = "no-secret"
-"""Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it."""
+"""Gradio encrypts what it keeps in the browser; a fixed key lets the next start of the GUI read it back."""
 BROWSE = "[Browse…](#browse)"
-"""In the hint of a path: opens the dialog for files and folders (browse.js)."""
+"""Link in a path's help that opens the file dialog (browse.js)."""
 UNSET = ("not set", "")
-"""Gradio keeps None for "nothing chosen", so an unset choice is an empty text; Option.read knows it."""
+"""Gradio reserves None for "nothing chosen", so an unset choice is the empty string; Option.read understands it."""
 
 
 def control(
     option: Option, tab: str, *classes: str, others: Mapping[str, Option] | None = None, method: str = ""
 ) -> FormComponent:
-    """The control of one option; its element id is `tab-name`. Its hint is for those who train by this method, and
-    names the `others` by their labels."""
-    hint = labelled(option.help_for(method).replace("<", "&lt;"), others or {})  # Gradio reads it as Markdown
+    """Return the control of an option, with the element id `tab-name`.
+
+    Its help text is the one for this training method and names the `others` by their labels.
+    """
+    hint = labelled(option.help_for(method).replace("<", "&lt;"), others or {})  # Gradio renders it as Markdown
     face: dict[str, Any] = {
         "label": option.label,
         "info": f"{hint} {BROWSE}" if option.path else hint,
@@ -52,19 +54,19 @@ def control(
             low, high = option.within
             return gr.Slider(low, high, step=1 if option.type is int else 0.01, **face)
         case "number":
-            # no minimum, maximum or precision: Gradio would answer with a toast, or round in silence
+            # no minimum, maximum or precision: Gradio would show a toast or round silently
             return gr.Number(**face)
         case "secret":
             return gr.Textbox(type="password", placeholder=option.placeholder, **face)
         case _:
             several = option.many and option.type is str
-            hint = "one a line" if several else "not set" if option.nullable else ""
+            hint = "one per line" if several else "not set" if option.nullable else ""
             face |= {"lines": 2, "max_lines": 8} if several else {"lines": 1, "max_lines": 1}
             return gr.Textbox(placeholder=option.placeholder or hint, **face)
 
 
 def kind(option: Option) -> str:
-    """Which sort of control an option gets: a rule over its type, never over its name."""
+    """Return which kind of control an option gets, decided by its type, never by its name."""
     if option.secret:
         return "secret"
     if option.type is bool:
@@ -81,12 +83,12 @@ def kind(option: Option) -> str:
         low, high = option.within
         if (option.type is int and high - low < SLIDER_STEPS) or (option.type is float and (low, high) == (0, 1)):
             return "slider"
-    # Gradio's Number turns "nothing" into 0 when it comes into view, and writes 1e-6 as 0.000001
+    # Gradio's Number turns an empty value into 0 when it comes into view, and writes 1e-6 as 0.000001
     return "text" if option.nullable or option.type is float else "number"
 
 
 def shown(option: Option, value: Any) -> Any:
-    """An option's value as its control holds it."""
+    """Return an option's value as its control holds it."""
     if option.many:
         return ("\n" if option.type is str else " ").join(map(str, value))
     if value is None:
@@ -98,17 +100,17 @@ def shown(option: Option, value: Any) -> Any:
 
 
 def given(option: Option, value: Any) -> Any:
-    """What a control holds as the option's value; what cannot be read stays as it is, for Option.problem to name."""
+    """Return a control's content as the option's value; unreadable input is kept for Option.problem to report."""
     if option.many and isinstance(value, str):
         words = value.splitlines() if option.type is str else value.replace(",", " ").split()
         value = [word.strip() for word in words if word.strip()]
-    if value is None and option.type is str:  # a dropdown that was emptied
+    if value is None and option.type is str:  # a cleared dropdown
         value = ""
     return option.read(unquoted(value) if isinstance(value, str) else value)
 
 
 def unquoted(text: str) -> str:
-    """A path without the quotes in which Windows' Explorer copies it; other texts keep theirs."""
+    """Strip the quotes that Windows Explorer puts around a copied path; other texts keep theirs."""
     inner = text.strip()[1:-1]
     whole = text.strip() == f'"{inner}"' and '"' not in inner
     return inner if whole and ("/" in inner or "\\" in inner) else text
@@ -116,13 +118,13 @@ def unquoted(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Values that suit a family better than those of the field, offered where others stand."""
+    """Recommended values for a family, offered where the form has others."""
 
     family: str
     about: tuple[str, ...]
-    """Options that decide what is good, and those that it sets."""
+    """Options that decide the recommendation, and those it sets."""
     good: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    """What stands there -> what is good instead, of every option that it sets."""
+    """Maps the current values to the recommended value of every option it sets."""
     text: str
     button: str
 
@@ -131,7 +133,7 @@ class Advice:
 
 
 class Form:
-    """Every control of some option groups, by option name: read as one dict, written as one dict."""
+    """The controls of some option groups by option name, read and written as one dict."""
 
     def __init__(
         self,
@@ -153,16 +155,16 @@ class Form:
         self.controls: dict[str, FormComponent] = {}
         self.links = FieldLinks(self.options, self.controls)
         self.prompts = gr.BrowserState("", storage_key=f"{tab}-prompts-text", secret=BROWSER_SECRET, render=False)
-        """Sample prompts of a file of kohya_ss, which are in no file of their own yet."""
+        """Sample prompts from a kohya_ss file that have no file of their own yet."""
         self.facts: dict[str, gr.HTML] = {}
-        """A line under a control for what is found at the path in it."""
+        """Line under a path control that says what was found there."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
         self.taken: list[Any] = []
-        """Events of tools and advice that write values."""
+        """Events of tools and advice that write values into the form."""
         self._panels: list[tuple[gr.Accordion, list[str]]] = []
 
     def place(self, names: Iterable[str]) -> None:
-        """Put the controls of these options here, in a grid."""
+        """Place the controls of these options here, in a grid."""
         with gr.Row(elem_classes="fields"):
             for name in names:
                 if name in self.options:
@@ -173,7 +175,7 @@ class Form:
                     self.facts[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
 
     def _width(self, name: str) -> str:
-        """Texts get more room than numbers, and a path that is told of gets the row."""
+        """Return the width class: texts get more room than numbers, a path with a hint gets the whole row."""
         if name in self._told:
             return "option-told"
         option = self.options[name]
@@ -190,9 +192,9 @@ class Form:
         tool: Callable[[], None] | None = None,
         open: bool = False,
     ) -> None:
-        """An accordion with these options, those of `more` folded away; hidden where none of them has an effect.
+        """Lay out an accordion with these options, those of `more` folded away; hidden where none has an effect.
 
-        `tool` lays out what else stands at its end.
+        `tool` lays out anything else at its end.
         """
         first, later = ([name for name in some if name in self.options] for some in (names, more))
         if not first:
@@ -222,7 +224,7 @@ class Form:
         self.advice.append((advice, row, button))
 
     def left_of(self, *groups: Any) -> list[str]:
-        """The options of these groups that stand nowhere yet."""
+        """Return the options of these groups that are not placed yet."""
         return [name for name in self.options if self.group_of[name] in groups and name not in self.controls]
 
     def inputs(self) -> list[FormComponent]:
@@ -232,25 +234,25 @@ class Form:
         return [*self.controls.values(), *self.facts.values(), *(row for _, row, _ in self.advice)]
 
     def read(self, data: Mapping[Any, Any]) -> dict[str, Any]:
-        """Options by name, from the dict that Gradio hands to a function whose inputs are a set."""
+        """Return option values by name from the dict that Gradio passes to a function whose inputs are a set."""
         return {name: given(self.options[name], data[c]) for name, c in self.controls.items()}
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Remark]]:
-        """What shows the defaults overlaid by `values`, by control, and what could not be shown."""
+        """Return updates by control for the defaults overlaid by `values`, and remarks on values it cannot show."""
         full, remarks = self.complete(values)
         return {c: shown(self.options[name], full[name]) for name, c in self.controls.items()}, remarks
 
     def changed(self, updates: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Without the controls that hold the same already: the browser takes milliseconds for each that is written."""
+        """Drop updates of controls that already hold the value: each write costs the browser milliseconds."""
         controls = set(self.controls.values())
         return {c: v for c, v in updates.items() if c not in controls or c not in now or now[c] != v}
 
     def first(self) -> dict[Any, Any]:
-        """What the controls of a new page hold."""
+        """Return what the controls of a fresh page hold."""
         return {c: c.value for c in self.controls.values()}
 
     def complete(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Remark]]:
-        """The defaults overlaid by `values`. A value that cannot be is told and the default stands."""
+        """Return the defaults overlaid by `values`; an invalid value gives a remark and the default stays."""
         full: dict[str, Any] = {}
         remarks = []
         for name in self.controls:
@@ -270,11 +272,11 @@ class Form:
         return {row: gr.update(visible=advice.wanted(values)) for advice, row, _ in self.advice}
 
     def _seen(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Without the paths that the page must not look at."""
+        """Return the values without paths outside the allowed folders."""
         return {name: v for name, v in values.items() if not self._places.problems({name: v}, [self.options[name]])}
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
-        """What a new page shows: the defaults overlaid by `values`."""
+        """Fill a fresh page with the defaults overlaid by `values`."""
         full, _ = self.complete(values)
         for name, component in self.controls.items():
             component.value = shown(self.options[name], full[name])
@@ -286,7 +288,7 @@ class Form:
         self.rules = rules(self.options, panels, advice, family, first)
 
     def connect(self, family: FormComponent) -> None:
-        """Let the browser show and hide when the family or a switch changes, and listen for what advice is about."""
+        """Let the browser show and hide controls when the family or a switch changes, and keep the advice current."""
         names = watched(self.options)
         decisive = [family, *(self.controls[name] for name in names)]
         switches = [family, *(self.controls[name] for name in names if not self.options[name].active_with)]

@@ -1,4 +1,4 @@
-// Loss curves of one run or several, fetched whole once, then by their new ends, and finer where somebody zooms in.
+// Loss curves of one or several runs: fetched once, then extended, and refetched finer when zoomed in.
 window.StudioCurves = (() => {
   const MOST_BINS = 1400; // of one curve, before coarser ones are fetched
   const { ask } = Studio;
@@ -9,16 +9,16 @@ window.StudioCurves = (() => {
       Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, told: -1, range: "" });
     }
 
-    /** Fetch what is new; `told` is how many points the server has. Returns whether anything came. */
+    /** Fetch new points; `told` is how many the server has. Returns whether any came. */
     async ask(told, zoom = null) {
-      // smoothing looks back by at most its reach, so that a zoomed curve begins as the whole one passes there
+      // include what smoothing looks back on, so that a zoomed curve starts as the whole one passes there
       const range = zoom ? `first=${Math.max(0, 2 * zoom[0] - zoom[1])}&last=${zoom[1]}` : "";
       if (told === this.told && range === this.range) return false;
       const onward = !zoom && range === this.range && this.bins.length > 0 && this.bins.length < MOST_BINS;
       const wanted = onward ? `level=${this.level}&after=${this.start + this.bins.length - 1}` : range;
       const mine = (this.asked = {});
       const sent = await ask(`run/${this.id}/curves?${wanted}${this.joined ? "&joined=1" : ""}`);
-      if (mine !== this.asked) return false; // asked otherwise meanwhile: that answer counts
+      if (mine !== this.asked) return false; // a newer request was sent meanwhile
       const from = sent.start - this.start;
       const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
       this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;
@@ -29,13 +29,13 @@ window.StudioCurves = (() => {
     }
   }
 
-  /** Curves of one or several runs in one chart; a zoom fetches them finer. */
+  /** Curves of one or several runs in one chart; zooming fetches them finer. */
   class Curves {
     constructor(element, title) {
       [this.element, this.title, this.curves, this.zoom] = [element, title, [], null];
     }
 
-    /** `runs` are {id, name, curves, joined}: what is drawn from now on; joined with the runs that they continue. */
+    /** Draw these runs, {id, name, curves, joined}; `joined` includes the runs that they continue. */
     async show(runs) {
       const key = (each) => each.map(({ id, joined }) => `${id}${joined ? "+" : ""}`).join();
       if (key(runs) !== key(this.curves)) {

@@ -1,4 +1,4 @@
-"""Folders as DreamBooth and LoRA training read them, copied from images that lie anywhere. No Gradio."""
+"""Copy images into the folder layout that DreamBooth and LoRA training read. No Gradio."""
 
 import errno
 import filecmp
@@ -16,14 +16,14 @@ from sd_scripts.options.image_folders import find_images
 from sd_scripts.options.words import some
 
 NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
-"""What some file system does not take in a folder's name."""
+"""Characters that some file system does not allow in a folder name."""
 LONGEST_NAME = 200
 CAPTIONS = (".txt", ".caption")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Concept:
-    """What is to be copied where; texts are as they were typed."""
+    """What to copy and where; texts as typed."""
 
     instance_prompt: str
     class_prompt: str = ""
@@ -37,13 +37,13 @@ class Concept:
 
 @dataclass(kw_only=True)
 class Copied:
-    """What became of the images of one folder."""
+    """The result of copying one folder of images."""
 
     folder: Path
     images: int = 0
     captions: int = 0
     there: int = 0
-    """Images that lay there already, as they are."""
+    """Images that were there already, unchanged."""
     renamed: list[str] = field(default_factory=list)
     """`a.png as a_2.png`, where another image had the name."""
     failed: list[str] = field(default_factory=list)
@@ -52,30 +52,29 @@ class Copied:
 
     def __str__(self) -> str:
         where = f"{self.folder.parent.name}/{self.folder.name}"
-        there = f", {self.there} were there already" if self.there else ""
+        there = f", {self.there} already there" if self.there else ""
         return f"{where}: {self.images} images and {self.captions} captions copied{there}"
 
     def told(self) -> list[str]:
-        """All that a person may want to look after."""
-        named = ((self.renamed, "renamed, since another file has the name"), (self.failed, "could not be copied"))
+        """Return everything the user may want to check."""
+        named = ((self.renamed, "renamed because the name was taken"), (self.failed, "could not be copied"))
         return [*(f"{len(files)} {what}: {some(files)}" for files, what in named if files), *self.remarks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arranged:
-    """The folders of a training."""
+    """The folders created for a training."""
 
     copied: tuple[Copied, ...]
-    """Of the images to learn, and of the regularisation images if there are any."""
+    """Results for the training images and, if any, the regularisation images."""
     options: dict[str, str]
-    """What the tab's options become."""
+    """The tab's options that point to these folders."""
 
 
 def arrange(concept: Concept) -> Arranged:
-    """Copy the images with their captions to `img/40_sks cat` and `reg/1_cat` in the destination, beside them `log`
-    and `model`.
+    """Copy images with captions to `img/40_sks cat` and `reg/1_cat` in the destination; create `log` and `model`.
 
-    Nothing is moved, deleted or overwritten. Raises ValueError, one sentence, before anything is made.
+    Nothing is moved, deleted or overwritten. Raises ValueError, one sentence, before anything is created.
     """
     destination = place("destination", concept.destination)
     jobs = [("img", "training images", concept.training_images, _folder_name(concept))]
@@ -88,7 +87,7 @@ def arrange(concept: Concept) -> Arranged:
         for folder in (*folders, destination / "log", destination / "model"):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"destination: '{error.filename}' cannot be made ({error.strerror})") from error
+        raise ValueError(f"destination: '{error.filename}' cannot be created ({error.strerror})") from error
     endings = {*CAPTIONS, dotted(concept.caption_extension.strip() or ".txt")}
     copied = tuple(_copy_all(source, folder, endings) for source, folder in zip(sources, folders, strict=True))
     options = {
@@ -106,41 +105,41 @@ def _folder_name(concept: Concept) -> str:
         words.append(_prompt("class prompt", concept.class_prompt))
     name = f"{_repeats(concept.repeats)}_{' '.join(words)}"
     if len(name.encode()) > LONGEST_NAME:
-        raise ValueError("instance prompt: it becomes a folder's name and is too long for that; shorten it")
+        raise ValueError("instance prompt: too long for the folder name it becomes; shorten it")
     return name
 
 
 def _prompt(title: str, text: str) -> str:
     text = " ".join(text.split())
     if not text:
-        raise ValueError(f"{title}: is empty; write the words that name what is learned, such as sks cat")
+        raise ValueError(f"{title}: empty; enter the words for the concept, such as sks cat")
     if found := NOT_IN_NAMES.search(text):
-        raise ValueError(f"{title}: {found[0]!r} cannot be in a folder's name, which it becomes; leave it out")
+        raise ValueError(f"{title}: becomes a folder name, which cannot contain {found[0]!r}; remove it")
     if text.endswith("."):
-        raise ValueError(f"{title}: a folder's name, which it becomes, cannot end with a point; leave it out")
+        raise ValueError(f"{title}: becomes a folder name, which cannot end with a period; remove it")
     return text
 
 
 def _repeats(number: Any) -> int:
     if not isinstance(number, int | float) or int(number) != number or not 1 <= number <= 100_000:
-        raise ValueError(f"repeats: {number} is not a whole number within 1..100000")
+        raise ValueError(f"repeats: must be a whole number from 1 to 100000, not {number}")
     return int(number)
 
 
 def place(title: str, typed: str) -> Path:
     if not typed.strip():
-        raise ValueError(f"{title}: is empty; name a folder")
+        raise ValueError(f"{title}: empty; enter a folder")
     return Path(os.path.expanduser(typed.strip())).absolute()
 
 
 def _source(title: str, typed: str, destination: Path) -> Path:
     source = place(title, typed)
     if not source.is_dir():
-        raise ValueError(f"{title}: there is no folder '{source}'")
+        raise ValueError(f"{title}: folder not found: '{source}'")
     if destination.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"destination: '{destination}' lies within the {title}; choose a folder elsewhere")
+        raise ValueError(f"destination: '{destination}' is inside the {title} folder; choose another folder")
     if not find_images(source):
-        raise ValueError(f"{title}: no image (png, jpg, webp, bmp) in '{source}'")
+        raise ValueError(f"{title}: no images (png, jpg, webp, bmp) in '{source}'")
     return source
 
 
@@ -153,14 +152,16 @@ def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
         except OSError as error:
             copied.failed.append(f"{image.name} ({error.strerror or error})")
             if error.errno == errno.ENOSPC:
-                copied.remarks.append("the disk is full: make room and copy again; what is there stays")
+                copied.remarks.append("the disk is full: free some space and copy again; files already copied are kept")
                 break
     if below := sum(path.is_dir() and bool(find_images(path)) for path in source.iterdir()):
-        copied.remarks.append(f"{below} folders with images in '{source}' are left out: copy each as its own concept")
+        copied.remarks.append(
+            f"{below} subfolders with images in '{source}' were skipped: copy each as its own concept"
+        )
     others = [path.name for path in folder.parent.iterdir() if path != folder and path.is_dir()]
     twins = [name for name in others if _words(name) == _words(folder.name)]
     if twins:
-        copied.remarks.append(f"{some(twins)} has the same words and is trained too; delete it if it is an older one")
+        copied.remarks.append(f"{some(twins)} has the same prompt and is trained too; delete it if it is outdated")
     return copied
 
 
@@ -170,7 +171,7 @@ def _words(name: str) -> str | None:
 
 
 def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
-    """To the first name where nothing else lies; captions go with their image."""
+    """Copy an image with its captions to the first name that is free."""
     stems = (image.stem, *(f"{image.stem}_{number}" for number in range(2, 10_000)))
     for stem in stems:
         target = copied.folder / f"{stem}{image.suffix}"
@@ -191,7 +192,7 @@ def _copy(image: Path, captions: list[Path], copied: Copied) -> None:
                 _copy_file(caption, there)
                 copied.captions += 1
             elif not _same(caption, there):
-                copied.remarks.append(f"{there.name} is another text there, and stays")
+                copied.remarks.append(f"{there.name} already exists with another text and was kept")
         return
 
 
@@ -200,7 +201,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Whole or not at all."""
+    """Copy a file completely or not at all."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         shutil.copy2(source, beside)

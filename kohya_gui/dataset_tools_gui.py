@@ -1,7 +1,7 @@
-"""Two panels that make datasets ready: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
+"""Dataset preparation panels: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
 
-Each is laid out where it is made, and connected once all controls of its tab stand: before what keeps the page is
-connected to Form.taken.
+Each is laid out when constructed and connected once all controls of its tab exist, before the draft is connected to
+Form.taken.
 """
 
 from collections.abc import Mapping
@@ -22,41 +22,45 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 
 EVERY = 1.0
-"""Seconds between two looks at the tool that runs."""
+"""Seconds between two updates of a running tool."""
 FILLED = (
     *("train_data_dir", "reg_data_dir", "output_dir", "logging_dir"),
     *("in_json", "cache_latents", "cache_latents_to_disk"),
 )
-"""Options that the tools have values for."""
+"""Options that the tools fill in."""
 BUTTON: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
 Updates = dict[Any, Any]
 
 
 class FolderHelper:
-    """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the folders of the tab."""
+    """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the tab's folders."""
 
     def __init__(self, tab: str, places: AllowedPaths = EVERYWHERE) -> None:
         self._tab, self._places = tab, places
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
-                "Images and their caption files are copied into folders as training reads them. "
-                "The images stay where they are, and nothing is overwritten.",
+                "Copy images and their caption files into the folder layout that training reads. "
+                "The originals stay where they are, and nothing is overwritten.",
                 elem_classes="note",
             )
             with gr.Row(elem_classes="fields"):
                 self._instance = text_field(
-                    tab, "instance-prompt", "Instance prompt", "A rare word that will stand for it.", "sks"
+                    tab, "instance-prompt", "Instance prompt", "A rare word that stands for the concept.", "sks"
                 )
-                self._class = text_field(tab, "class-prompt", "Class prompt", "What kind of thing it is.", "cat")
+                self._class = text_field(
+                    tab, "class-prompt", "Class prompt", "What kind of thing the concept is.", "cat"
+                )
                 self._images = text_field(
-                    tab, "training-images", "Training images", "Folder of the images to learn.", folder=True
+                    tab, "training-images", "Training images", "Folder of the images to train on.", folder=True
                 )
-                self._repeats = self._number("training-repeats", "Repeats", 40, "How often each is seen in an epoch.")
+                self._repeats = self._number(
+                    "training-repeats", "Repeats", 40, "How often each image is seen per epoch."
+                )
                 self._reg_images = text_field(
                     tab,
                     "regularisation-images",
                     "Regularisation images",
-                    "Optional: other images of the class.",
+                    "Optional: folder of other images of the class.",
                     folder=True,
                 )
                 self._reg_repeats = self._number("regularisation-repeats", "Regularisation repeats", 1)
@@ -64,12 +68,12 @@ class FolderHelper:
                     tab,
                     "destination",
                     "Destination",
-                    "Folder in which img, reg, log and model are made.",
+                    "Folder in which img, reg, log and model are created.",
                     folder=True,
                     wide=True,
                 )
             with gr.Row(elem_classes="actions"):
-                self._copy = gr.Button("Copy the images", elem_id=f"{tab}-copy-images", **BUTTON)
+                self._copy = gr.Button("Copy images", elem_id=f"{tab}-copy-images", **BUTTON)
                 self._use = gr.Button(
                     "Use these folders", variant="primary", visible=False, elem_id=f"{tab}-use-folders", **BUTTON
                 )
@@ -81,7 +85,7 @@ class FolderHelper:
         return gr.Number(value, label=label, info=info, **face)
 
     def connect(self, form: Form) -> None:
-        """Let the buttons work on the controls of this form."""
+        """Connect the buttons to the controls of this form."""
         controls = form.controls
         fields = [
             self._instance, self._class, self._images, self._repeats, self._reg_images, self._reg_repeats,
@@ -123,7 +127,7 @@ class FolderHelper:
 
 
 def sentence(error: ValueError | OSError) -> str:
-    """What went wrong; of what the system refuses, where and why."""
+    """Return the error as a sentence; for system errors, the file and the reason."""
     return f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
@@ -133,51 +137,51 @@ def arranged_message(done: Arranged) -> str:
 
 
 class MetadataSteps:
-    """Gathers captions into a metadata file, prepares latents in a process of its own, then fills both in."""
+    """Collects captions in a metadata file, caches latents in a separate process, then fills both in."""
 
     def __init__(self, tab: str, queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> None:
         self._tab, self._places = tab, places
         self._job = LatentsJob(queue)
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
-                "Two steps make the metadata file that this training reads. The second is worth it for large data "
-                "sets: it encodes the images as the settings below say, and runs begin at once from then on.",
+                "Create the metadata file that this training reads in two steps. The second pays off for large "
+                "datasets: it caches the latents with the settings below, so that later runs start at once.",
                 elem_classes="note",
             )
             with gr.Row(elem_classes="fields"):
                 self._images = text_field(
-                    tab, "image-folder", "Image folder", "Folder of the images.", wide=True, folder=True
+                    tab, "image-folder", "Image folder", "Folder of the training images.", wide=True, folder=True
                 )
                 self._metadata = text_field(
                     tab,
                     "metadata-folder",
                     "Metadata folder",
-                    "Where the metadata files go; empty means the image folder.",
+                    "Folder for the metadata files; empty is the image folder.",
                     folder=True,
                     wide=True,
                 )
-                self._captions = self._switch("take-captions", "Take captions", True)
+                self._captions = self._switch("take-captions", "Include captions", True)
                 self._caption_ending = text_field(
-                    tab, "captions-from", "Captions from", "Ending of the files beside the images.", value=".txt"
+                    tab, "captions-from", "Caption extension", "Extension of the caption files.", value=".txt"
                 )
-                self._tags = self._switch("take-tags", "Take tags", False)
+                self._tags = self._switch("take-tags", "Include tags", False)
                 self._tag_ending = text_field(
-                    tab, "tags-from", "Tags from", "Ending of the files beside the images.", value=".tags"
+                    tab, "tags-from", "Tag extension", "Extension of the tag files.", value=".tags"
                 )
                 self._recursive = self._switch(
-                    "metadata-recursive", "Recursive", False, "Images in folders below it, too."
+                    "metadata-recursive", "Recursive", False, "Include images in subfolders."
                 )
                 self._full_path = self._switch(
-                    "metadata-full-path", "Full path", True, "Keys are whole paths: for images in several folders."
+                    "metadata-full-path", "Full paths", True, "Use full paths as keys, for images in several folders."
                 )
                 self._words_name = text_field(tab, "caption-metadata", "Captions file", value="meta_cap.json")
                 self._latents_name = text_field(tab, "latent-metadata", "Latents file", value="meta_lat.json")
             with gr.Row(elem_classes="actions"):
-                self._gather = gr.Button("1. Gather captions", elem_id=f"{tab}-gather", **BUTTON)
-                self._prepare = gr.Button("2. Prepare latents", elem_id=f"{tab}-prepare-latents", **BUTTON)
+                self._gather = gr.Button("1. Collect captions", elem_id=f"{tab}-gather", **BUTTON)
+                self._prepare = gr.Button("2. Cache latents", elem_id=f"{tab}-prepare-latents", **BUTTON)
                 self._stop = gr.Button("Stop", variant="stop", visible=False, elem_id=f"{tab}-stop-latents", **BUTTON)
                 self._use = gr.Button(
-                    "Use them for training", variant="primary", visible=False, elem_id=f"{tab}-use-metadata", **BUTTON
+                    "Use for training", variant="primary", visible=False, elem_id=f"{tab}-use-metadata", **BUTTON
                 )
             self._message = gr.HTML(elem_id=f"{tab}-gathered")
             self._progress = gr.HTML(elem_id=f"{tab}-latents-progress")
@@ -188,7 +192,7 @@ class MetadataSteps:
         return gr.Checkbox(on, label=label, info=info, **face)
 
     def connect(self, form: Form, family: FormComponent) -> None:
-        """Let the buttons work on the controls of this form; latents are made as they say."""
+        """Connect the buttons to the controls of this form, which also set how latents are cached."""
         fields: list[Any] = [
             self._images, self._metadata, self._captions, self._caption_ending, self._tags, self._tag_ending,
             self._recursive, self._full_path, self._words_name, self._latents_name,
@@ -203,7 +207,7 @@ class MetadataSteps:
             except (ValueError, OSError) as error:
                 return [message("error", sentence(error)), gr.skip(), gr.skip()]
             options = {"in_json": str(file), "train_data_dir": str(asked.images)}
-            said = message("warning" if told[1:] else "ok", f"{file} has the words of {told[0]}", told[1:])
+            said = message("warning" if told[1:] else "ok", f"Saved the captions of {told[0]} to {file}", told[1:])
             return [said, gr.update(visible=True), options]
 
         def prepare(data: Updates) -> str:
@@ -216,14 +220,14 @@ class MetadataSteps:
 
         slow: dict[str, Any] = {"show_progress_on": self._message, "api_visibility": "private"}
         self._gather.click(gather_words, fields, done, **slow)
-        timer = gr.Timer(EVERY, active=False)  # only while the tool runs: a page that ticks is a slow page
+        timer = gr.Timer(EVERY, active=False)  # active only while the tool runs, to keep the page fast
         look = [self._seen, self._progress, self._prepare, self._stop, self._use, self._options, timer]
         started = self._prepare.click(prepare, {*fields, *needed.values(), family}, self._message, **QUIET)
         for event in (started, self._stop.click(self._job.stop, **QUIET)):
             event.then(self._show, self._seen, look, **QUIET)
         timer.tick(self._show, self._seen, look, **QUIET)
         if page := Context.root_block:
-            page.load(self._show, self._seen, look, **QUIET)  # a page that is opened while it runs
+            page.load(self._show, self._seen, look, **QUIET)  # for a page opened while it runs
         filled_by(self._use, self._options, self._message, form)
 
     def _asked(
@@ -255,7 +259,7 @@ class MetadataSteps:
         return asked
 
     def _show(self, seen: tuple[str, bool, int]) -> list[Any]:
-        """What changed since `seen`; nothing at all when nothing did."""
+        """Return updates if anything changed since `seen`, otherwise none."""
         job, asked = self._job.watched, self._job.asked
         if job is None or asked is None:
             return [gr.skip()] * 7
@@ -278,15 +282,15 @@ class MetadataSteps:
 
 
 def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
-    """How far a preparation is, which run it waits for, or how it ended."""
+    """Show the progress of a job, the run it waits for, or its outcome."""
     if waits_for:
-        said = f"Waits until the run {waits_for} is over, and starts then by itself, before the runs of the queue"
+        said = f"Waiting for the run {waits_for}; starts automatically when it ends, before queued runs"
         return message("note", f"{said}. Keep the GUI running")
     if run_state.state == "finished":
-        said = f"The latents of {run_state.total} images are beside them, and {file} says the size of each"
+        said = f"Cached the latents of {run_state.total} images next to them and saved their sizes to {file}"
         return message("warning" if run_state.warnings else "ok", said, run_state.warnings)
     if run_state.state == "stopped":
-        return message("warning", "Stopped: what was made stays, and the next time goes on from there")
+        return message("warning", "Stopped. Finished latents are kept, and the next start continues from there")
     if run_state.over:
         return message("error", run_state.failure.get("error", ""), run_state.warnings)
     doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
@@ -311,7 +315,7 @@ def text_field(
     wide: bool = False,
     folder: bool = False,
 ) -> gr.Textbox:
-    """A field of a tool; `folder` offers the dialog that chooses one."""
+    """Return a text field of a tool; `folder` adds the link to the folder dialog."""
     return gr.Textbox(
         value,
         label=label,
@@ -324,7 +328,7 @@ def text_field(
 
 
 def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:
-    """Let a button write the options that a tool has made into their controls."""
+    """Let a button write a tool's options into their controls."""
     outputs = [*(form.controls[name] for name in FILLED if name in form.controls), told]
     form.taken.append(
         button.click(lambda made: {**fill(form, made), told: filled_message(form, made)}, options, outputs, **QUIET)
@@ -332,7 +336,7 @@ def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -
 
 
 def fill(form: Form, made: Mapping[str, Any]) -> Updates:
-    """The controls of these options with what they become."""
+    """Return updates that write these options into their controls."""
     return {form.controls[name]: shown(form.options[name], made[name]) for name in made if name in form.controls}
 
 

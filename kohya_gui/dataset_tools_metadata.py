@@ -1,4 +1,4 @@
-"""What gathers captions and tags in a metadata file, and prepares latents for it. No Gradio."""
+"""Collect captions and tags in a metadata file, and cache latents for it. No Gradio."""
 
 import sys
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ FLAGS_OF_LATENTS = (
     *("bucket_reso_steps", "bucket_no_upscale", "resize_interpolation", "flip_aug", "alpha_mask"),
     "disable_mmap_load_safetensors",
 )
-"""Settings of training that the tool takes under the same name."""
+"""Training options that the tool takes under the same name."""
 LONGEST_ENDING = 60
 RENAMED_FLAGS = {"resolution": "max_resolution", "vae_batch_size": "batch_size", "skip_cache_check": "skip_existing"}
 NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *FLAGS_OF_LATENTS, *RENAMED_FLAGS)
@@ -31,13 +31,13 @@ NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *FLAGS_OF_LATENTS, *RENAM
 
 @dataclass(frozen=True, kw_only=True)
 class Gathering:
-    """Where words come from and go to; texts are as they were typed."""
+    """Where captions and tags come from and go to; texts as typed."""
 
     image_folder: str
     metadata_folder: str = ""
     """Empty: the image folder."""
     captions: str | None = ".txt"
-    """Ending of the files that hold them; None: not taken."""
+    """Extension of the caption files; None leaves captions out."""
     tags: str | None = None
     recursive: bool = False
     full_path: bool = True
@@ -49,10 +49,10 @@ class Gathering:
         return place("image folder", self.image_folder)
 
     def file(self, name: str) -> Path:
-        """A metadata file of this name; ValueError where it cannot be one."""
+        """Return the metadata file of this name. Raises ValueError for an invalid name."""
         name = name.strip()
         if not name.endswith(".json") or Path(name).name != name:
-            raise ValueError(f"metadata file: '{name}' is not a file name that ends with .json")
+            raise ValueError(f"metadata file: '{name}' must be a file name that ends in .json")
         return (place("metadata folder", self.metadata_folder) if self.metadata_folder.strip() else self.images) / name
 
     @property
@@ -65,9 +65,9 @@ class Gathering:
 
 
 def gather(asked: Gathering) -> tuple[Path, list[str]]:
-    """Write captions and tags into the metadata file. Returns it and what is to be told of it.
+    """Write captions and tags to the metadata file. Returns the file and remarks for the user.
 
-    What the file says of other images stays. Raises ValueError, one sentence.
+    Entries of other images in the file are kept. Raises ValueError, one sentence.
     """
     wanted: dict[Words, str] = {}
     if asked.captions is not None:
@@ -75,15 +75,15 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     if asked.tags is not None:
         wanted["tags"] = dotted(asked.tags.strip() or ".tags")
     if not wanted:
-        raise ValueError("captions: neither captions nor tags are taken; turn one on")
+        raise ValueError("captions: neither captions nor tags are included; turn one on")
     if len(set(wanted.values())) < len(wanted):
         raise ValueError(
-            f"tags: captions come from {wanted['tags']} files already; name another ending, or take one only"
+            f"tags: {wanted['tags']} files already hold the captions; choose another extension, or include only one"
         )
     for words, ending in wanted.items():
         if len(ending) > LONGEST_ENDING or any(letter in ending for letter in "\0/\\"):
-            name = "captions from" if words == "caption" else "tags from"
-            raise ValueError(f"{name}: {ending[:LONGEST_ENDING]!r} is not the ending of a file name")
+            name = "caption extension" if words == "caption" else "tag extension"
+            raise ValueError(f"{name}: {ending[:LONGEST_ENDING]!r} is not a file extension")
     images, file = asked.images, asked.words_file
     entries = read_metadata(file, "metadata file") if file.exists() else {}
     merged: Merged | None = None
@@ -97,33 +97,32 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"metadata folder: '{error.filename}' cannot be made ({error.strerror})") from error
+        raise ValueError(f"metadata folder: '{error.filename}' cannot be created ({error.strerror})") from error
     write_metadata(file, entries, "metadata file")
     return file, [f"{merged.images} images", *(text for text in told if text)]
 
 
 class LatentsJob:
-    """The one preparation that this GUI may have under way, in a process of its own."""
+    """The single latent caching job of this GUI, in a separate process."""
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue
         self.asked: Gathering | None = None
-        """What it prepares, or prepared last."""
+        """The current or last job."""
         self.watched: WatchedRun | None = None
         self.waits_for = ""
-        """The run that was on when it was asked for."""
+        """Name of the run that was active when it was requested."""
 
     def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
-        """At once, or when the run that uses the GPU is over. Raises ValueError, one sentence, where something is
-        missing."""
-        if self.watched and not self.watched.refresh().over:  # one that said its last word may still be leaving
-            raise ValueError("latents are being prepared already: stop that or wait for its end")
+        """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
+        if self.watched and not self.watched.refresh().over:  # one that reported its end may still be exiting
+            raise ValueError("latents are already being cached: stop that job or wait for it to finish")
         cards = gpu_set("", sees_no_gpu())
         argv = latents_command(asked, values, family)
         try:
             folder = new_run_folder(state_folder() / "tools", "latents")
         except OSError as error:
-            raise ValueError(f"{error.filename} cannot be made ({error.strerror})") from error
+            raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
         argv += ["--run_dir", str(folder.path)]
         self.asked, run = asked, self._queue.run_on(cards)
         self.waits_for = run.name if run else ""
@@ -135,7 +134,7 @@ class LatentsJob:
             self._queue.reserve(cards, self.watched)
 
     def _begin(self, waiting: WatchedRun, argv: list[str]) -> WatchedRun | None:
-        """What waited has its turn; nothing where it was stopped meanwhile."""
+        """Start the waiting job, unless it was stopped meanwhile."""
         if not waiting.waiting:
             return None
         try:
@@ -153,13 +152,13 @@ class LatentsJob:
 
 
 def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:
-    """What prepares latents exactly as a run with the settings `values` would. ValueError where one is missing."""
+    """Return the command that caches latents exactly as a run with these settings would. Raises ValueError."""
     if not asked.words_file.is_file():
-        raise ValueError(f"metadata file: there is no {asked.words_file} yet; gather the captions first")
+        raise ValueError(f"metadata file: {asked.words_file} does not exist yet; collect the captions first")
     if not (model := values.get("pretrained_model_name_or_path")):
-        raise ValueError("pretrained_model_name_or_path: no model is chosen, and its VAE makes the latents")
+        raise ValueError("pretrained_model_name_or_path: not set; choose a model, whose VAE encodes the latents")
     if not values.get("resolution"):
-        raise ValueError("resolution: is not set, and decides the size of the latents")
+        raise ValueError("resolution: not set; it decides the size of the latents")
     argv = [
         *(sys.executable, str(LATENTS), str(asked.images), str(asked.words_file), str(asked.latents_file), str(model)),
         *("--family", family),

@@ -1,4 +1,4 @@
-"""What stands in a form, kept in the browser: a reload of the page or of the GUI brings it back. Never the secrets."""
+"""The draft of a form, kept in the browser so that it survives a reload or a GUI restart. Never holds secrets."""
 
 import json
 import time
@@ -12,10 +12,10 @@ from kohya_gui.controls import BROWSER_SECRET, Form, given, shown
 
 
 class Draft:
-    """Written by the browser alone when one has typed: no request leaves the page for it.
+    """Written by the browser alone while the user types: no request leaves the page for it.
 
-    The page's script presses a button of each tab for that (drafts.js). Listening to all controls would make Gradio
-    gather the whole form at each letter, and compare every component with every listener when the page is opened.
+    The page's script presses a hidden button of the tab for that (drafts.js). Listening to all controls would make
+    Gradio gather the whole form at every keystroke and compare every component with every listener on page load.
     """
 
     def __init__(self, form: Form, family: Component, file: Component, preset: Component, launch: str) -> None:
@@ -34,17 +34,17 @@ class Draft:
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
 
     def keep_after(self, event: Any) -> None:
-        """Keep what the page holds once an event has changed it, and show and hide by it."""
+        """Save the draft after an event that changed the form, and update what is shown."""
         event.then(**self._write)
 
     def release_after(self, event: Any) -> None:
-        """Let the form be used once what the browser kept of it is back."""
+        """Unlock the form once its draft is restored."""
         event.success(**self._held, js=f"(...now) => Drafts.release('{self._form.tab}', {self._names}, now)")
 
     def of(
         self, values: Mapping[str, Any], family: str, file: str, preset: str | None, *, unsaved: bool = False
     ) -> dict[str, Any]:
-        """The draft of a form that Python fills in; but for an `unsaved` one, changes are counted from it."""
+        """Return the draft of a form filled by Python; unless `unsaved`, it is the baseline for unsaved changes."""
         options = self._form.options
         kept = {name: shown(options[name], values[name]) for name in self._form.controls if name in values}
         texts = {f"option:{name}": value for name, value in kept.items() if not options[name].secret}
@@ -52,7 +52,7 @@ class Draft:
         return {"family": family, "file": file, "preset": preset, "launch": self._launch, **saved, **texts}
 
     def values(self, draft: Mapping[str, Any]) -> dict[str, Any]:
-        """The options in a draft, in their own types."""
+        """Return the option values of a draft in their own types."""
         options = self._form.options
         return {
             name: given(options[name], value)
@@ -61,5 +61,5 @@ class Draft:
         }
 
     def of_this_launch(self, draft: Mapping[str, Any]) -> bool:
-        """Whether it was written since the GUI started: then it is newer than the file named on the command line."""
+        """Return whether it was written since the GUI started, and so is newer than the file on the command line."""
         return draft.get("launch") == self._launch

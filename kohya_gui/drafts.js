@@ -1,21 +1,21 @@
-// Keeps what stands in a form, a moment after somebody changed it and at the latest when the page is left. Until what
-// the browser kept of a form is back in it, nobody can use the form: what is typed earlier would be kept in its place.
+// Keeps a draft of each form: shortly after a change, and at the latest when the page is left. A form is locked until its
+// draft is restored, since earlier input would overwrite the draft.
 window.Drafts = (() => {
   const PAUSE = 300; // ms
-  const LONG = 30_000; // ms after which a form that does not come back will not come by itself
-  const kept = Object.keys(localStorage); // before Gradio writes its defaults there
+  const LONG = 30_000; // ms after which a restore has failed
+  const kept = Object.keys(localStorage); // read before Gradio writes its defaults there
   const restored = new Set();
   const paneOf = (tab) => document.querySelector(`#${tab}[role=tabpanel]`);
 
   const sign = document.createElement("div");
   sign.id = "studio-restoring";
   sign.setAttribute("role", "status");
-  sign.textContent = "Restoring your settings …";
+  sign.textContent = "Restoring your settings…";
   sign.hidden = true;
   const locked = () => document.querySelectorAll("#tabs [role=tabpanel][inert]");
 
   const lock = () => {
-    const opening = document.querySelector("[data-opens]")?.dataset.opens; // by the command line
+    const opening = document.querySelector("[data-opens]")?.dataset.opens; // from the command line
     for (const tab of Forms.tabs()) {
       const pane = paneOf(tab);
       if (!pane || pane.inert || restored.has(tab)) continue;
@@ -26,28 +26,28 @@ window.Drafts = (() => {
   };
   const watch = new MutationObserver(lock);
   watch.observe(document, { childList: true, subtree: true });
-  addEventListener("click", () => setTimeout(lock), true); // another tab may be looked at
+  addEventListener("click", () => setTimeout(lock), true); // another tab may be shown
 
-  // Unsaved changes: what differs from the form as it was opened, saved or set by a preset, which Python stamps
+  // Unsaved changes: what differs from the form as last opened, saved or set by a preset; Python stamps that baseline
 
-  const sheet = new CSSStyleSheet(); // a rule, since a tab that was never looked at has no elements yet
+  const sheet = new CSSStyleSheet(); // a CSS rule, since a tab that was never shown has no elements yet
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
   const unsaved = new Set();
   const settings = (draft) =>
     JSON.stringify(Object.entries(draft).flatMap(([name, now]) => (name === "family" || name.startsWith("option:") ? [[name, String(now ?? "")]] : [])));
-  /** The form of a new page, as the server sent it. */
+  /** The form of a fresh page, as the server sent it. */
   const ofNewPage = (tab, names) => {
     const sent = new Map(window.gradio_config.components.map(({ props }) => [props.elem_id, props.value]));
     return Object.fromEntries(names.map((name) => [name, sent.get(`${tab}-${name.replace("option:", "")}`)]));
   };
-  /** Draw the mark of a tab; returns the stamp of what its form is compared with. */
+  /** Update the unsaved mark of a tab; returns the stamp of its baseline. */
   const compare = (tab, draft, stamp, restoring = false) => {
     const key = `${tab}-saved`;
     const now = settings(draft);
     let saved = JSON.parse(localStorage.getItem(key));
-    // what nobody had changed comes back with 0.0001 for 1e-4, and is no change
+    // an unchanged value may come back as 0.0001 for 1e-4, which is no change
     if (!saved || (stamp && stamp !== saved.stamp) || (restoring && !saved.unsaved)) {
-      const isNew = !saved && !stamp; // somebody may have typed by now
+      const isNew = !saved && !stamp; // the user may have typed meanwhile
       saved = { stamp, settings: isNew ? settings(ofNewPage(tab, Object.keys(draft))) : now };
     }
     saved.unsaved = saved.settings !== now;
@@ -59,14 +59,14 @@ window.Drafts = (() => {
   };
   const named = (names, now) => Object.fromEntries(names.map((name, i) => [name, now[i]]));
 
-  /** The draft of a form that holds `now`; the former draft stands last in it. */
+  /** The new draft of a form; `now` holds its values and, last, the previous draft. */
   const written = (tab, names, now, launch) => {
     const draft = named(names, now);
     Forms.held(tab, draft);
     return { ...draft, launch, saved: compare(tab, draft, now.at(-1)?.saved) };
   };
 
-  /** What stood in the form of a tab is back, or nothing had to come back. */
+  /** Unlock a tab's form: its draft is restored, or there was none. */
   const release = (tab, names, now) => {
     const draft = named(names, now);
     Forms.held(tab, draft);
@@ -77,7 +77,7 @@ window.Drafts = (() => {
     lock();
   };
   setTimeout(() => {
-    if (locked().length) sign.textContent = "Your settings could not be restored. Load the page again.";
+    if (locked().length) sign.textContent = "Your settings could not be restored. Reload the page.";
   }, LONG);
 
   let due = null;
@@ -89,7 +89,7 @@ window.Drafts = (() => {
   };
   const changed = ({ type, target }) => {
     if (!target.closest?.(".configuration, .settings")) return;
-    if (type === "click" && target.closest("button:not(.reset-button)")) return; // what the server answers is kept then
+    if (type === "click" && target.closest("button:not(.reset-button)")) return; // the draft is saved with the server's answer
     const pane = target.closest("[role=tabpanel]");
     const button = pane?.querySelector(".keep-draft");
     if (!button || pane.inert) return;

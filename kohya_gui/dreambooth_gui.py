@@ -1,4 +1,4 @@
-"""The DreamBooth tab: the whole model learns a few concepts, each from a folder of its own."""
+"""The DreamBooth tab: trains the whole model on a few concepts, one folder each."""
 
 from kohya_gui.panels import (
     BASIC,

@@ -1,4 +1,4 @@
-"""Options in the page's messages and hints: named by the field's label, with a link that leads to the field."""
+"""Links to fields in the page's messages and help texts: an option's key becomes its label, linked to the field."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from kohya_gui.messages import Html, Kind, message
 from sd_scripts.options.spec import Option
 
 NAME = re.compile(r"`?\b([a-z0-9]+(?:_[a-z0-9]+)+)\b(?!\.\w)`?")
-"""An option's name in a text; those of one word could be any word."""
+"""An option's name in a text; a single word could be any word, so an underscore is required."""
 
 
 def labelled(text: str, options: Mapping[str, Option]) -> str:
-    """A hint in Markdown with the labels of other fields in the place of their keys."""
+    """Replace option keys in a Markdown help text by the labels of their fields."""
     return NAME.sub(lambda found: f"*{_label(options[found[1]])}*" if found[1] in options else found[0], text)
 
 
@@ -24,13 +24,13 @@ def _label(option: Option) -> str:
 
 
 class FieldLinks:
-    """Sentences that begin with an option's name, as the page shows them."""
+    """Renders sentences that begin with an option's name for the page."""
 
     def __init__(self, options: Mapping[str, Option], controls: Mapping[str, FormComponent]) -> None:
         self._options, self._controls = options, controls
 
     def sentence(self, said: object) -> Html:
-        """Base model (pretrained_model_name_or_path): ..., of a sentence that begins with the key."""
+        """Render a sentence that begins with a key as "Base model (pretrained_model_name_or_path): ..."."""
         name, colon, why = str(said).partition(": ")
         names = name.split(", ")
         if not colon or not all(each in self._controls for each in names):
@@ -38,17 +38,17 @@ class FieldLinks:
         return Html(f"{', '.join(map(self.named, names))}: {self._linked(why)}")
 
     def named(self, name: str) -> Html:
-        """The label as a link, and the key."""
+        """Return an option's label as a link, followed by its key."""
         if name not in self._controls:
             return Html(escape(name))
         return Html(f"{self._link(name, _label(self._options[name]))} <code>({name})</code>")
 
     def told(self, kind: Kind, text: object, remarks: Sequence[object] = ()) -> str:
-        """A message with a sentence for each remark."""
+        """Return a message with a sentence for each remark."""
         return message(kind, text, map(self.sentence, remarks))
 
     def refused(self, error: ValueError, *, start: bool = False) -> str:
-        """Every problem, each with a link to its field; the page marks the fields, and goes to the first at `start`."""
+        """List every problem with a link to its field; the page marks the fields and, at `start`, goes to the first."""
         sentences = str(error).splitlines() or [type(error).__name__]
         names = [name for said in sentences for name in said.partition(": ")[0].split(", ") if name in self._controls]
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))
@@ -58,7 +58,7 @@ class FieldLinks:
         return message("error", f"{len(sentences)} problems to fix", map(self.sentence, sentences), face=face)
 
     def _linked(self, text: str) -> Html:
-        """Names within a sentence stay as they are, and lead to their fields too."""
+        """Link option names within a sentence to their fields, keeping the names."""
         parts, end = [], 0
         for found in NAME.finditer(text):
             if found[1] in self._controls:
@@ -78,7 +78,7 @@ class FieldLinks:
 
 
 def panels_around(component: FormComponent) -> list[str]:
-    """The ids of the accordions that a control stands in, the outermost first."""
+    """Return the ids of the accordions around a control, outermost first."""
     found, block = [], component.parent
     while block is not None:
         if isinstance(block, gr.Accordion) and block.elem_id:

@@ -1,8 +1,8 @@
-// Fields of the training tabs: the links that lead to them, the marks of those that are wrong, the key of each, and a
-// busy sign while an answer is on its way.
+// Fields of the training tabs: links to them, error marks, option keys as tooltips, and a busy sign while waiting for an
+// answer.
 (() => {
-  const wrong = new Map(); // tab -> its fields that are marked, by id, each with what is told of it
-  const sheet = new CSSStyleSheet(); // a rule, since a folded panel has no elements yet
+  const wrong = new Map(); // tab -> its marked fields by id, each with its error
+  const sheet = new CSSStyleSheet(); // a CSS rule, since a folded panel has no elements yet
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
   const OUTLINE = "outline: 2px solid var(--bad); outline-offset: 3px; border-radius: 4px;";
   const mark = () => {
@@ -12,7 +12,7 @@
     const named = marked.map(([id]) => `#${CSS.escape(id)}::after`).join(", ");
     if (named) sheet.insertRule(`${named} { display: block; color: var(--bad); font-size: 12px; line-height: 1.4; margin-top: 4px; }`);
   };
-  /** The sentence of a message that leads to a field, without the field's name. */
+  /** The sentences of a message; whyOf returns that of a field, without the field's name. */
   const sentences = (told) => [...told.querySelectorAll("li")].concat(told.querySelector("li") ? [] : [...told.querySelectorAll("p")]);
   const leadsTo = (sentence, id) => [...sentence.querySelectorAll("[data-field]")].some((link) => link.dataset.field === id);
   const whyOf = (told, id) => {
@@ -35,7 +35,7 @@
       if (head && !head.classList.contains("open")) head.click();
     }
   };
-  /** Open the panels around a field, and go to it. */
+  /** Open the panels around a field and focus it. */
   const jump = async (id, panels) => {
     await unfold(panels);
     const field = await found(() => document.getElementById(id));
@@ -44,7 +44,7 @@
     field.querySelector("input, textarea, button")?.focus({ preventScroll: true });
   };
 
-  const asked = new Map(); // tab -> whether the answer to Start may lead to a field
+  const asked = new Map(); // tab -> whether the answer to Start may jump to a field
   const boxOf = (tab) => document.getElementById(`${tab}-message`);
   const look = (tab) => {
     const told = boxOf(tab)?.querySelector(".message");
@@ -70,9 +70,9 @@
     new MutationObserver(answered).observe(box, { childList: true, subtree: true, characterData: true });
   };
   const ASKING = ["start", "print", "open", "save", "save-new"];
-  const PATIENCE = 60_000; // ms after which an answer will not come any more
-  const waits = new Map(); // tab -> what it has asked with, and its timers
-  /** Show that an answer is on its way to `asker`, at it and at the messages; `null`: that it is here. */
+  const PATIENCE = 60_000; // ms after which no answer is expected any more
+  const waits = new Map(); // tab -> the button pressed, and its timers
+  /** Show the busy sign at `asker` and the message box; `null` removes it. */
   const busy = (tab, asker) => {
     const { timers = [], asker: former } = waits.get(tab) ?? {};
     timers.forEach(clearTimeout);
@@ -80,7 +80,7 @@
     show(false, former);
     if (!asker) return waits.delete(tab);
     watch(tab);
-    const soon = setTimeout(show, 150, true, asker); // an answer at once needs no sign
+    const soon = setTimeout(show, 150, true, asker); // a fast answer needs no sign
     waits.set(tab, { asker, timers: [soon, setTimeout(busy, PATIENCE, tab, null)] });
   };
   const tabOf = (element) => element.closest("[role=tabpanel]")?.id;
@@ -96,7 +96,7 @@
     },
     true,
   );
-  // a preset is chosen by the mouse or by Enter: its list is there until then
+  // a preset is chosen by mouse or Enter while its list is open
   const chosen = (event) => {
     const preset = event.target.closest?.('[id$="-preset"]');
     const byKey = event.type === "keydown" && event.key === "Enter" && preset?.querySelector("[role=listbox]");
@@ -121,7 +121,7 @@
     if (!fill(set, value)) await unfold(panelsOf(button));
     await found(() => fill(set, value));
   });
-  // the answer to what Start asked: Gradio hands it to the server with the form
+  // the answer to Start's question is sent to the server with the form
   document.addEventListener("click", (event) => {
     const { answer } = event.target.closest?.("[data-answer]")?.dataset ?? {};
     const tab = answer && event.target.closest("[id$=-message]").id.split("-")[0];
@@ -140,7 +140,7 @@
     const start = [...document.querySelectorAll("[id$=-start]")].find((each) => each.offsetParent);
     if (!start) return;
     event.preventDefault();
-    document.activeElement?.blur(); // what is typed counts
+    document.activeElement?.blur(); // commit what is being typed
     setTimeout(() => start.click(), 60);
   });
   document.addEventListener("click", (event) => {
@@ -151,12 +151,12 @@
     const field = event.target.closest?.(".option[id]");
     if (!field) return;
     for (const fields of wrong.values()) if (fields.delete(field.id)) mark();
-    // what is told of a field that has another value now is of yesterday
+    // a message about a field is outdated once its value changes
     const told = boxOf(field.id.split("-")[0])?.querySelector(".message-error, .message-warning");
     for (const sentence of told ? sentences(told) : []) if (leadsTo(sentence, field.id)) sentence.classList.add("stale");
     if (told && sentences(told).every((each) => each.classList.contains("stale"))) told.classList.add("stale");
   });
-  // the key of a field, where the mouse rests on its name
+  // show a field's key as the tooltip of its label
   document.addEventListener("mouseover", (event) => {
     const name = event.target.closest?.('.option[id] :is([data-testid="block-info"], label > span, .label-text)');
     if (name && !name.title) name.title = name.closest(".option[id]").id.replace(/^[a-z]+-/, "");

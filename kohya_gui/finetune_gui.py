@@ -1,4 +1,4 @@
-"""The Fine-tune tab: the whole model learns from many images that a metadata file describes."""
+"""The Fine-tune tab: trains the whole model on many images described by a metadata file."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from sd_scripts.runs.queue import RunQueue
 
 
 def metadata_steps(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
-    """Make the metadata file, and prepare latents."""
+    """Lay out the steps that create the metadata file and cache latents."""
     return MetadataSteps(tab, queue, places).connect
 
 

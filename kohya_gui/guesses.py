@@ -1,4 +1,4 @@
-"""Wrong passwords and tokens: each makes the next one wait, and a log tells of them."""
+"""Throttle wrong passwords and tokens, and log them."""
 
 import ipaddress
 import logging
@@ -19,10 +19,10 @@ T = TypeVar("T")
 FREE_GUESSES = 5
 LONGEST_WAIT = 60.0
 FREE_FOR_ALL = 50
-"""Wrong guesses of all addresses together before those who never logged in wait too."""
+"""Wrong guesses of all addresses together before addresses that never logged in have to wait too."""
 LONGEST_FOR_ALL = 10.0
 FORGOTTEN = 3600.0
-"""Seconds without a wrong guess after which those before are forgotten."""
+"""Seconds without a wrong guess after which earlier ones are forgotten."""
 REMEMBERED = 10_000
 """Addresses whose wrong guesses are counted."""
 LINES_A_MINUTE = 10
@@ -31,7 +31,7 @@ LARGEST_LOG = 1_000_000
 
 @dataclass
 class Count:
-    """Wrong guesses in a row, and until when the next one waits."""
+    """Wrong guesses in a row, and the time until which the next one must wait."""
 
     failed: int = 0
     until: float = 0.0
@@ -39,23 +39,23 @@ class Count:
     def add(self, now: float, free: int, longest: float) -> None:
         if now - self.until > FORGOTTEN:
             self.failed = 0
-        # the exponent is bounded: 2.0 ** 1024 is no number
+        # bound the exponent: 2.0 ** 1024 overflows
         pause = 0.0 if self.failed < free else min(2.0 ** min(self.failed - free, 16), longest)
         self.failed, self.until = self.failed + 1, now + pause
 
 
 @dataclass
 class Guesses:
-    """Wrong guesses by network address and over all of them: after a few, each makes the next wait longer."""
+    """Counts wrong guesses per network and overall: after a few, each makes the next wait longer."""
 
     now: Callable[[], float] = time.monotonic
     _failed: OrderedDict[str, Count] = field(default_factory=OrderedDict)
     _all: Count = field(default_factory=Count)
     _known: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """Networks from which somebody logged in: strangers do not make them wait."""
+    """Networks from which somebody logged in: others' guesses do not make them wait."""
 
     def wait(self, address: str) -> float:
-        """Seconds until this address may try again; 0 counts as a try, before it is known how it ends."""
+        """Return the seconds until this address may try again; 0 counts as an attempt, whatever its outcome."""
         network, now = network_of(address), self.now()
         mine = self._failed.get(network, Count())
         left = max(mine.until, 0.0 if network in self._known else self._all.until) - now
@@ -67,7 +67,7 @@ class Guesses:
         return 0.0
 
     def right(self, address: str) -> None:
-        """Forget what this address got wrong."""
+        """Forget the wrong guesses of this address."""
         network = network_of(address)
         self._failed.pop(network, None)
         self._all.failed = max(self._all.failed - 1, 0)
@@ -82,7 +82,7 @@ def _keep(where: OrderedDict[str, T], key: str, value: T) -> None:
 
 
 def network_of(address: str) -> str:
-    """The address, or of IPv6 the /64 that one customer has: its addresses are too many to be counted one by one."""
+    """Return the address, or for IPv6 its /64: a customer has too many addresses to count them one by one."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -94,7 +94,7 @@ def network_of(address: str) -> str:
 
 @dataclass
 class LoginLog:
-    """Failed logins, a line each, in a file and on the console; of a flood, some lines a minute with a count."""
+    """Logs failed logins, a line each, to a file and the console; a flood is cut to a few lines a minute."""
 
     path: Path
     now: Callable[[], float] = time.monotonic
@@ -103,7 +103,7 @@ class LoginLog:
     _left_out: int = 0
 
     def failed(self, address: str, what: str) -> None:
-        """Tell of a wrong `what`: password or token. What was typed stays untold: it may be a password elsewhere."""
+        """Log a wrong `what` (password or token), never what was typed: it may be a password elsewhere."""
         if self.now() - self._minute >= 60.0:
             self._minute, self._lines = self.now(), 0
         if self._lines >= LINES_A_MINUTE:
@@ -113,7 +113,7 @@ class LoginLog:
         self._lines, self._left_out = self._lines + 1, 0
         text = f"failed login: wrong {what} from {address or 'an unknown address'}{more}"
         logger.warning(text)
-        with suppress(OSError):  # a full disk lets nobody in
+        with suppress(OSError):  # a full disk must not let anybody in
             if self.path.exists() and self.path.stat().st_size > LARGEST_LOG:
                 os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
             with private_file(self.path).open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""From settings to the command that trains with them: an argument list, never a shell line to be interpreted."""
+"""Build the training command from settings: an argument list, never a shell line."""
 
 import os
 import shutil
@@ -22,18 +22,18 @@ SECRETS = {
     "WANDB_API_KEY": (LoggingOptions, "wandb_api_key"),
     "HF_TOKEN": (HuggingFaceOptions, "huggingface_token"),
 }
-"""What of a command's environment no file may hold, and the options that it comes from."""
+"""Environment variables that hold secrets, which no file may contain, and the options they come from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCommand:
-    """What to start, what to write before, and what to hand over out of sight."""
+    """The command to start, the TOML to write first, and the environment to pass."""
 
     argv: list[str]
     toml: dict[str, Any]
-    """The settings, for the file that `argv` names behind --config_file, if it names one."""
+    """The settings for the file that `argv` passes as --config_file, if it does."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Added to the process's own: secrets, and what accelerate takes no flag for."""
+    """Added to the process's own: secrets, and settings for which accelerate has no flag."""
     remarks: tuple[Remark, ...] = ()
 
 
@@ -45,10 +45,10 @@ def build(
     run_dir: Path | None = None,
     cpu: bool | None = None,
 ) -> LaunchCommand:
-    """The command that trains with `settings`, which must have no problems.
+    """Return the command that trains with `settings`, which must be valid.
 
-    They stand in the file `toml_path`; without one, as flags in the command itself, which then needs no file.
-    `cpu` says that there is no GPU to train on; None looks. Nothing is written and nothing started.
+    The settings go into the file `toml_path` or, without one, into the command itself as flags.
+    `cpu` says that there is no GPU; None detects it. Nothing is written or started.
     """
     launch = settings[LaunchOptions]
     on_cpu = sees_no_gpu() if cpu is None else cpu
@@ -64,14 +64,16 @@ def build(
     ]
     environment = _secrets(settings)
     remarks = list(settings.remarks)
-    if on_cpu and several:  # accelerate's own --cpu would quietly run one process
+    if on_cpu and several:  # accelerate's own --cpu would silently run one process
         environment["ACCELERATE_USE_CPU"] = "true"
-        remarks.append(Remark("num_processes", "no GPU is seen; the command needs ACCELERATE_USE_CPU=true around it"))
+        remarks.append(
+            Remark("num_processes", "no GPU was found; run the command with ACCELERATE_USE_CPU=true in the environment")
+        )
     return LaunchCommand(argv=argv, toml=settings.saved(), environment=environment, remarks=tuple(remarks))
 
 
 def setting_flags(settings: Settings, script: Script) -> list[str]:
-    """What differs from the defaults, but for secrets and for the compile options, which stand at the end."""
+    """Return flags for what differs from the defaults, except secrets and the compile options, which come last."""
     flags: list[str] = []
     changed = settings.changed()
     groups = (group for group in script.flag_groups if group is not CompileOptions)
@@ -83,13 +85,13 @@ def setting_flags(settings: Settings, script: Script) -> list[str]:
                 flags += [f"--{name}", *map(str, values)]
             case value:
                 text = "" if value is None else str(value)
-                # argparse would take what begins with a minus for a flag
+                # argparse would read a value that begins with a minus as a flag
                 flags += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
     return flags
 
 
 def compile_flags(options: CompileOptions) -> list[str]:
-    """--compile and what differs from the defaults beside it; they stand in the file too, and here to be seen."""
+    """Return the flags of the compile options; they are in the file too, and repeated here to be visible."""
     if not options.compile:
         return []
     flags: list[str] = []
@@ -101,7 +103,7 @@ def compile_flags(options: CompileOptions) -> list[str]:
 
 
 def sees_no_gpu() -> bool:
-    """Whether no card of NVIDIA or AMD shows itself; asked without torch, which would take seconds."""
+    """Return whether no NVIDIA or AMD GPU is found; checked without torch, whose import takes seconds."""
     if sys.platform == "darwin":
         return False
     devices = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
@@ -109,7 +111,7 @@ def sees_no_gpu() -> bool:
 
 
 def accelerate_launch() -> list[str]:
-    """`accelerate launch` of the Python that runs this, whatever stands first on the PATH."""
+    """Return `accelerate launch` of the running Python, whatever comes first on the PATH."""
     program = Path(sys.executable).with_name("accelerate.exe" if os.name == "nt" else "accelerate")
     return [str(program), "launch"] if program.exists() else [sys.executable, "-m", "accelerate.commands.launch"]
 
@@ -120,7 +122,7 @@ def _accelerate_flags(launch: LaunchOptions, mixed_precision: str) -> list[str]:
         flags += [f"--{name}", str(getattr(launch, name))]
     flags += ["--mixed_precision", mixed_precision]
     more = shell_words(launch.extra_accelerate_launch_args)
-    if launch.num_processes > 1 and "--use_fsdp" not in more:  # which is another way to use several GPUs
+    if launch.num_processes > 1 and "--use_fsdp" not in more:  # FSDP is another way to use several GPUs
         flags += ["--multi_gpu"]
     if launch.gpu_ids:
         flags += ["--gpu_ids", launch.gpu_ids.replace(" ", "")]

@@ -1,4 +1,4 @@
-"""The one door for configurations of kohya_ss: the JSON of its training tabs to our options, and that of LoRA back."""
+"""Convert kohya_ss configurations: the JSON of its training tabs to our options, and LoRA back."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -33,37 +33,37 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LegacyConfig:
-    """What a file of kohya_ss says, in our words."""
+    """The contents of a kohya_ss file as our options."""
 
     family: str
-    """Of the model that it trains; one that none of our scripts trains, too."""
+    """Family of the model it trains, even one that no script here trains."""
     values: Values
-    """By option name; keys that neither kohya_ss nor we know are among them, for the file to keep."""
+    """By option name, including unknown keys, which the file keeps."""
     prompts: str = ""
-    """The text of the sample prompts, which kohya_ss keeps in the file itself."""
+    """The sample prompts, which kohya_ss keeps in the file itself."""
     remarks: tuple[Remark, ...] = ()
 
 
 def read(path: Path) -> Values:
-    """A JSON file of kohya_ss as it is. Raises ValueError, one sentence, if it is not there or not such a file."""
+    """Read a kohya_ss JSON file as is. Raises ValueError, one sentence, if it is missing or something else."""
     legacy = read_json(path)
     if not isinstance(legacy, dict):
-        raise ValueError(f"{path} is not a configuration of kohya_ss: it holds no names with values")
+        raise ValueError(f"{path} is not a kohya_ss configuration: it must be a JSON object")
     return legacy
 
 
 def tab_of(legacy: Mapping[str, Any]) -> Tab | None:
-    """The tab that wrote a file, where its keys tell it."""
+    """Return the tab that wrote a file, if its keys tell."""
     return next((TABS[name] for name, keys in TELLING.items() if not keys.isdisjoint(legacy)), None)
 
 
 def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
-    """Keys of the tab of kohya_ss in our words; a key left out means what it meant there."""
+    """Convert the keys of a kohya_ss tab; a missing key gets the default it had there."""
     family = next((name for key, name in FAMILIES.items() if _on(legacy.get(key))), "sd15")
     keys = KOHYA_TABS[tab]
     said = [Remark(key, why) for key, why in keys.cannot_in(family).items() if _asks(legacy.get(key))]
     if title := not_trained(family):
-        said.insert(0, Remark("sdxl", f"is off: these settings are for {title}, which is not trained here"))
+        said.insert(0, Remark("sdxl", f"off: these settings are for {title}, which is not supported"))
     values = _same_meaning(legacy, family, keys)
     for function in (_warmup, _length, _tracker):
         values |= function(legacy, keys)
@@ -72,26 +72,26 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
         values |= more
         said += told
     if family == "flux" and _number(_of(legacy, "max_timestep", keys)) == 1000:
-        values["max_timestep"] = None  # all of them, as SDXL counts them
+        values["max_timestep"] = None  # all timesteps, in SDXL's count
     flags, unread = _additional(legacy, family, TABS[tab].method)
     said += unread
     schedule = str(values.get("lr_scheduler"))
     if values.get("lr_warmup_steps") and schedule in (*WITHOUT_WARMUP, IGNORES_WARMUP):
         del values["lr_warmup_steps"]
-        said.append(Remark("lr_warmup", f"left out, since the schedule {schedule} has no warm-up"))
+        said.append(Remark("lr_warmup", f"left out: the scheduler {schedule} has no warmup"))
     prompts = str(legacy.get("sample_prompts") or "").strip()
     if prompts:
-        said.append(Remark("sample_prompts", "the prompts stood in the configuration; put them into a text file"))
+        said.append(Remark("sample_prompts", "the prompts were in the configuration itself; save them to a text file"))
     return LegacyConfig(family=family, values=values | flags, prompts=prompts, remarks=tuple(said))
 
 
 def not_trained(family: str) -> str:
-    """The title of a model that kohya_ss trains and no script of ours; empty for the others."""
+    """Return the title of a model that kohya_ss trains but no script here does; empty for others."""
     return "" if any(script.family == family for script in SCRIPTS) else TITLES[family]
 
 
 def _same_meaning(legacy: Mapping[str, Any], family: str, keys: KohyaTab) -> Values:
-    """Every key that is one option, and those that nobody knows."""
+    """Convert every key that maps to one option, plus unknown keys."""
     given = {key: value for key, value in legacy.items() if value is not None}
     if "use_8bit_adam" in given and not given.get("optimizer"):
         given["optimizer"] = "AdamW8bit" if _on(given["use_8bit_adam"]) else "AdamW"
@@ -112,7 +112,7 @@ def _same_meaning(legacy: Mapping[str, Any], family: str, keys: KohyaTab) -> Val
 
 
 def is_dropped(key: str, family: str, keys: KohyaTab = LORA) -> bool:
-    """Whether a key is no option by itself in a file for this family."""
+    """Return whether a key is no option on its own in a file for this family."""
     if key in keys.renamed_for.get(family, {}) or key in keys.same_for.get(family, ()):
         return False
     elsewhere = key in FAMILIES or key in FIELDS or key in FLUX_FIELDS or key in keys.cannot
@@ -121,7 +121,7 @@ def is_dropped(key: str, family: str, keys: KohyaTab = LORA) -> bool:
 
 
 Meaning = Callable[[Mapping[str, Any], str], tuple[Values, list[Remark]]]
-"""(keys of a file, its family) -> (what they say together, what is to be told)."""
+"""(keys of a file, its family) -> (option values, remarks)."""
 
 
 def _network(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
@@ -129,9 +129,9 @@ def _network(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remar
 
 
 def _rates(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    """A rate of 0 said: do not train this part. Both at 0 said: learning_rate for all."""
+    """Convert learning rates: 0 meant that a component is not trained, both 0 meant learning_rate for all."""
     text, unet = (_number(_of(legacy, key)) for key in ("text_encoder_lr", "unet_lr"))
-    t5 = _number(legacy.get("t5xxl_lr")) if family == "flux" else 0.0  # T5 has a rate of its own, where one is set
+    t5 = _number(legacy.get("t5xxl_lr")) if family == "flux" else 0.0  # T5 has its own rate, if one is set
     rates = {
         "text_encoder_lr": [text, t5] if t5 else [text, text] if text else [],
         "unet_lr": unet or None,
@@ -147,7 +147,7 @@ def _lora_file(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Rem
 
 
 def _noise(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    """Of the two kinds of noise only the chosen one counts; in the other tabs both do."""
+    """Keep only the chosen kind of noise; in the other tabs both count."""
     multires = ("multires_noise_iterations", "multires_noise_discount")
     original = ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale")
     other = original if _of(legacy, "noise_offset_type") == "Multires" else multires
@@ -157,7 +157,7 @@ def _noise(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]
 
 
 def _text_encoders_by_rate(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    """DreamBooth trained the text encoders of SDXL where one of their rates was not 0."""
+    """Convert DreamBooth, which trained SDXL's text encoders if one of their rates was not 0."""
     rates = [_number(_of(legacy, key, DREAMBOOTH)) for key in RATES_OF_ENCODERS]
     return _text_encoders(any(rates), legacy, family)
 
@@ -173,13 +173,13 @@ def _text_encoders(learn: bool, legacy: Mapping[str, Any], family: str) -> tuple
 
 
 def _model_file(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    """ "same as source model" is unset here; a file that says nothing wants the default of the page, safetensors."""
+    """Convert save_model_as: "same as source model" is unset here; missing is safetensors, the default there."""
     chosen = legacy.get("save_model_as") or "safetensors"
     return {"save_model_as": None if str(chosen).startswith("same") else chosen}, []
 
 
 def _metadata(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    """The metadata file lay in a folder of its own, and was made anew at each start."""
+    """Convert the metadata file, which had its own folder and was rebuilt at each start."""
     folder = str(legacy.get("train_dir") or "").rstrip("/")
     if legacy.get("dataset_config") or not folder:
         return {}, []
@@ -190,13 +190,13 @@ def _metadata(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Rema
     )
     remarks = []
     if any(_on(_of(legacy, key, FINETUNE)) for key in ("create_caption", "create_buckets")):
-        remarks = [Remark("in_json", "is not made at the start of a run; make it once under Dataset preparation")]
+        remarks = [Remark("in_json", "not created at the start of a run; create it once under Dataset preparation")]
     return {"in_json": f"{folder}/{_of(legacy, name, FINETUNE)}"}, remarks
 
 
 def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
     mirrored = _on(legacy.get("flip_aug")) and _number(_of(legacy, "max_train_steps", FINETUNE))
-    return {}, [Remark("max_train_steps", "counts as given; kohya_ss halved it with flip_aug")] if mirrored else []
+    return {}, [Remark("max_train_steps", "used as given; kohya_ss halved it with flip_aug")] if mirrored else []
 
 
 RATES_OF_ENCODERS = ("learning_rate_te1", "learning_rate_te2")
@@ -205,7 +205,7 @@ MEANINGS: dict[str, tuple[Meaning, ...]] = {
     "dreambooth": (_text_encoders_by_rate, _model_file),
     "finetune": (_text_encoders_by_switch, _model_file, _metadata, _steps_of_mirrored),
 }
-"""What several keys say together, by tab."""
+"""Converters for options that come from several keys, by tab."""
 
 
 def _warmup(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
@@ -214,7 +214,7 @@ def _warmup(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
 
 
 def _length(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
-    """Steps, where they are given; 0 steps meant: as many as the epochs take."""
+    """Convert the length: steps if given; 0 steps meant as many as the epochs take."""
     steps, epochs = _number(_of(legacy, "max_train_steps", keys)), _number(legacy.get("max_train_epochs"))
     if not steps and not epochs:
         epochs = _number(_of(legacy, "epoch", keys))
@@ -228,7 +228,7 @@ def _tracker(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
 
 
 def _additional(legacy: Mapping[str, Any], family: str, method: str) -> tuple[Values, list[Remark]]:
-    """Flags typed into the field for more parameters."""
+    """Convert the flags in the field for additional parameters."""
     script = script_for(family if any(s.family == family for s in SCRIPTS) else "sdxl", method)
     try:
         given = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
@@ -241,7 +241,7 @@ def _additional(legacy: Mapping[str, Any], family: str, method: str) -> tuple[Va
 
 
 def to_kohya(settings: Settings, script: Script) -> tuple[Values, list[Remark]]:
-    """Our settings as kohya_ss's LoRA tab keeps them, and what has no place there. Secrets stay out."""
+    """Convert settings to the format of kohya_ss's LoRA tab, with remarks on what is lost. Secrets are left out."""
     values = settings.values()
     family, flux = script.family, script.family == "flux"
     names = {option: old for old, option in LORA.renamed_in(family).items() if old != "lora_network_weights"}
@@ -262,7 +262,7 @@ def to_kohya(settings: Settings, script: Script) -> tuple[Values, list[Remark]]:
     legacy |= {key: of == family for key, of in FAMILIES.items() if key != "sdxl_checkbox"}
     placed = {*names, "network_module", "network_args", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}
     placed |= {"network_train_unet_only", "network_train_text_encoder_only", *(FLUX_FIELDS if flux else ())}
-    lost += [Remark(name, "has no place in a file of kohya_ss") for name in settings.changed() if name not in placed]
+    lost += [Remark(name, "cannot be stored in a kohya_ss file") for name in settings.changed() if name not in placed]
     return {**settings.unknown, **legacy}, lost
 
 
@@ -282,7 +282,7 @@ def _warmup_back(steps: float) -> Values:
 
 
 def _plain(value: Any) -> Any:
-    """kohya_ss has no lists and no null: words with spaces between, empty and 0."""
+    """Convert lists and None, which kohya_ss lacks, to space-separated text and empty text."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "" if value is None else value
@@ -294,7 +294,7 @@ def _of(legacy: Mapping[str, Any], key: str, keys: KohyaTab = LORA) -> Any:
 
 
 def _asks(value: Any) -> bool:
-    """Whether a field asks for something: a number above 0, a switch that is on, a text."""
+    """Return whether a field requests something: a number above 0, a switch that is on, a text."""
     try:
         return float(value or 0) > 0
     except (TypeError, ValueError):
@@ -313,6 +313,6 @@ def _number(value: Any) -> float:
 
 
 def _arguments(text: str) -> list[str]:
-    """`a=1 "b=2" betas=(0.9, 0.99)` -> three arguments; kohya_ss itself breaks the last one at its space."""
+    """Split `a=1 "b=2" betas=(0.9, 0.99)` into three arguments; kohya_ss itself splits the last one at its space."""
     words = re.findall(r"""(?:[^\s(\["]|\([^)]*\)|\[[^\]]*\]|"[^"]*")+""", text)
     return [word.replace('"', "").replace(" ", "") for word in words]

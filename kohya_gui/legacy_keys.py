@@ -1,4 +1,4 @@
-"""The training tabs of kohya_ss as data: their keys, what became of each, and what one meant that was left out."""
+"""The training tabs of kohya_ss as data: their keys, our option for each, and the default of a missing one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ FAMILIES = {
     "lumina_checkbox": "lumina",
     "v2": "sd2",
 }
-"""The check box that chooses a model -> family; the first one that is on wins, and none is SD 1.5."""
+"""Model checkbox -> family; the first one that is on wins, none means SD 1.5."""
 
 TITLES = {**FAMILY_TITLES, "sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
 TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
@@ -24,22 +24,22 @@ TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
 
 @dataclass(frozen=True, kw_only=True)
 class KohyaTab:
-    """What the keys of one tab of kohya_ss mean; tables `_for` are by family, and count where the file is for it."""
+    """Meaning of the keys of a kohya_ss tab; `_for` tables apply to files of that family only."""
 
     same: frozenset[str]
-    """Keys that are an option of the same name and meaning."""
+    """Keys that are options of the same name and meaning."""
     same_for: Mapping[str, frozenset[str]]
     renamed: Mapping[str, str]
     """Old key -> option."""
     renamed_for: Mapping[str, Mapping[str, str]]
-    """In files for other families these keys are left over and mean nothing."""
+    """By family; in files for other families these keys mean nothing."""
     defaults: Mapping[str, Any]
-    """What a key that a file leaves out meant to kohya_ss, where that is not our default too."""
+    """kohya_ss's default of a missing key, where ours differs."""
     defaults_for: Mapping[str, Mapping[str, Any]]
     dropped: frozenset[str]
-    """Keys that are no option by themselves."""
+    """Keys that are no option on their own."""
     cannot: Mapping[str, str]
-    """Keys that asked for something that is lost, and what to say then."""
+    """Keys of unsupported features, with the remark for them."""
     cannot_for: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def same_in(self, family: str) -> frozenset[str]:
@@ -130,11 +130,11 @@ DROPPED = _names(
     save_clip save_t5xxl t5xxl_device t5xxl_dtype weighting_scheme show_timesteps_resolution
     """
 )
-"""Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's own way
-to compile, in whose place stands compile; and those of other models."""
+"""Keys that are no option: read together with others; about the page; gone from kohya_ss too; accelerate's dynamo
+settings, replaced by compile; and those of other models."""
 CANNOT = {
-    "train_inpainting": "inpainting models are not trained here",
-    "show_timesteps": "is not shown here; sd-scripts draws the timesteps and ends, and this trains instead",
+    "train_inpainting": "inpainting models are not supported",
+    "show_timesteps": "not supported; sd-scripts only plots the timesteps with it, here the training runs",
 }
 
 LORA = KohyaTab(
@@ -149,11 +149,11 @@ LORA = KohyaTab(
     dropped=DROPPED | _names("t5xxl_lr conv_dims conv_alphas mem_eff_save single_blocks_to_swap double_blocks_to_swap"),
     cannot={
         **CANNOT,
-        "stop_text_encoder_training": "text encoders learn to the end; set network_train_unet_only to leave them alone",
+        "stop_text_encoder_training": "text encoders train to the end; set network_train_unet_only to freeze them",
     },
     cannot_for={
         "flux": dict.fromkeys(
-            ("single_blocks_to_swap", "double_blocks_to_swap"), "has no effect, as in sd-scripts; set blocks_to_swap"
+            ("single_blocks_to_swap", "double_blocks_to_swap"), "no effect, as in sd-scripts; set blocks_to_swap"
         )
     },
 )
@@ -180,7 +180,7 @@ DREAMBOOTH = KohyaTab(
     dropped=DROPPED | _names("learning_rate_te clip_l t5xxl flux_fused_backward_pass"),
     cannot={
         **CANNOT,
-        "stop_text_encoder_training": "text encoders learn to the end; turn train_text_encoder off to leave them alone",
+        "stop_text_encoder_training": "text encoders train to the end; turn train_text_encoder off to freeze them",
     },
 )
 FINETUNE = replace(
@@ -214,13 +214,13 @@ TELLING = {
     "finetune": _names("image_folder train_dir sdxl_checkbox dataset_repeats latent_metadata_filename create_buckets"),
     "dreambooth": _names("learning_rate_te learning_rate_te1 flux1_clip_l blockwise_fused_optimizers"),
 }
-"""Keys by which a file tells the tab that wrote it; the first tab with one of them it is."""
+"""Keys that identify the tab that wrote a file; the first tab with a match wins."""
 
 ZERO_IS_UNSET = (
     *("seed", "vae_batch_size", "network_dropout", "noise_offset", "adaptive_noise_scale", "ip_noise_gamma"),
     *("min_timestep", "max_timestep"),
 )
-"""Sliders at 0 that say: leave it to the default. Where 0 is a value, as in max_grad_norm, it stays one."""
+"""Sliders where 0 means unset. Where 0 is a value, as in max_grad_norm, it is kept."""
 
 OTHER_MODELS = ("sdxl_", "flux1_", "sd3_", "hunyuan_", "anima_", "lumina_")
-"""How keys of single models begin."""
+"""Prefixes of keys that belong to one model."""

@@ -1,4 +1,4 @@
-"""LoRA_type of kohya_ss and its many fields, to network_module and network_args and back."""
+"""Convert kohya_ss's LoRA_type and its fields to network_module and network_args, and back."""
 
 import ast
 from collections.abc import Mapping
@@ -69,10 +69,10 @@ LYCORIS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "LyCORIS/Native Fine-Tuning": ("full", ("rank_dropout", "module_dropout", "rank_dropout_scale", "train_norm")),
 }
-"""Type -> algorithm of the lycoris package, and the fields that it reads."""
+"""LoRA type -> lycoris algorithm and the fields it reads."""
 
 LYCORIS_NAMES = {"unit": "block_size", "constrain": "constraint"}
-"""Fields that the lycoris package calls otherwise."""
+"""Fields that have another name in the lycoris package."""
 
 FIELDS: dict[str, Any] = {
     "LoRA_type": "Standard",
@@ -90,7 +90,7 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("bypass_mode", "dora_wd", "use_cp", "use_tucker", "use_scalar", "rank_dropout_scale"), False),
     **dict.fromkeys(("rescaled", "train_norm", "decompose_both"), False),
 }
-"""Every field that network_args are made from, with its default in kohya_ss."""
+"""Fields that become network_args, with their defaults in kohya_ss."""
 
 FLUX_LAYERS: dict[str, Any] = {
     **dict.fromkeys(("img_attn_dim", "img_mlp_dim", "img_mod_dim", "single_dim", "single_mod_dim"), ""),
@@ -104,12 +104,12 @@ FLUX_LAYERS: dict[str, Any] = {
 """Fields of the type Flux1 that are options of the same name, with their defaults in kohya_ss."""
 
 GGPO: dict[str, Any] = {"train_lora_ggpo": False, "ggpo_sigma": 0.03, "ggpo_beta": 0.01}
-"""Fields of the type Flux1 that become network_args, where the first is on."""
+"""Fields of the type Flux1 that become network_args if the first is on."""
 FLUX_FIELDS = {**FLUX_LAYERS, **GGPO}
 
 
 def network_from(legacy: Mapping[str, Any], family: str) -> tuple[dict[str, Any], list[Remark]]:
-    """network_module, network_args and what else is said of the network, and what cannot be done of it."""
+    """Return network_module, network_args and related options, with remarks on what is not supported."""
     fields = {name: default if legacy.get(name) is None else legacy[name] for name, default in FIELDS.items()}
     kind = "LyCORIS/LoCon" if fields["LoRA_type"] == "LoCon" else fields["LoRA_type"]
     plus = _pairs(fields, LORA_PLUS_ARGS)
@@ -117,7 +117,7 @@ def network_from(legacy: Mapping[str, Any], family: str) -> tuple[dict[str, Any]
         algorithm, names = LYCORIS[kind]
         args = [f"preset={fields['LyCORIS_preset']}"]
         args += [f"{LYCORIS_NAMES.get(name, name)}={fields[name]}" for name in names]
-        said = f"{kind} is made by the lycoris package: pip install lycoris_lora. It is not part of this program"
+        said = f"{kind} needs the lycoris package, which is not included: pip install lycoris_lora"
         values = {"network_module": "lycoris.kohya", "network_args": [*args, f"algo={algorithm}", *plus]}
         return values, [Remark("LoRA_type", said)]
     if family == "flux":
@@ -130,7 +130,7 @@ def network_from(legacy: Mapping[str, Any], family: str) -> tuple[dict[str, Any]
 
 
 def _flux_network(kind: str, legacy: Mapping[str, Any], args: list[str]) -> tuple[dict[str, Any], list[Remark]]:
-    """The fields for layers counted with the type Flux1 only; train_blocks did not count at all."""
+    """Convert the layer fields, which only counted with the type Flux1; train_blocks had no effect at all."""
     values: dict[str, Any] = {"network_module": "networks.lora_flux", "network_args": args}
     if kind not in ("Flux1", "Standard"):
         return values, [Remark("LoRA_type", f"{kind} cannot be trained here; a standard LoRA takes its place")]
@@ -143,7 +143,7 @@ def _flux_network(kind: str, legacy: Mapping[str, Any], args: list[str]) -> tupl
         ggpo = {name: default if legacy.get(name) is None else legacy[name] for name, default in GGPO.items()}
         values["network_args"] = [*args, *_pairs(ggpo, ("ggpo_sigma", "ggpo_beta"))]
     if "train_blocks" in values:
-        remarks.append(Remark("train_blocks", "counts here; kohya_ss trained all blocks whatever was chosen"))
+        remarks.append(Remark("train_blocks", "takes effect here; kohya_ss trained all blocks regardless"))
     if is_on(legacy.get("split_mode")):
         values |= {"train_blocks": "single", "blocks_to_swap": legacy.get("blocks_to_swap") or 18}
         remarks.append(Remark("split_mode", "is now train_blocks = single and blocks_to_swap"))
@@ -161,13 +161,13 @@ def is_on(value: Any) -> bool:
 
 
 def flux_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the type Flux1 for our options."""
+    """Return the fields of the type Flux1 for our options."""
     said = {name: values[name] for name in FLUX_LAYERS if values[name] is not None}
     return {**FLUX_LAYERS, **{name: v if isinstance(v, bool) else str(v) for name, v in said.items()}}
 
 
 def network_to(network_module: str | None, network_args: list[str]) -> tuple[dict[str, Any], list[Remark]]:
-    """The fields of kohya_ss for a network, and what they have no place for."""
+    """Return kohya_ss's fields for a network, with remarks on what is lost."""
     pairs = dict(item.split("=", 1) for item in network_args)
     defaults = FIELDS
     kinds = {algorithm: kind for kind, (algorithm, _) in LYCORIS.items()}
@@ -183,15 +183,17 @@ def network_to(network_module: str | None, network_args: list[str]) -> tuple[dic
         fields["train_lora_ggpo"] = "ggpo_sigma" in pairs
     else:
         fields["LoRA_type"] = "Kohya LoCon" if "conv_dim" in pairs else "Standard"
-    lost = [Remark("network_args", f"{key} has no place in a file of kohya_ss") for key in pairs if key not in defaults]
+    lost = [
+        Remark("network_args", f"{key} cannot be stored in a kohya_ss file") for key in pairs if key not in defaults
+    ]
     if network_module not in (None, "networks.lora", "networks.lora_flux", "lycoris.kohya"):
-        lost.append(Remark("network_module", f"{network_module} has no place in a file of kohya_ss"))
+        lost.append(Remark("network_module", f"{network_module} cannot be stored in a kohya_ss file"))
     known = {key: _typed(value, defaults[key]) for key, value in pairs.items() if key in defaults}
     return {**defaults, **fields, **known}, lost
 
 
 def _pairs(fields: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
-    """Only what is set: 0 and empty are kohya_ss's words for unset."""
+    """Return the fields that are set: 0 and empty mean unset in kohya_ss."""
     texts = {name: str(fields[name]).replace(" ", "") for name in names}
     return [f"{name}={text}" for name, text in texts.items() if text not in ("", "0", "0.0", "False")]
 

@@ -1,19 +1,19 @@
-// The run in the page: one live view, moved into the column of the tab that is shown and drawn from /studio/...
-// What the server sends is asked for once a second, and what did not change is left alone.
+// The live view of a run: a single view, moved into the column of the tab being shown and drawn from /studio/...
+// It polls the server once a second and redraws only what changed.
 (() => {
   const { ask, send, el, write, put, complaint } = Studio;
   const NO_RUN = [
     "No run yet",
-    "Choose a model and a folder of images, then press Start. The loss, samples and files of the run appear here.",
+    "Choose a model and an image folder, then press Start. The loss, samples and files of the run appear here.",
   ];
   const LIVING = ["starting", "running", "stopping"];
-  const SEEN_EVERY = 1000; // milliseconds between two questions
+  const SEEN_EVERY = 1000; // milliseconds between two polls
   const HIDDEN_EVERY = 5000;
   const SOON = 100; // while Gradio builds the page
-  const TAKEN = 300; // until the GUI has read what was asked of a run
+  const TAKEN = 300; // until the GUI has processed a command to a run
   const STARTS = ".running button[id$='-start']";
-  const FEW = 20; // runs that a training tab asks for
-  const MANY = 200; // that the tab Runs asks for at first
+  const FEW = 20; // runs that a training tab requests
+  const MANY = 200; // runs that the Runs tab requests at first
 
   // The view of one run
 
@@ -64,11 +64,11 @@
       this.none.replaceChildren(el("p", { class: "run-title" }, title), el("p", {}, text));
     }
 
-    /** Show another run; null is none. */
+    /** Show another run; null shows none. */
     show(id) {
       if (id === this.id) return;
       Object.assign(this, { id, known: "", facts: null });
-      this.run.hidden = this.none.hidden = true; // until its own are here
+      this.run.hidden = this.none.hidden = true; // until its own sections arrive
       this.curves.forget();
       this.samples.show([]);
       this.said.replaceChildren();
@@ -87,10 +87,10 @@
         );
       } catch (error) {
         if (error.status !== 404) throw error;
-        if (id === this.id) this.nothing("This run is gone", error.message);
+        if (id === this.id) this.nothing("Run not found", error.message);
         return;
       }
-      if (id !== this.id) return; // another was chosen meanwhile
+      if (id !== this.id) return; // another run was chosen meanwhile
       if (told) this.draw(told);
       if (this.facts)
         await Promise.all([
@@ -103,7 +103,7 @@
       if (this.facts?.state !== told.state) write(this.status, `${told.name}: ${told.word}`);
       this.facts = told;
       this.known = told.told;
-      this.behind = told.now - Date.now() / 1000; // the clock of the server may be another
+      this.behind = told.now - Date.now() / 1000; // the server's clock may differ
       this.none.hidden = true;
       this.run.hidden = false;
       this.run.className = `run run-${told.state}`;
@@ -111,20 +111,20 @@
       for (const [name, section] of Object.entries(this.sections)) put(section, told.sections[name] || "");
       if (told.samples) this.samples.show(told.samples);
       this.joined.hidden = !told.before;
-      write(this.joined.lastChild, `With the ${told.before === 1 ? "run" : `${told.before} runs`} before it`);
+      write(this.joined.lastChild, `Include ${told.before === 1 ? "the previous run" : `the ${told.before} previous runs`}`);
       this.tick();
     }
 
-    /** Whether the curve begins with those of the runs that this one continues. */
+    /** Whether the curve includes the runs that this one continues. */
     get isJoined() {
       return this.facts.before > 0 && this.join.checked;
     }
 
-    /** Let a person give the run another name and write a note. */
+    /** Let the user rename the run and add a note. */
     describe() {
       if (this.about.firstChild) return this.about.replaceChildren();
       const { id, name, note } = this.facts;
-      const called = el("input", { type: "text", maxlength: 200, "aria-label": "Name of the run" });
+      const called = el("input", { type: "text", maxlength: 200, "aria-label": "Run name" });
       const noted = el("textarea", { rows: 3, maxlength: 4000, "aria-label": "Note", placeholder: "Note" });
       [called.value, noted.value] = [name, note];
       const save = async (event) => {
@@ -144,7 +144,7 @@
       called.focus();
     }
 
-    /** Write how long something lasts by now: what takes minutes tells nothing meanwhile. */
+    /** Update the elapsed times: a phase that takes minutes reports nothing meanwhile. */
     tick() {
       const now = Date.now() / 1000 + (this.behind ?? 0);
       for (const element of this.run.querySelectorAll("[data-since]"))
@@ -158,7 +158,7 @@
       const action = button.dataset.action;
       if (action === "load") return Studio.load(this.facts);
       button.disabled = true;
-      if (["save", "sample", "stop"].includes(action)) button.textContent = "Asked…";
+      if (["save", "sample", "stop"].includes(action)) button.textContent = "Requested…";
       await this.act(this.id, action);
     }
 
@@ -171,16 +171,16 @@
       } catch (error) {
         this.said.replaceChildren(complaint(error));
       }
-      this.sections.controls.sent = null; // its buttons are drawn anew, whatever the answer is
+      this.sections.controls.sent = null; // redraw its buttons, whatever the answer
       this.known = "";
       setTimeout(beat, TAKEN);
     }
   }
 
-  // Where the view stands, and which run it shows
+  // Where the view is placed, and which run it shows
 
   const board = { runs: [], known: "", limit: 0, paused: false, after_failure: true };
-  const listeners = []; // told of every change of the board
+  const listeners = []; // called on every change of the board
   let view,
     chosen = null,
     slot = null,
@@ -188,7 +188,7 @@
 
   const shownSlot = () => [...document.querySelectorAll("[data-live]")].find((each) => each.offsetParent !== null);
 
-  /** The run that a training tab shows: the one that trains, else the one that ended last, else the next. */
+  /** The run that a training tab shows: the active one, else the one that ended last, else the next. */
   const followed = () => {
     const latest = (runs, when) => runs.reduce((a, b) => (!a || when(b) > when(a) ? b : a), null);
     const living = latest(
@@ -197,7 +197,7 @@
     );
     const over = latest(
       board.runs.filter((run) => run.state !== "queued" && !LIVING.includes(run.state)),
-      (run) => run.ended ?? Infinity, // it ends just now, and the list does not know yet when
+      (run) => run.ended ?? Infinity, // it is just ending, and the list does not know the time yet
     );
     return (living ?? over ?? latest(board.runs, (run) => -run.place))?.id ?? null;
   };
@@ -219,10 +219,10 @@
     beat();
   };
 
-  /** Take a run out of the queue; for a while it can be put back. */
+  /** Remove a run from the queue; for a while this can be undone. */
   const removeQueued = async (run) => {
     const told = await send(`run/${run.id}/remove`);
-    Studio.toast(`${run.name} was removed from the queue`, "Undo", async () => {
+    Studio.toast(`Removed ${run.name} from the queue`, "Undo", async () => {
       await send(`run/${run.id}/put_back`);
       beat();
     });
@@ -255,7 +255,7 @@
     const key = JSON.stringify([[...named], board.paused]);
     if (strip.key === key) return;
     strip.key = key;
-    const words = waiting.length ? `${waiting.length} waiting` : "No runs queued";
+    const words = waiting.length ? `${waiting.length} queued` : "No runs queued";
     strip.replaceChildren(
       el("b", {}, words),
       ...waiting
@@ -263,7 +263,7 @@
         .map((run) =>
           el(
             "button",
-            { type: "button", class: "link", title: "Show it in the Runs tab", onclick: () => goTo("runs", run.id) },
+            { type: "button", class: "link", title: "Show in the Runs tab", onclick: () => goTo("runs", run.id) },
             named.get(run.id),
           ),
         ),
@@ -272,11 +272,11 @@
     );
   };
 
-  // The title of the page, and a word when a run ends
+  // The page title, and notifications when a run ends
 
   const isOn = (run) => run.state === "queued" || LIVING.includes(run.state);
   const title = document.title || "SD Scripts Studio";
-  let news = ""; // what ended while nobody looked
+  let news = ""; // what ended while the page was hidden
 
   const nameTab = () => {
     const living = board.runs.filter((run) => LIVING.includes(run.state)).sort((a, b) => b.started - a.started)[0];
@@ -289,7 +289,7 @@
   const NOTIFY = "notify-at-end";
   const notifies = () => localStorage.getItem(NOTIFY) === "true" && window.Notification?.permission === "granted";
 
-  /** Switch notifications on or off; a sentence where the browser does not allow them. */
+  /** Switch notifications on or off; returns a sentence if the browser does not allow them. */
   const setNotify = async (on) => {
     localStorage.setItem(NOTIFY, on);
     if (!on || notifies()) return "";
@@ -297,8 +297,8 @@
     if (allowed === "granted") return "";
     localStorage.setItem(NOTIFY, false);
     return window.isSecureContext
-      ? "The browser does not allow notifications for this page; allow them in its site settings"
-      : "Browsers allow notifications only over https or on this machine itself";
+      ? "The browser blocks notifications for this page; allow them in its site settings"
+      : "Browsers allow notifications only over HTTPS or on localhost";
   };
 
   const ended = (run) => {
@@ -307,11 +307,11 @@
     try {
       new Notification(`${run.word}: ${run.name}`, { body: run.error || run.result || "", tag: `run-${run.id}` });
     } catch {
-      // some phones only let a service worker notify
+      // on some phones only a service worker may notify
     }
   };
 
-  /** Start says what it does: with a run on the same cards, the next one waits. */
+  /** Label Start by what it does: if the GPUs are busy, the run is queued. */
   const nameStart = () => {
     for (const button of document.querySelectorAll(STARTS)) {
       const gpus =
@@ -323,12 +323,12 @@
       if (text && text.nodeValue.trim() !== words) text.nodeValue = words;
       const why = board.paused
         ? "The queue is paused"
-        : "A run is on: this one starts by itself when its GPUs are free";
+        : "A run is active; this one starts automatically when its GPUs are free";
       const title = busy ? why : "";
       if (button.title !== title) button.title = title;
     }
   };
-  /** What Start said of a run that waited is over once that run began: the view tells it from there. */
+  /** Hide Start's message about a queued run once that run has started. */
   const hideOldAnswers = () => {
     for (const said of document.querySelectorAll("[data-waits]")) {
       const run = board.runs.find((each) => each.id === Number(said.dataset.waits));
@@ -340,14 +340,14 @@
     some === "cpu" ||
     some === "all" ||
     others === "all" ||
-    some.split(",").some((card) => others.split(",").includes(card));
+    others.split(",").includes(card)) => some.split(",").some((gpu) => others.split(",").includes(gpu)) => others.split(",").includes(card));
 
   const goTo = (tab, run) => {
     if (run != null) choose(run);
     document.getElementById(`${tab}-button`)?.click();
   };
 
-  // The beat
+  // Polling
 
   let timer = null,
     beating = false,
@@ -376,7 +376,7 @@
     timer = setTimeout(beat, again ? 0 : !view ? SOON : document.hidden ? HIDDEN_EVERY : SEEN_EVERY);
   };
 
-  /** Tell when the GUI is not there: training does not need it. */
+  /** Show a banner when the GUI is not responding; training continues without it. */
   const answered = (error) => {
     failures = error ? failures + 1 : 0;
     let banner = document.getElementById("studio-banner");
@@ -385,18 +385,18 @@
         "div",
         { id: "studio-banner", role: "status", "aria-live": "polite", hidden: true },
         el("span"),
-        el("button", { type: "button", onclick: () => location.reload() }, "Load the page again"),
+        el("button", { type: "button", onclick: () => location.reload() }, "Reload page"),
       );
       document.body.append(banner);
     }
-    const refused = error?.status && error.status !== 404; // a run that is gone is told in its place
+    const refused = error?.status && error.status !== 404; // a missing run is reported in its place
     const gone = refused || (failures > 1 && !error.status);
     const restarted = !gone && document.body.dataset.restarted;
     if (error && !(error instanceof TypeError) && !error.status && error.name !== "TimeoutError") console.error(error);
     banner.hidden = !gone && !restarted;
     banner.dataset.state = gone ? "gone" : "restarted";
-    const words = refused ? error.message : "The GUI does not answer; the training goes on";
-    write(banner.firstChild, gone ? words : "The GUI was started again. What stands in the form is kept");
+    const words = refused ? error.message : "The GUI is not responding. Training continues";
+    write(banner.firstChild, gone ? words : "The GUI was restarted. Your settings are kept");
     banner.lastChild.hidden = Boolean(gone && !refused);
   };
 
@@ -410,12 +410,12 @@
   document.addEventListener("keydown", closeMenus);
   document.addEventListener("visibilitychange", () => document.hidden || beat());
   document.addEventListener("click", (event) => {
-    if (event.target.closest?.("[role=tab]")) setTimeout(beat); // the column of another tab
+    if (event.target.closest?.("[role=tab]")) setTimeout(beat); // another tab's column is shown
     if (event.target.closest?.(STARTS)) setTimeout(beat, 700);
   });
   const begin = () => {
     chosen = Number(sessionStorage.getItem("chosen-run")) || null;
-    beat(); // again and again until there is a place for the view
+    beat(); // repeats until there is a slot for the view
   };
   document.readyState === "loading" ? addEventListener("DOMContentLoaded", begin) : setTimeout(begin);
 

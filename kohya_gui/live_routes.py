@@ -1,6 +1,6 @@
-"""What the page asks while trainings run: plain HTTP routes under /studio, small JSON in and out, nothing kept between.
+"""HTTP routes under /studio for live runs: small JSON in and out, stateless.
 
-The page polls them; a 204 says that what it has is still true. Who may ask is decided before them (gate.py).
+The page polls them; 204 means nothing changed. Access is checked before them (auth.py).
 """
 
 import json
@@ -35,23 +35,23 @@ from sd_scripts.runs.series import Series
 from sd_scripts.runs.store import RunRow
 
 MOST_BINS = 1000
-"""Of a loss curve in one answer; the page asks for finer ones where it zooms in."""
+"""Bins of a loss curve in one response; the page fetches finer ones when it zooms in."""
 MOST_RATES = 250
-"""Points of a learning rate in one answer: a smooth line needs no more."""
+"""Points of a learning rate in one response: a smooth line needs no more."""
 MOST_RUNS = 1000
 MOST_NAME, MOST_NOTE = 200, 4000
 """Characters."""
 MOST_LINES = 2000
 TAIL_BYTES = 65_536
-"""Of an ended run's events, when only its last words are wanted."""
+"""Bytes read from the end of a finished run's event log when only its final values are needed."""
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
 ID = re.compile("[0-9]{1,18}")
-"""What can be the number of a row, or of a file: 64 bits hold no more."""
+"""A valid row or file number: it must fit in 64 bits."""
 
 
 class RowNumber(IntegerConvertor):
-    """A number in a path that a row can have; nothing else is found."""
+    """Path convertor for row numbers; anything else is a 404."""
 
     regex = ID.pattern
 
@@ -60,11 +60,11 @@ register_url_convertor("row", RowNumber())
 
 
 class NotThere(ValueError):
-    """Somebody asks for what is not there, or not any more."""
+    """The requested thing does not exist, or no longer does."""
 
 
 def routes(queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> list[Route]:
-    """All routes of one queue, for `launch(app_kwargs={"routes": ...})`."""
+    """Return all routes of a queue, for `launch(app_kwargs={"routes": ...})`."""
     live = LiveRoutes(queue, places)
     asked: list[tuple[str, Callable[[Request], Any]]] = [
         ("board", live.board),
@@ -87,18 +87,18 @@ def routes(queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> list[Route]:
 
 
 class LiveRoutes:
-    """The answers, each from the queue as it is now."""
+    """The handlers, which answer from the current state of the queue."""
 
     def __init__(self, queue: RunQueue, places: AllowedPaths) -> None:
         self._queue, self._places = queue, places
         self._launch = secrets.token_hex(4)
-        """Tells the page that the GUI was started again."""
+        """Lets the page notice a restart of the GUI."""
         self._before: dict[tuple[int, str], list[int]] = {}
-        """Run and the state it was continued from -> the runs before it, oldest first."""
+        """(Run, state it resumed from) -> the runs before it, oldest first."""
         self._joined: dict[int, tuple[list[int], JoinedCurves]] = {}
 
     def board(self, request: Request) -> Any:
-        """Every run in a few words, newest first."""
+        """Return a summary of every run, newest first."""
         version = f"{self._launch}.{self._queue.version}"
         if request.query_params.get("known") == version:
             return None
@@ -113,7 +113,7 @@ class LiveRoutes:
         }
 
     def run(self, request: Request) -> Any:
-        """All of one run, as HTML by section, if it told anything since; its samples unless the page has as many."""
+        """Return a run as HTML by section if it changed, with its samples unless the page has them."""
         row = self._row(request)
         run_state = self._queue.watch(row.id).refresh()
         words = f"{row.name}.{row.note}.{row.error}"
@@ -139,8 +139,10 @@ class LiveRoutes:
         }
 
     def curves(self, request: Request) -> Any:
-        """The loss in bins, as fine as fits; from bin `after` on, or of the steps first..last. `joined`: with those of
-        the runs before it that this one continues."""
+        """Return the loss in bins, as fine as fits: from bin `after` on, or for the steps first..last.
+
+        `joined` includes the runs that this one continues.
+        """
         row = self._row(request)
         run_state = self._queue.watch(row.id).refresh()
         curves = self._join(row, run_state) if request.query_params.get("joined") else run_state
@@ -157,7 +159,7 @@ class LiveRoutes:
         }
 
     def console(self, request: Request) -> Any:
-        """The last lines of what the run printed, or all that hold `find`."""
+        """Return the last lines of the run's console, or all that contain `find`."""
         folder = RunFolder(self._row(request).folder)
         find = request.query_params.get("find", "")[:200]
         known = f"{folder.console.stat().st_size if folder.console.exists() else 0}.{find}"
@@ -167,23 +169,23 @@ class LiveRoutes:
         return {"known": known, "lines": lines, "total": total}
 
     def sample(self, request: Request) -> Response:
-        """An image that the run told of."""
+        """Return a sample image of the run."""
         path = self._made(request, "samples")
         if path.suffix.lower() not in IMAGES:
-            raise NotThere("This sample is no image")
+            raise NotThere("This sample is not an image")
         return _file(request, path, IMAGES[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
-        """A model that the run saved, to download."""
+        """Return a model that the run saved, as a download."""
         return _file(request, self._made(request, "saved"), "application/octet-stream", download=True)
 
     def compare(self, request: Request) -> Any:
-        """Settings in which some runs differ."""
+        """Return the settings in which some runs differ."""
         words = request.query_params.get("ids", "").split(",")[:MOST_RUNS]
         ids = [int(word) for word in words if ID.fullmatch(word)]
         rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id))]
         if len(rows) < 2:
-            raise ValueError("Choose two runs or more to compare")
+            raise ValueError("Choose at least two runs to compare")
         return {
             "runs": [self._compared(row) for row in rows],
             "settings": differences(rows),
@@ -201,9 +203,9 @@ class LiveRoutes:
         }
 
     def act(self, request: Request, body: Mapping[str, Any]) -> Any:
-        """Do something with one run. Raises ValueError where it cannot be done."""
+        """Perform an action on a run. Raises ValueError if it cannot be done."""
         action = request.path_params["action"]
-        if action == "put_back":  # it is not on the list
+        if action == "put_back":  # the run is not in the list
             self._queue.put_back(request.path_params["id"])
             return {"ok": True}
         row = self._row(request)
@@ -224,34 +226,34 @@ class LiveRoutes:
             run_state = self._queue.watch(row.id).refresh()
             return {"ok": True, "id": self._queue.add(continued(row, newest_state(run_state), self._places))}
         else:
-            raise NotThere(f"There is no {action} for a run")
+            raise NotThere(f"Unknown action: {action}")
         return {"ok": True}
 
     def forget(self, request: Request, body: Mapping[str, Any]) -> Any:
-        """Take several runs that are over from the list; their folders stay."""
+        """Remove several finished runs from the list; their folders stay."""
         ids = body.get("ids")
         if not isinstance(ids, list) or not all(isinstance(id, int) for id in ids):
-            raise ValueError("ids: the numbers of the runs to remove are missing")
+            raise ValueError("ids: must be a list of run numbers")
         rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id)) and row.state in ENDED]
         for row in rows:
             self._queue.forget(row.id)
         return {"ok": True, "removed": len(rows)}
 
     def set_queue(self, request: Request, body: Mapping[str, Any]) -> Any:
-        """Pause the queue, or say what it does after a run that failed."""
+        """Pause the queue, or set whether it continues after a failed run."""
         for name in ("paused", "after_failure"):
             if isinstance(body.get(name), bool):
                 setattr(self._queue, name, body[name])
         return {"ok": True}
 
     def _shown_rows(self, limit: int) -> list[RunRow]:
-        """The newest, and however old they are, those that are not over."""
+        """Return the newest runs, plus all that are queued or active."""
         store = self._queue.store
         every = {row.id: row for row in (*store.queued(), *store.living(), *store.rows(limit))}
         return [every[id] for id in sorted(every, reverse=True)]
 
     def _predecessors(self, row: RunRow, run_state: RunState) -> list[int]:
-        """The runs that this one continues, oldest first; looked for once."""
+        """Return the runs that this one continues, oldest first; cached."""
         state = run_state.facts.get("resumed_from")
         if not state:
             return []
@@ -274,7 +276,7 @@ class LiveRoutes:
     def _row(self, request: Request) -> RunRow:
         row = self._queue.store.row(request.path_params["id"])
         if row is None:
-            raise NotThere("This run is not on the list any more")
+            raise NotThere("This run is no longer in the list")
         return row
 
     def _brief(self, row: RunRow) -> dict[str, Any]:
@@ -309,14 +311,14 @@ class LiveRoutes:
         }
 
     def _made(self, request: Request, kind: str) -> Path:
-        """A file by its number among those that the run told of."""
+        """Return a file by its number among those the run reported."""
         row, number = self._row(request), request.path_params["number"]
         made = getattr(self._queue.watch(row.id).refresh(), kind)
         if number >= len(made):
-            raise NotThere("The run told of no such file")
+            raise NotThere("This run has no such file")
         path = made[number].find() if kind == "saved" else made[number].path
         if path is None:
-            raise NotThere(f"{made[number].path.name} of this run was replaced by the file of a later run")
+            raise NotThere(f"{made[number].path.name} of this run was overwritten by a later run")
         try:
             return self._places.check("file", path)
         except ValueError as error:
@@ -332,14 +334,14 @@ def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response
 
 def _obeying(answer: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
     async def route(request: Request) -> Response:
-        if request.headers.get("x-studio") != "1":  # a form of another site cannot send this
-            return JSONResponse({"error": "Only the page of this GUI may ask for this"}, 403)
+        if request.headers.get("x-studio") != "1":  # a form on another site cannot send this header
+            return JSONResponse({"error": "Only the page of this GUI may send this request"}, 403)
         try:
             body = json.loads(await request.body() or b"{}")
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
-            return JSONResponse({"error": "What was sent is not a JSON object"}, 400)
+            return JSONResponse({"error": "The request is not a JSON object"}, 400)
         return await run_in_threadpool(_answer, lambda: answer(request, body))
 
     return route
@@ -359,13 +361,13 @@ def _answer(work: Callable[[], Any]) -> Response:
 
 
 def _file(request: Request, path: Path, kind: str, download: bool = False) -> Response:
-    """A regular file, which the browser keeps until it changes."""
+    """Return a regular file, which the browser caches until it changes."""
     try:
         found = os.lstat(path)
     except OSError as error:
-        raise NotThere(f"{path.name} is not there any more") from error
+        raise NotThere(f"{path.name} no longer exists") from error
     if not stat.S_ISREG(found.st_mode):
-        raise NotThere(f"{path.name} is not a file to send")
+        raise NotThere(f"{path.name} is not a regular file")
     tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
     headers = {
         "ETag": tag,
@@ -394,7 +396,7 @@ def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | None, bool]:
-    """The last loss of a run that is over, and whether it left a state to go on from; the end of its events tells."""
+    """Return the last loss of a finished run and whether it can be continued, from the end of its event log."""
     run_state = RunState()
     try:
         with (folder / "events.jsonl").open("rb") as file:
@@ -412,10 +414,10 @@ def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | 
 
 
 def _written(body: Mapping[str, Any], name: str, most: int) -> str:
-    """What a person wrote, in lines without control characters."""
+    """Return user text as lines without control characters."""
     text = body.get(name, "")
     if not isinstance(text, str):
-        raise ValueError(f"{name}: not a text")
+        raise ValueError(f"{name}: must be a string")
     if len(text) > most:
         raise ValueError(f"{name}: longer than {most} characters")
     lines = text.replace("\t", " ").splitlines()
@@ -436,7 +438,7 @@ def _real(request: Request, name: str) -> float | None:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a chart shows."""
+    """Round to six digits, more than a chart shows."""
     if value is None or value != value or abs(value) == float("inf"):
         return None
     return float(f"{value:.6g}") if abs(value) < 1e6 else value

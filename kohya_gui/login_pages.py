@@ -1,4 +1,4 @@
-"""What is shown to those who are not logged in: the form for name and password, or where the token is to be found."""
+"""Pages for users without a session: the login form, or where to find the token."""
 
 STYLE = """
   body { margin: 0; min-height: 100vh; display: grid; place-items: center;
@@ -25,9 +25,9 @@ SCRIPT = """
     try {
       const answer = await fetch(where, { method: "POST", body: new URLSearchParams(new FormData(form)) });
       if (answer.ok) return location.reload();
-      says(answer.status === 400 ? "The name or the password is wrong" : await answer.text());
+      says(answer.status === 400 ? "Wrong username or password" : await answer.text());
     } catch {
-      says("The GUI does not answer");
+      says("The GUI is not responding");
     }
   });
 """
@@ -57,7 +57,7 @@ LOGIN_PAGE = _page(
   <h1>Log in</h1>
   <label>Username <input name="username" autocomplete="username" autofocus required></label>
   <label>Password <input name="password" type="password" autocomplete="current-password" required></label>
-  <button>Login</button>
+  <button>Log in</button>
   <p role="alert"></p>
 </form>""",
     SCRIPT,
@@ -65,15 +65,15 @@ LOGIN_PAGE = _page(
 
 
 def token_page(wrong: bool = False) -> str:
-    """Where to find the address with the token, and a field for the token alone."""
-    told = "This token is wrong: the address or the token may be an older one" if wrong else ""
+    """Return the page that says where to find the token, with a field to enter it."""
+    told = "Wrong token: the address or token may be outdated" if wrong else ""
     return _page(
-        "Token needed",
+        "Token required",
         f"""<form method="get" class="wide">
-  <h1>Token needed</h1>
-  <p>Open the address that the GUI printed in its terminal when it was started. It ends with ?token=...</p>
-  <p>The token alone is in the file <b>token</b> of the GUI's state folder, which only the account that started the GUI
-  can read (~/.local/state/sd-scripts-studio, on Windows %LOCALAPPDATA%\\sd-scripts-studio).</p>
+  <h1>Token required</h1>
+  <p>Open the address that the GUI printed in its terminal at startup. It ends with ?token=...</p>
+  <p>The token itself is in the file <b>token</b> in the GUI's state folder, readable only by the account that started
+the GUI (~/.local/state/sd-scripts-studio, on Windows %LOCALAPPDATA%\\sd-scripts-studio).</p>
   <label>Token <input name="token" type="password" autocomplete="off" autofocus required></label>
   <button>Open</button>
   <p role="alert">{told}</p>

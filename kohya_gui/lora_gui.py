@@ -1,4 +1,4 @@
-"""The LoRA tab: a small file that is learned beside the model."""
+"""The LoRA tab: trains a small adapter file for the model."""
 
 from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS, folder_helper
 from kohya_gui.tabs import TABS

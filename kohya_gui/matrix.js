@@ -1,8 +1,8 @@
-// Samples as a matrix, a row for each prompt (of several runs: for each run below it) and a column for each step.
+// Samples as a matrix: a row for each prompt (and run, if several) and a column for each step.
 window.StudioMatrix = (() => {
   const { el } = Studio;
 
-  /** The prompts of a sample's step may repeat: the first, second... of the same words go together. */
+  /** Prompts may repeat within a step: match the first with the first, the second with the second, and so on. */
   const keyed = (run) => {
     const seen = new Map();
     return run.samples.map((sample) => {
@@ -16,7 +16,7 @@ window.StudioMatrix = (() => {
   const cell = (run, sample) => {
     if (!sample) return el("span", { class: "matrix-none" });
     const image = el("img", { src: Studio.url(sample.url), alt: sample.prompt || "", loading: "lazy", decoding: "async" });
-    image.addEventListener("error", () => image.replaceWith(el("span", { class: "quiet" }, "This image is gone")));
+    image.addEventListener("error", () => image.replaceWith(el("span", { class: "quiet" }, "Image not found")));
     const title = `${run.label ?? run.name}, step ${sample.step}`;
     return el("button", { type: "button", class: "sample", title, onclick: () => run.open(sample) }, image);
   };
@@ -29,7 +29,7 @@ window.StudioMatrix = (() => {
     ].filter(Boolean);
   };
 
-  /** `runs`: {name, label, samples, open(sample)}; `newest`: the last sample of each run alone, side by side. */
+  /** `runs`: {name, label, samples, open(sample)}; `newest`: only the last sample of each run, side by side. */
   return (runs, { newest = false } = {}) => {
     const several = runs.length > 1;
     const told = runs.map((run) => ({ run, samples: keyed(run) }));

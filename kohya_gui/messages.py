@@ -1,4 +1,4 @@
-"""What the page tells the user: in the page, never in a native dialog."""
+"""Messages to the user, shown in the page, never in a native dialog."""
 
 from collections.abc import Iterable
 from html import escape
@@ -9,7 +9,7 @@ SIGNS = {"ok": "✓", "note": "i", "warning": "!", "error": "✕"}
 
 
 class Html(str):
-    """Text that is HTML already: what comes from outside is escaped in it."""
+    """Text that is HTML already, with everything from outside escaped."""
 
 
 def html(text: object) -> str:
@@ -17,7 +17,7 @@ def html(text: object) -> str:
 
 
 def message(kind: Kind, text: object, details: Iterable[object] = (), *, more: Html | str = "", face: str = "") -> str:
-    """A box with one sentence, and under it a list; `more` stands below, `face` holds attributes of the box."""
+    """Return a box with a sentence, a list of details and `more` below; `face` holds attributes of the box."""
     rows = "".join(f"<li>{html(detail)}</li>" for detail in details)
     return (
         f'<div class="message message-{kind}" role="{"alert" if kind == "error" else "status"}"{face}>'

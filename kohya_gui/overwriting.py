@@ -1,4 +1,4 @@
-"""What a run would write over, and the question that is asked first."""
+"""Detect which files a run would overwrite, and ask first."""
 
 import os
 from collections.abc import Mapping
@@ -15,27 +15,27 @@ from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow
 
 SHOWN = 3
-"""Files that the question names."""
+"""Files named in the question."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """An output_name that is in use in its output_dir."""
+    """An output_name that is already in use in its output_dir."""
 
     name: str
     files: tuple[Path, ...]
     runs: tuple[RunRow, ...]
-    """Those that write files of this name, or will."""
+    """Active or queued runs that write files of this name."""
     free_name: str
 
     @property
     def can_be_continued(self) -> bool:
-        """Whether a state was saved under this name, which no run that is on may still replace."""
+        """Whether a state was saved under this name that no active run may still replace."""
         return not self.runs and any(path.name.endswith(STATE_ENDING) for path in self.files)
 
 
 def find_taken(values: Mapping[str, Any], queue: RunQueue) -> Taken | None:
-    """Why a run with these settings needs a question first; None where it writes over nothing, or is told to."""
+    """Return what a run with these settings would overwrite; None if nothing, or if it is told to."""
     if not values.get("output_dir") or values.get("overwrite") or values.get("resume"):
         return None
     folder, name = _folder(values["output_dir"]), values.get("output_name") or LAST
@@ -49,14 +49,14 @@ def find_taken(values: Mapping[str, Any], queue: RunQueue) -> Taken | None:
 
 
 def question(taken: Taken) -> str:
-    """What is in use, and a button for each way to go on; the page's script hands the answer back (fields.js)."""
+    """Return the question with a button for each answer; the page's script sends it back (fields.js)."""
     name = taken.name
     ways = [
-        ("rename", f"Use {taken.free_name}", f"Both runs keep their files; this one's begin with {taken.free_name}")
+        ("rename", f"Use {taken.free_name}", f"Both runs keep their files; the new ones are named {taken.free_name}")
     ]
     if taken.can_be_continued:
-        ways.append(("continue", "Continue that run", "Go on from its newest state (resume = latest)"))
-    ways.append(("replace", "Replace it", f"Write over the files of {name} (overwrite)"))
+        ways.append(("continue", "Continue that run", "Resume from its latest state (resume = latest)"))
+    ways.append(("replace", "Replace it", f"Overwrite the files of {name} (overwrite)"))
     buttons = "".join(
         f'<button type="button" data-answer="{escape(f"{way}:{name}")}" title="{escape(why)}">{escape(words)}</button>'
         for way, words, why in ways
@@ -65,18 +65,18 @@ def question(taken: Taken) -> str:
 
 
 def told(taken: Taken) -> str:
-    """Output name: mycat is used already by ..."""
+    """Say which files or runs use the output name."""
     used = []
     if taken.files:
         names = [path.name for path in taken.files]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         used.append(f"{', '.join(names[:SHOWN])}{more} in {taken.files[0].parent}")
-    used += [f"a run that {'waits' if run.state == 'queued' else 'is on'}" for run in taken.runs]
-    return f"The output name {taken.name} is in use: {'; '.join(used)}"
+    used += [f"a run that is {'queued' if run.state == 'queued' else 'active'}" for run in taken.runs]
+    return f"The output name {taken.name} is already in use: {'; '.join(used)}"
 
 
 def answered(values: Mapping[str, Any], answer: str, taken: Taken) -> dict[str, Any] | None:
-    """The settings with what somebody chose; None where the answer is for another question."""
+    """Return the settings changed by the answer; None if it answers another question."""
     way, _, name = answer.partition(":")
     if name != taken.name:
         return None
@@ -95,7 +95,7 @@ def _folder(output_dir: str) -> Path:
 
 
 def _place(row: RunRow) -> tuple[Path, str] | None:
-    """The output_dir and output_name of a run of the list."""
+    """Return the output_dir and output_name of a listed run."""
     try:
         settings = read_toml(RunFolder(row.folder).config)
     except ValueError:

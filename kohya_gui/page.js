@@ -1,4 +1,4 @@
-// Comforts that need no server: copying a path, choosing light or dark, and coming back to the tab last looked at.
+// Conveniences without the server: copying a path, light and dark, and returning to the last tab.
 (() => {
   const kept = localStorage.getItem("theme");
   const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -9,7 +9,7 @@
     set(!document.body.classList.contains("dark"));
     localStorage.setItem("theme", document.body.classList.contains("dark") ? "dark" : "light");
   });
-  const tabOf = () => `tab-${document.querySelector("[data-launch]").dataset.launch}`; // the server opens a file in its tab
+  const tabOf = () => `tab-${document.querySelector("[data-launch]").dataset.launch}`; // a new launch may open a file in another tab
   document.addEventListener("click", (event) => {
     const tab = event.target.closest?.("#tabs > .tab-wrapper [role=tab]");
     if (tab?.id) sessionStorage.setItem(tabOf(), tab.id);
@@ -17,11 +17,11 @@
   new MutationObserver((_, observer) => {
     if (!document.querySelector("#tabs .configuration") || !document.querySelector("[data-launch]")) return;
     observer.disconnect();
-    setTimeout(() => document.getElementById(sessionStorage.getItem(tabOf()))?.click()); // once Gradio listens
+    setTimeout(() => document.getElementById(sessionStorage.getItem(tabOf()))?.click()); // once Gradio is ready
   }).observe(document, { childList: true, subtree: true });
   const copy = (text) => {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
-    const field = document.body.appendChild(document.createElement("textarea")); // no clipboard without https
+    const field = document.body.appendChild(document.createElement("textarea")); // no clipboard API without HTTPS
     field.value = text;
     field.select();
     document.execCommand("copy");

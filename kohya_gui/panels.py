@@ -1,4 +1,4 @@
-"""The panels that several training tabs have."""
+"""Panels shared by several training tabs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ BASE_MODEL = "pretrained_model_name_or_path"
 
 
 def good_timesteps(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """schnell takes no guidance, so that option stays at its default there."""
+    """Return the recommended values; schnell has no guidance embedding, so guidance_scale keeps its default there."""
     schnell = recognise.model(values.get(BASE_MODEL) or "", "flux").text.startswith("FLUX.1 schnell")
     return {**RECOMMENDED, "guidance_scale": FluxObjectiveOptions.guidance_scale} if schnell else RECOMMENDED
 
@@ -33,16 +33,16 @@ GOOD_TIMESTEPS = Advice(
     family="flux",
     about=(BASE_MODEL, *RECOMMENDED),
     good=good_timesteps,
-    text="**Other values are recommended for FLUX.1:** "
+    text="**Recommended for FLUX.1:** "
     + ", ".join(f"`{name} = {value}`" for name, value in RECOMMENDED.items())
-    + f"; schnell takes no guidance and keeps {FluxObjectiveOptions.guidance_scale}. "
-    "The defaults of sd-scripts do not match what it predicts.",
-    button="Use them",
+    + f" (schnell has no guidance and keeps {FluxObjectiveOptions.guidance_scale}). "
+    "The sd-scripts defaults do not match what FLUX.1 predicts.",
+    button="Apply",
 )
 
 
 def folder_helper(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
-    """Makes folders named like 10_cat."""
+    """Lay out the helper that creates folders named like 10_cat."""
     helper = FolderHelper(tab, places)
     return lambda form, family: helper.connect(form)
 

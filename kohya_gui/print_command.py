@@ -10,19 +10,19 @@ from sd_scripts.options.catalog import script_for
 
 
 def print_command(name: str | None, config: Path) -> int:
-    """Print the command as one shell-quoted line, with the settings as flags: it needs no file, and none is written.
+    """Print the command as one shell-quoted line with all settings as flags. It needs no file, and none is written.
 
-    `config` is TOML or a JSON of kohya_ss, `name` that of the tab it is for; None is as the file tells.
-    Returns the exit code: 2 with the problems, one a line, on stderr.
-    Secrets are not in the line: hand them over as WANDB_API_KEY and HF_TOKEN.
+    `config` is TOML or a kohya_ss JSON, `name` the tab it is for; None detects it from the file.
+    Returns the exit code: 2 with the problems, one per line, on stderr.
+    Secrets are not in the line: set WANDB_API_KEY and HF_TOKEN.
     """
     try:
         tab = TABS[name] if name else tab_for(config)
         opened = open_file(config, tab)
         if opened.not_trained:
             raise ValueError(
-                f"{config.name}: these settings are for {opened.not_trained}, which is not trained here. Open the file "
-                "in the page to take over for SDXL what suits it (images, schedule, saving), then choose an SDXL preset"
+                f"{config.name}: these settings are for {opened.not_trained}, which is not supported. Open the file in "
+                "the page to reuse what applies to SDXL (images, schedule, saving), then choose an SDXL preset"
             )
         prepared = prepare(
             opened.values, script_for(opened.family, tab.method), opened.unknown, True, prompts=opened.prompts

@@ -1,4 +1,4 @@
-"""The prompts of samples, edited in the page: beside each what the training will make of it."""
+"""The sample prompt editor of the page, which shows how training reads each prompt."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -32,23 +32,23 @@ from sd_scripts.runs.queue import RunQueue
 
 FILE = "sample_prompts"
 ABOUT = (FILE, "output_dir", "output_name", "sample_sampler")
-"""Options that decide where the prompts lie and what they mean."""
+"""Options that decide where the prompts are and how they are read."""
 EXAMPLE = "a photo of sks cat on a chair --w 1024 --h 1024 --d 1 --s 30\na drawing of sks cat, side view --d 2"
 LARGEST = 1_000_000
-"""Bytes of a file that the page still edits."""
+"""Largest file, in bytes, that the page edits."""
 SHOWN = 40
-"""Prompts of which the page says what they mean."""
+"""Prompts explained at most."""
 BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
 Updates = dict[Any, Any]
 
 
 def prompt_editor(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
-    """Lays the editor out; what it returns connects it."""
+    """Lay out the editor; the function returned connects it."""
     return PromptEditor(tab, places).connect
 
 
 class PromptEditor:
-    """A text with a prompt a line, or TOML or JSON as the file has it, checked while it is written."""
+    """A text with one prompt per line, or TOML or JSON as in the file, checked while typing."""
 
     def __init__(self, tab: str, places: AllowedPaths = EVERYWHERE) -> None:
         self._tab, self._places = tab, places
@@ -57,14 +57,14 @@ class PromptEditor:
         with gr.Column(visible=False, elem_classes="prompt-editor", elem_id=f"{tab}-prompt-editor") as self._box:
             self._text = gr.Textbox(
                 label="Prompts",
-                info="One a line, its options behind it; a line that begins with # is left out.",
+                info="One prompt per line, followed by its options. Lines that begin with # are ignored.",
                 placeholder=EXAMPLE,
                 lines=5,
                 max_lines=20,
                 elem_id=f"{tab}-prompts",
                 elem_classes="option",
             )
-            # filled in by prompts.js: an event for each letter would make the writing slow
+            # filled in by prompts.js: an event per keystroke would make typing slow
             gr.HTML('<div class="inserts"></div>', elem_id=f"{tab}-prompt-options")
             gr.HTML('<div class="check" aria-live="polite"></div>', elem_id=f"{tab}-prompts-check")
             with gr.Row(elem_classes="actions"):
@@ -72,10 +72,10 @@ class PromptEditor:
                 self._close = gr.Button("Close", elem_id=f"{tab}-close-prompts", **BUTTON)
         self._message = gr.HTML(elem_id=f"{tab}-prompts-message")
         self._kept = gr.State(("", ""))
-        """The file that was opened or saved last, and what it held then."""
+        """The file opened or saved last, and its text at that time."""
 
     def connect(self, form: Form, family: FormComponent) -> None:
-        """Let the editor work on the file that the form names; what is saved is filled in there."""
+        """Connect the editor to the file named in the form; a saved file is filled in there."""
         self._form, self._family = form, family
         about = {form.controls[name] for name in ABOUT if name in form.controls}
         page: set[Any] = {*about, family, self._text, self._kept, form.prompts}
@@ -100,9 +100,9 @@ class PromptEditor:
             return {self._message: message("error", str(error))}
         if waiting := not there and not values.get(FILE) and data[self._form.prompts]:
             there = waiting
-        told = f"{place} is edited" if place.exists() else f"{place} is written when you save"
+        told = f"Editing {place}" if place.exists() else f"{place} is created when you save"
         if data[self._kept][0] == str(place) and text != data[self._kept][1]:
-            told, there = f"What you wrote is still here and not in {place} yet", text
+            told, there = f"Your unsaved changes to {place} are still here", text
             kept = data[self._kept]
         else:
             kept = (str(place), "" if waiting else there)
@@ -127,7 +127,7 @@ class PromptEditor:
         except ValueError as error:
             return {self._message: message("error", f"Not saved: {error}")}
         if there and data[self._kept] != (str(place), there) and there != text:
-            why = f"{place} holds other prompts than those that were opened here: Save again writes over them"
+            why = f"{place} changed since it was opened here. Save again to overwrite it"
             return {self._message: message("warning", why), self._kept: (str(place), there)}
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ class PromptEditor:
 
 
 def prompt_file(values: Mapping[str, Any], places: AllowedPaths = EVERYWHERE) -> Path:
-    """The file that the settings name, else one beside the results. Raises ValueError for one that cannot be."""
+    """Return the prompt file in the settings, else one beside the results. Raises ValueError for an invalid path."""
     if said := unquoted(values.get(FILE) or "").strip():
         place = places.check(FILE, said)
         check_kind(place)
@@ -155,12 +155,12 @@ def prompt_file(values: Mapping[str, Any], places: AllowedPaths = EVERYWHERE) ->
 
 
 def read_text(place: Path) -> str:
-    """What a prompt file holds; nothing where it is not there yet. Raises ValueError, one sentence."""
+    """Return the text of a prompt file, empty if it does not exist. Raises ValueError, one sentence."""
     try:
         if not place.exists():
             return ""
         if not place.is_file() or place.stat().st_size > LARGEST:
-            raise ValueError(f"{FILE}: '{place}' is no text file of at most 1 MB; edit it elsewhere")
+            raise ValueError(f"{FILE}: '{place}' is not a text file of at most 1 MB; edit it elsewhere")
         return place.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"{FILE}: '{place}' cannot be read: {error.strerror}") from error
@@ -169,24 +169,24 @@ def read_text(place: Path) -> str:
 
 
 def routes() -> list[Route]:
-    """What the page asks while prompts are written, for `launch(app_kwargs={"routes": ...})`."""
+    """Return the route that checks prompts while typing, for `launch(app_kwargs={"routes": ...})`."""
     return [Route("/studio/prompts", _check, methods=["POST"])]
 
 
 async def _check(request: Request) -> JSONResponse:
-    """The text is checked as it stands in the page; no file is looked at."""
+    """Check the text in the page; no file is read."""
     try:
         asked = json.loads(await request.body())
         text, file, family, sampler = (str(asked[key]) for key in ("text", "file", "family", "sampler"))
         place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
         check = meaning(text[:LARGEST], place, family, sampler)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return JSONResponse({"error": "text, file, family and sampler are wanted"}, 400)
+        return JSONResponse({"error": "text, file, family and sampler are required"}, 400)
     return JSONResponse({"options": options if place.suffix == ".txt" else "", "check": check})
 
 
 def meaning(text: str, place: Path, family: str, sampler: str) -> str:
-    """What a training of this family makes of the text, prompt by prompt."""
+    """Explain, prompt by prompt, how training of this family reads the text."""
     if not text.strip():
         return ""
     try:
@@ -197,22 +197,22 @@ def meaning(text: str, place: Path, family: str, sampler: str) -> str:
     rows = []
     for prompt, entry in prompts[:SHOWN]:
         warned = "".join(f'<p class="warn">{escape(why)}</p>' for why in remarks(prompt, entry, family))
-        words = escape(prompt.prompt) or '<i class="quiet">no words</i>'
+        words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
         rows.append(f'<li><b>{words}</b><p class="quiet">{escape(facts(prompt, family, sampler))}</p>{warned}</li>')
     more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
     return f'<ol class="prompts-read">{"".join(rows)}</ol>{more}'
 
 
 def facts(prompt: SamplePrompt, family: str, sampler: str) -> str:
-    """1024 × 768, 30 steps, seed 1, scale 7.5, sampler euler_a"""
+    """Summarise a prompt as "1024 × 768, 30 steps, seed 1, CFG 7.5, sampler euler_a"."""
     height, width = size_of(prompt, SIDE_MULTIPLES[family])
     flux = family == "flux"
     said = [
         f"{width} × {height}",
         f"{prompt.steps} steps",
-        "another seed each time" if prompt.seed is None else f"seed {prompt.seed}",
-        f"guidance {prompt.guidance:g}" if flux else f"scale {prompt.scale:g}",
-        f"scale {prompt.scale:g}" if flux and prompt.scale != 1 else "",
+        "random seed" if prompt.seed is None else f"seed {prompt.seed}",
+        f"guidance {prompt.guidance:g}" if flux else f"CFG {prompt.scale:g}",
+        f"CFG {prompt.scale:g}" if flux and prompt.scale != 1 else "",
         "" if flux else f"sampler {prompt.sampler or sampler}",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
@@ -220,26 +220,26 @@ def facts(prompt: SamplePrompt, family: str, sampler: str) -> str:
 
 
 def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
-    """What may not be as it is meant."""
+    """Yield warnings about options that may not do what was meant."""
     yield from entry.dropped
     for option in LINE_OPTIONS:
         if option.key in entry.keys and family not in option.families:
             yield f"--{option.letters} has no effect for {FAMILY_TITLES[family]}"
     if prompt.negative_prompt and prompt.scale == 1:
-        yield "the negative prompt has no effect while the scale (--l) is 1"
+        yield "the negative prompt has no effect at CFG scale (--l) 1"
     height, width = size_of(prompt, multiple := SIDE_MULTIPLES[family])
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
     if family == "sdxl" and prompt.sampler and prompt.sampler not in SAMPLERS:
-        yield f"the sampler {prompt.sampler} is not known: choose one of those under Sampler"
+        yield f"unknown sampler {prompt.sampler}: choose one of those listed under Sampler"
 
 
 def inserts(family: str) -> str:
-    """Buttons that put an option behind the line in which one writes; the page's own script does it."""
+    """Return buttons that append an option to the current line (prompts.js)."""
     buttons = "".join(
         f'<button type="button" data-insert="{option.letters}" data-value="{option.example}" '
         f'title="{escape(option.help)}"><code>--{option.letters}</code> {option.label}</button>'
         for option in LINE_OPTIONS
         if family in option.families
     )
-    return f'<span class="quiet">Add to the line</span>{buttons}'
+    return f'<span class="quiet">Add to line</span>{buttons}'

@@ -1,4 +1,4 @@
-// Sample prompts while they are written: says what each means, and puts options behind the line in which one writes.
+// The sample prompt editor: explains each prompt while typing, and appends options to the current line.
 (() => {
   const part = (tab, name) => document.querySelector(`#${tab}-${name}`);
   const chosen = (tab, name) => part(tab, name)?.querySelector("input, textarea")?.value ?? "";
@@ -10,7 +10,7 @@
     const text = area.value;
     const body = { text, file: chosen(tab, "sample_prompts"), family: familyOf(tab), sampler: chosen(tab, "sample_sampler") };
     const told = await Studio.send("prompts", body).catch(() => null);
-    if (!told || area.value !== text) return; // a later text is on its way
+    if (!told || area.value !== text) return; // the text has changed meanwhile
     const show = (place, html) => place && place.innerHTML !== html && (place.innerHTML = html);
     show(part(tab, "prompt-options")?.querySelector(".inserts"), told.options);
     show(part(tab, "prompts-check")?.querySelector(".check"), told.check);
@@ -41,7 +41,7 @@
     const end = text.indexOf("\n", start) < 0 ? text.length : text.indexOf("\n", start);
     const there = text.slice(start, end).match(new RegExp(`^(.* --${insert} +)(.*?)(?= --|$)`, "i"));
     area.focus();
-    if (there) return area.setSelectionRange(start + there[1].length, start + there[0].length); // write over it
+    if (there) return area.setSelectionRange(start + there[1].length, start + there[0].length); // select its value to be replaced
     const line = `${text.slice(start, end).trimEnd()} --${insert} ${value}`;
     area.setRangeText(line, start, end, "end");
     area.setSelectionRange(start + line.length - value.length, start + line.length);

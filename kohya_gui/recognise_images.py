@@ -1,4 +1,4 @@
-"""What a folder of images holds: how many, how many of them with a caption, and how often they are seen in an epoch."""
+"""Hints for image folders: how many images, how many have captions, how many an epoch sees."""
 
 import os
 from collections import Counter
@@ -10,28 +10,28 @@ from sd_scripts.options.folder_names import dotted, numbered
 from sd_scripts.options.image_folders import IMAGE_SUFFIXES, ImageFolder, image_folders
 
 CAPTIONS = (".txt", ".caption", ".cap", ".tags")
-"""Endings that captions have where the one that is asked for is not there."""
+"""Extensions to look for where captions with the chosen one are missing."""
 MOST_FILES = 20_000
-"""A folder is counted up to here, so that a glance at a disk's root stays a glance."""
+"""Counting stops here, so that even the root of a disk gets a quick hint."""
 
 
 def train_data(path: str, caption_extension: str, num_repeats: int | None = None, many: bool = False) -> Recognised:
-    """The images of a train_data_dir; `many` is allow_many_repeats."""
+    """Describe the images of a train_data_dir; `many` is allow_many_repeats."""
     return glance(path, lambda place: _train_data(place, dotted(caption_extension.strip()), num_repeats, many))
 
 
 def beside_metadata(path: str) -> Recognised:
-    """The images of a folder of which a metadata file says which are trained, and how often."""
+    """Describe the images of a folder whose metadata file says which are trained."""
     return glance(path, _beside_metadata)
 
 
 def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool) -> Recognised:
     if not root.is_dir():
-        return Recognised("There is no such folder", good=False)
+        return Recognised("Folder not found", good=False)
     found = image_folders(root, num_repeats, allow_many_repeats=many)
     if found.problem and not found.folders and num_repeats is None and _is_flat(root) and (count := len(_images(root))):
-        no_name = "which has no subfolders named like 10_cat to say how often each is seen"
-        return Recognised(f"{_counted(count)} in the folder itself, {no_name}", good=False, flat=True)
+        no_name = "no subfolders named like 10_cat that give the number of repeats"
+        return Recognised(f"{_counted(count)} in the folder itself, but {no_name}", good=False, flat=True)
     if found.problem:
         return Recognised(_without_path(found.problem, root), good=False)
     images = {folder.path: _images(folder.path) for folder in found.folders}
@@ -42,19 +42,18 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool)
     captions, complete, other = _captions(images.values(), extension)
     shown = _shown(found.folders, images, root)
     left_out = "".join(f"; {_without_path(remark, root, upper=False)}" for remark in found.remarks[:2])
-    text = f"{_counted(total)}, {captions}, {seen:,} an epoch{shown}{left_out}"
+    text = f"{_counted(total)}, {captions}, {seen:,} per epoch{shown}{left_out}"
     return Recognised(text, good=True, warning=not complete or bool(found.remarks), ending=other)
 
 
 def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root: Path) -> str:
-    """: 10_cat (12), 2_dog (3)"""
+    """List folders with their image counts as ": 10_cat (12), 2_dog (3)"."""
     names = [f"{folder.path.name} ({len(images[folder.path])})" for folder in folders if folder.path != root]
     return f": {_named(names)}" if names else ""
 
 
 def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool, str]:
-    """How many images have a caption, in words, and whether all have; where not, what lies there instead, and the
-    ending that more captions have."""
+    """Return how many images have a caption, in words, whether all have, and the extension more captions have."""
     total, captioned, others = 0, 0, Counter[str]()
     for images in folders:
         there = {entry.name for entry in os.scandir(images[0].parent)} if images else set()
@@ -75,16 +74,16 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool,
 
 def _beside_metadata(root: Path) -> Recognised:
     if not root.is_dir():
-        return Recognised("There is no such folder", good=False)
+        return Recognised("Folder not found", good=False)
     count = sum(1 for _ in _all_images(root))
     more = "+" if count >= MOST_FILES else ""
     if not count:
-        return Recognised("No images here: the metadata file must name them with their folders", warning=True)
+        return Recognised("No images here: the metadata file must name them with their full paths", warning=True)
     return Recognised(f"{count}{more} images; the metadata file says which are trained", good=True)
 
 
 def _all_images(root: Path) -> Iterator[Path]:
-    """The images of a folder and of those below it, up to MOST_FILES of them."""
+    """Yield the images of a folder and its subfolders, up to MOST_FILES."""
     left = MOST_FILES
     for folder, _, names in os.walk(root):
         for name in names:
@@ -115,11 +114,11 @@ def _named(names: list[str]) -> str:
 
 
 def _is_flat(root: Path) -> bool:
-    """Whether neither the folder nor one in it is named like 10_cat."""
+    """Return whether neither the folder nor a subfolder is named like 10_cat."""
     names = [root.absolute().name, *(path.name for path in root.iterdir() if path.is_dir())]
     return not any(map(numbered, names))
 
 
 def _without_path(text: str, root: Path, upper: bool = True) -> str:
-    text = text.replace(f" in {str(root)!r}", "")  # the path stands right above
+    text = text.replace(f" in {str(root)!r}", "")  # the path is right above
     return text[:1].upper() + text[1:] if upper else text

@@ -1,4 +1,4 @@
-"""A run as the page shows it: its story turned into HTML. Pure functions; colours come from the theme's style sheet."""
+"""Render a run's state as HTML. Pure functions; colours come from the theme's style sheet."""
 
 import math
 import time
@@ -24,36 +24,35 @@ WORDS = {
     "lost": "Crashed",
 }
 FIRST_FILES = 6
-"""Saved files that are not folded away."""
+"""Saved files shown before the rest is folded away."""
 MOST_FILES = 60
-"""Saved files that are named at all; the folder has the others."""
+"""Saved files listed at most; the folder has the others."""
 AVERAGE = "-ema"
-"""How the name of a file of moving averages ends."""
-REPLACED = '<span class="warn">replaced by a later run</span>'
+"""Suffix of the file that holds the moving average (EMA) of the weights."""
+REPLACED = '<span class="warn">overwritten by a later run</span>'
 PLACES = {
-    "lora": "Your LoRA is in this file. Put it into <b>models/loras</b> of ComfyUI or <b>models/Lora</b> of WebUI to "
-    "use it.",
-    "full": "This is your model. Put it into <b>models/checkpoints</b> of ComfyUI or <b>models/Stable-diffusion</b> of "
-    "WebUI to use it.",
-    "full flux": "This is your model. Put it into <b>models/diffusion_models</b> of ComfyUI or "
-    "<b>models/Stable-diffusion</b> of WebUI Forge to use it.",
+    "lora": "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI).",
+    "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or <b>models/Stable-diffusion</b> "
+    "(WebUI).",
+    "full flux": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI) or "
+    "<b>models/Stable-diffusion</b> (WebUI Forge).",
 }
-"""What to do with the result, by method, or by method and family."""
+"""Where the result goes, by method, or by method and family."""
 COMMANDS = (
-    ("save", "Save now", "Save the model as it is after this step; the training goes on"),
-    ("sample", "Sample now", "Draw the sample prompts after this step; the training goes on"),
-    ("stop", "Stop after this step", "Save the state and leave: the run can be continued"),
+    ("save", "Save now", "Save the model after the current step; training continues"),
+    ("sample", "Sample now", "Generate the sample images after the current step; training continues"),
+    ("stop", "Stop after this step", "Save the state and exit; the run can be continued later"),
 )
-"""What a run can be asked for: command, words, what it does."""
-AVERAGED = "of the last 100 steps; the chart shows each step"
+"""Commands to a run: name, label, tooltip."""
+AVERAGED = "mean of the last 100 steps; the chart shows every step"
 DOING = {"save": "saving", "sample": "sampling"}
-"""The phase in which a run does what it was asked."""
-DONE = {"save": "SavedState", "sample": "Sampled", "stop": "Stopping"}
-UNTRAINED = "waiting for the end of the first step; nothing is trained yet, so Stop now loses nothing"
+"""The phase in which a run carries out a command."""
+DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
+UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
 
 
 def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict[str, str]:
-    """The parts of the view by name; the page replaces only those whose HTML is another than before."""
+    """Return the sections of the view by name; the page replaces only those whose HTML changed."""
     folder = row.folder
     waiting = row.state == "queued"
     return {
@@ -66,7 +65,7 @@ def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict
         "files": files(run_state, row.id),
         "warnings": warnings(run_state),
         "compile": compile_facts(run_state),
-        "where": f'<p class="where">All of this run is in {copied(str(folder))}</p>',
+        "where": f'<p class="where">Run folder: {copied(str(folder))}</p>',
     }
 
 
@@ -76,17 +75,17 @@ def head(run_state: RunState, row: RunRow) -> str:
         where += f" · epoch {run_state.epoch} of {run_state.epochs}"
     note = f'<p class="run-note">{escape(row.note)}</p>' if row.note else ""
     if row.state == "queued" and row.place:
-        where = "next in the queue" if row.place == 1 else f"number {row.place} in the queue"
+        where = "next in the queue" if row.place == 1 else f"position {row.place} in the queue"
     return (
         f'<div class="run-head"><span class="badge">{WORDS[shown_state(run_state, row)]}</span>'
         f'<span class="run-name" title="{escape(str(row.folder))}">{escape(row.name)}</span>'
-        f'<button type="button" class="link" data-describe title="Rename this run or write a note">Edit</button>'
+        f'<button type="button" class="link" data-describe title="Rename this run or add a note">Edit</button>'
         f'<span class="run-where">{where}</span></div>{note}'
     )
 
 
 def shown_state(run_state: RunState, row: RunRow) -> State:
-    """The story is newer than the store; of a run that never began, the store alone knows."""
+    """Return the state to show: the event log's, or the store's for a run that never began."""
     return (
         row.state
         if row.state == "queued" or (run_state.state == "starting" and row.state in ENDED)
@@ -106,7 +105,7 @@ def progress(run_state: RunState, row: RunRow) -> str:
     if doing and run_state.phase_note:
         doing += f" · {run_state.phase_note}"
     if run_state.state == "stopping":
-        doing = "finishing the step, then saving and exiting" if run_state.step else UNTRAINED
+        doing = "finishing the current step, then saving and exiting" if run_state.step else UNTRAINED
         since = next((asked.time for asked in run_state.commands if asked.kind in ("stop", END)), None)
     if run_state.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
@@ -123,22 +122,22 @@ def progress(run_state: RunState, row: RunRow) -> str:
 
 
 def ticking(since: float) -> str:
-    """The attribute by which the page writes, every second, how long ago that was."""
+    """Return the attribute by which the page shows, every second, how long ago that was."""
     return f'data-since="{since:.1f}"'
 
 
 def controls(run_state: RunState, row: RunRow) -> str:
-    """What can be asked of the run as it is; what it was asked says so until the run answers."""
+    """Return the buttons of the run; a pending command's button says so until the run answers."""
     state = shown_state(run_state, row)
     if state == "queued":
         return actions([("first", "Start next", ""), ("remove", "Remove from the queue", "")])
     if state in LIVING:
         return living_controls(run_state)
-    again = [("continue", "Continue", "Start a new run with these settings from the newest state")]
+    again = [("continue", "Continue", "Start a new run with these settings from the latest state")]
     buttons = [
         *(again if newest_state(run_state) else []),
-        ("load", "Load settings", "Fill in the form of its tab with what this run was started with"),
-        ("forget", "Remove from list", "Its folder and files stay"),
+        ("load", "Load settings", "Load the settings this run was started with into its tab"),
+        ("forget", "Remove from list", "The run's folder and files stay"),
     ]
     return actions(buttons)
 
@@ -147,7 +146,7 @@ def living_controls(run_state: RunState) -> str:
     buttons = []
     for command, words, why in COMMANDS:
         asked = command in run_state.pending_commands or run_state.state == "stopping"
-        said = "Asked…" if command in run_state.pending_commands else words
+        said = "Requested…" if command in run_state.pending_commands else words
         face = f'data-action="{command}" title="{escape(why)}"{" disabled" if asked else ""}'
         buttons.append(f'<button type="button" {face}>{said}</button>')
     menu = (
@@ -165,21 +164,21 @@ def living_controls(run_state: RunState) -> str:
 
 
 def what_is_lost(run_state: RunState) -> str:
-    """What ending the processes at once would cost."""
+    """Return what ending the processes at once would lose."""
     begun = run_state.facts.get("step") or 0
     if run_state.step <= begun:
-        return "Ends the run at once. Nothing is trained yet, so nothing is lost."
+        return "Ends the run immediately. Nothing is trained yet, so nothing is lost."
     states = [made.step for made in run_state.saved if made.path.name.endswith(STATE_ENDING)]
     if states:
-        return f"Ends the run at once, without saving: what it learned after step {states[-1]} is lost."
+        return f"Ends the run immediately without saving: training after step {states[-1]} is lost."
     if run_state.saved:
         return (
-            f"Ends the run at once, without saving: its files up to step {run_state.saved[-1].step} stay, what it "
-            "learned after that is lost, and it cannot be continued."
+            f"Ends the run immediately without saving: files up to step {run_state.saved[-1].step} stay, later "
+            "training is lost, and the run cannot be continued."
         )
     if begun:
-        return f"Ends the run at once, without saving: what it learned after step {begun} is lost."
-    return "Ends the run at once, without saving: everything it learned is lost."
+        return f"Ends the run immediately without saving: training after step {begun} is lost."
+    return "Ends the run immediately without saving: all training is lost."
 
 
 def actions(buttons: Iterable[tuple[str, str, str]]) -> str:
@@ -190,18 +189,18 @@ def actions(buttons: Iterable[tuple[str, str, str]]) -> str:
 
 
 def hold(why: str) -> str:
-    """Why a run that waits cannot start."""
+    """Return the message that says why a queued run cannot start."""
     return message("warning", why) if why else ""
 
 
 def newest_state(run_state: RunState) -> Path | None:
-    """The newest whole state that is still there: a run goes on from it."""
+    """Return the newest complete state that still exists; a continued run resumes from it."""
     states = (made.find() for made in reversed(run_state.saved) if made.path.name.endswith(STATE_ENDING))
     return next((path for path in states if path and (path / "progress.json").is_file()), None)
 
 
 def copied(path: str) -> str:
-    """A path with a button that copies it."""
+    """Return a path with a Copy button."""
     path = escape(path)
     return f'<code>{path}</code> <button type="button" class="link" data-copy="{path}">Copy</button>'
 
@@ -222,16 +221,16 @@ def failure(run_state: RunState) -> str:
 
 
 def result(run_state: RunState, family: str) -> str:
-    """The file that a finished run was for, to copy, and where it goes."""
+    """Return the final file of a finished run, with a Copy button and where to put it."""
     made = [made for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     if run_state.state != "finished" or not made:
         return ""
     plain = [each for each in made if not each.path.stem.endswith(AVERAGE)] or made
     found, last = plain[-1].find(), made[-1].find()
     if found is None:
-        return message("warning", f"{plain[-1].path}: a later run wrote its own file under this name")
+        return message("warning", f"{plain[-1].path}: overwritten by a later run")
     path = escape(str(found))
-    average = f"<p>Its moving average is in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
+    average = f"<p>The EMA weights are in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
     method = run_state.facts.get("method", "")
     where = PLACES.get(f"{method} {family}") or PLACES.get(method, PLACES["lora"])
     return (
@@ -247,10 +246,12 @@ def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
     ticks = "" if run_state.over or not began else f" {ticking(began)}"
     shown = [
         ("Loss, mean", number(run_state.average if run_state.average is not None else run_state.loss), AVERAGED),
-        ("Speed", speed(run_state.seconds_per_step), "without warm-up and compiling"),
-        ("Time left", duration(left), "at this speed") if left is not None else (took_words, duration(took), "in all"),
-        ("Images", per_second(run_state.images_per_second), "images trained on per second"),
-        ("VRAM", memory(run_state.vram), f"at the peak; {memory(run_state.vram_now)} when last asked"),
+        ("Speed", speed(run_state.seconds_per_step), "without warmup and compilation"),
+        ("Time left", duration(left), "at the current speed")
+        if left is not None
+        else (took_words, duration(took), "total time"),
+        ("Images", per_second(run_state.images_per_second), "training images per second"),
+        ("VRAM", memory(run_state.vram), f"peak; {memory(run_state.vram_now)} now"),
         ("RAM", memory(run_state.ram), "of the training process"),
         ("Learning rate", *rates(run_state.learning_rates)),
     ]
@@ -264,7 +265,7 @@ def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
 
 
 def rates(learning_rates: dict[str, float]) -> tuple[str, str]:
-    """The highest of the groups' rates, and all of them."""
+    """Return the highest learning rate of the parameter groups, and all of them."""
     if not learning_rates:
         return "–", "of this step"
     return f"{max(learning_rates.values()):.3g}", " · ".join(f"{g} {rate:.3g}" for g, rate in learning_rates.items())
@@ -333,7 +334,7 @@ def files(run_state: RunState, run: int) -> str:
 
 
 def file_row(run: int, number: int, made: OutputFile) -> str:
-    """A file's name, step, size, and the ways to have it; a state is a folder and only its path is of use."""
+    """Return a file's name, step, size and links; a state is a folder, so only its path can be copied."""
     found = made.find()
     told = f"step {made.step}{f' · {size(made.bytes)}' if made.bytes else ''}"
     if found is None:

@@ -1,11 +1,11 @@
-// The tab Runs: the queue to put in order, the runs there have been, and several of them side by side.
+// The Runs tab: the queue, past runs, and comparisons.
 (() => {
   const { el, write, send, ask, board } = Studio;
   const picked = new Set();
   let home = null,
     comparing = null;
 
-  // A table or list whose rows keep their elements, so that focus and pointer stay where they are
+  // Update a table or list while keeping the elements of its rows, so that focus and hover are kept
 
   const keyed = (parent, items, make, fill) => {
     const old = new Map([...parent.children].map((row) => [row.dataset.run, row]));
@@ -32,9 +32,9 @@
   // The queue
 
   const ORDER = [
-    ["first", "⤒", "First"],
-    ["up", "↑", "Up"],
-    ["down", "↓", "Down"],
+    ["first", "⤒", "Move to front"],
+    ["up", "↑", "Move up"],
+    ["down", "↓", "Move down"],
     ["remove", "✕", "Remove"],
   ];
 
@@ -79,9 +79,9 @@
     order.hidden = !waits;
   };
 
-  // The runs there have been
+  // Past runs
 
-  const COLUMNS = ["Run", "State", "Steps", "Loss", "Took", "Started"];
+  const COLUMNS = ["Run", "State", "Steps", "Loss", "Duration", "Started"];
 
   const historyRow = (run) => {
     const box = el("input", { type: "checkbox" });
@@ -127,10 +127,10 @@
     Studio.choose(id);
     drawBoard();
     if (home.right.offsetTop > home.element.offsetTop + home.element.offsetHeight / 2)
-      home.right.scrollIntoView({ behavior: "smooth" }); // it stands below
+      home.right.scrollIntoView({ behavior: "smooth" }); // it is below on narrow screens
   };
 
-  // What is done with several
+  // Actions on several runs
 
   const ended = (run) => run.state !== "queued" && !Studio.LIVING.includes(run.state);
 
@@ -140,15 +140,15 @@
     for (const id of [...picked]) if (!known.some((run) => run.id === id)) picked.delete(id);
     write(home.compare, known.length > 1 ? `Compare ${known.length} runs` : "Compare");
     home.compare.disabled = known.length < 2;
-    home.compare.title = known.length < 2 ? "Select two runs or more" : "";
+    home.compare.title = known.length < 2 ? "Select at least two runs" : "";
     home.remove.disabled = over.length === 0;
     write(home.remove, over.length > 1 ? `Remove ${over.length} runs` : "Remove");
-    home.remove.title = over.length ? "" : "Select runs that have ended";
+    home.remove.title = over.length ? "" : "Select finished runs";
     const all = home.shown.filter(ended);
     home.all.checked = all.length > 0 && all.every((run) => picked.has(run.id));
     home.all.disabled = all.length === 0;
     if (home.confirm.firstChild && home.confirm.asked !== over.map((run) => run.id).join())
-      home.confirm.replaceChildren(); // something else is selected by now
+      home.confirm.replaceChildren(); // the selection has changed
   };
 
   const pickAll = () => {
@@ -169,7 +169,7 @@
     const what = ids.length === 1 ? "this run" : `these ${ids.length} runs`;
     home.confirm.asked = ids.join();
     home.confirm.replaceChildren(
-      el("span", {}, `Remove ${what} from the list? All folders and files stay.`),
+      el("span", {}, `Remove ${what} from the list? Folders and files are kept.`),
       yes,
       el("button", { type: "button", onclick: away }, "Cancel"),
     );
@@ -212,16 +212,16 @@
     const empty = el(
       "p",
       { class: "quiet" },
-      "No run is active or queued. What you start in a training tab appears here.",
+      "No active or queued runs. Runs started in a training tab appear here.",
     );
-    const find = el("input", { type: "search", placeholder: "Find a run", "aria-label": "Find a run" });
+    const find = el("input", { type: "search", placeholder: "Search runs", "aria-label": "Search runs" });
     find.addEventListener("input", () => drawBoard());
     const button = (action, words, onclick) =>
       el("button", { type: "button", class: "small", "data-action": action, disabled: true, onclick }, words);
     const compareButton = button("compare", "Compare", compare);
     const removeButton = button("remove-runs", "Remove", askToRemove);
     const confirm = el("div", { class: "confirm", role: "alertdialog", "aria-label": "Remove runs" });
-    const all = el("input", { type: "checkbox", "aria-label": "Select all runs that have ended", onchange: pickAll });
+    const all = el("input", { type: "checkbox", "aria-label": "Select all finished runs", onchange: pickAll });
     const notify = el("input", { type: "checkbox", role: "switch", "data-switch": "notify" });
     notify.checked = Studio.notifies();
     notify.addEventListener("change", () =>
@@ -314,14 +314,14 @@
     home.shown = past;
     keyed(home.rows, past, historyRow, fillHistoryRow);
     home.none.hidden = past.length > 0;
-    write(home.none, begun.length ? `No run matches "${home.find.value.trim()}".` : "No run has started yet.");
+    write(home.none, begun.length ? `No runs match "${home.find.value.trim()}".` : "No runs yet.");
     home.older.hidden = board.runs.length < board.limit;
     drawPicked();
     drawComparison().catch(() => {});
   };
   Studio.listeners.push(drawBoard);
 
-  // A run's settings into the form of its tab
+  // Load a run's settings into the form of its tab
 
   const until = async (look, tries = 60) => {
     for (; tries; tries--) {
@@ -341,6 +341,6 @@
     if (!field || !button) return;
     field.value = run.id;
     field.dispatchEvent(new Event("input", { bubbles: true }));
-    setTimeout(() => button.click(), 150); // once Gradio took the number
+    setTimeout(() => button.click(), 150); // once Gradio has read the number
   };
 })();

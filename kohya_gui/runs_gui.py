@@ -1,13 +1,13 @@
-"""The run column of a training tab: Start, Print, what the page answers, and the place of the live view (live.js)."""
+"""The run column of a training tab: Start, Print, messages, and the slot of the live view (live.js)."""
 
 import gradio as gr
 
 SLOT = '<div data-live="{place}"></div>'
-"""Where the one live view of the page stands while this part of it is looked at."""
+"""Slot for the page's single live view while this tab is shown."""
 
 
 class RunPanel:
-    """Start and Print stand here but belong to the tab, which knows what to do."""
+    """The run column; the tab connects its Start and Print buttons."""
 
     def __init__(self, tab: str) -> None:
         with gr.Row(elem_classes="actions"):
@@ -23,8 +23,8 @@ class RunPanel:
             elem_classes="command",
         )
         self.view = gr.HTML(SLOT.format(place=tab), elem_id=f"{tab}-run", apply_default_css=False)
-        # the page fills in the number of a past run and presses the button: runs.js, Studio.load
+        # runs.js (Studio.load) fills in the number of a past run and presses the button
         self.past = gr.Textbox(elem_id=f"{tab}-load-run", elem_classes="offstage", container=False)
         self.load = gr.Button("Load settings", elem_id=f"{tab}-load", elem_classes="offstage")
-        # the page fills in what somebody chose where Start asks, and presses Start again: fields.js
+        # fields.js fills in the answer to a question of Start and presses Start again
         self.answer = gr.Textbox(elem_id=f"{tab}-answer", elem_classes="offstage", container=False)

@@ -1,4 +1,4 @@
-"""The tab Runs: the queue, the runs there have been, and the live view of the one that is chosen; drawn by runs.js."""
+"""The Runs tab: the queue, past runs, and the live view of the selected one; drawn by runs.js."""
 
 import gradio as gr
 

@@ -1,6 +1,6 @@
-// Samples of a run by step, newest first; all of them as a matrix; and one large, with arrow keys for step and prompt.
+// Samples of a run: by step, newest first; as a matrix; and enlarged, with arrow keys for step and prompt.
 window.StudioSamples = class {
-  static FIRST = 3; // steps shown in the view of the run; the matrix has all
+  static FIRST = 3; // steps shown in the run view; the matrix has all
 
   constructor() {
     const { el } = Studio;
@@ -20,7 +20,7 @@ window.StudioSamples = class {
     document.body.append(this.matrix, this.dialog);
   }
 
-  /** All of them, a row for each prompt and a column for each step. */
+  /** Show all samples, a row for each prompt and a column for each step. */
   openMatrix() {
     const { el } = Studio;
     const close = el(
@@ -34,7 +34,7 @@ window.StudioSamples = class {
     shown.scrollLeft = shown.scrollWidth; // the newest
   }
 
-  /** It is not needed any more. */
+  /** Remove its dialogs. */
   destroy() {
     this.dialog.remove();
     this.matrix.remove();
@@ -46,7 +46,7 @@ window.StudioSamples = class {
     this.words = el("p", { class: "sample-prompt" });
     this.place = el("span", { class: "quiet" });
     this.download = el("a", { class: "sample-download" }, "Download");
-    this.slider = el("input", { type: "range", min: "0", "aria-label": "Step of the training" });
+    this.slider = el("input", { type: "range", min: "0", "aria-label": "Training step" });
     this.slider.addEventListener("input", () => this.open(this.series(this.shown)[Number(this.slider.value)]));
     const close = el(
       "button",
@@ -89,7 +89,7 @@ window.StudioSamples = class {
     return dialog;
   }
 
-  /** Draw what is there now; samples only ever come to what was there. */
+  /** Draw the samples; they are only ever added. */
   show(samples) {
     const key = samples.map((sample) => sample.url).join();
     if (key === this.drawn) return;
@@ -104,7 +104,7 @@ window.StudioSamples = class {
     this.element.hidden = !this.samples.length;
     const steps = [...new Set(this.samples.map((sample) => sample.step))].sort((a, b) => b - a);
     const shown = steps.slice(0, this.constructor.FIRST);
-    write(this.more, steps.length > shown.length ? `Show all ${steps.length} steps` : "Show as a matrix");
+    write(this.more, steps.length > shown.length ? `Show all ${steps.length} steps` : "Show as matrix");
     this.more.hidden = this.samples.length < 2;
     const old = new Map([...this.groups.children].map((group) => [group.dataset.key, group]));
     this.groups.replaceChildren(
@@ -135,7 +135,7 @@ window.StudioSamples = class {
       ...size,
     });
     image.addEventListener("error", () =>
-      image.replaceWith(el("span", { class: "quiet" }, "This image is gone")),
+      image.replaceWith(el("span", { class: "quiet" }, "Image not found")),
     );
     return el(
       "button",
@@ -144,7 +144,7 @@ window.StudioSamples = class {
     );
   }
 
-  /** The same prompt through the training. */
+  /** The samples of the same prompt over the training. */
   series(sample) {
     return this.samples.filter((other) => other.number === sample.number).sort((a, b) => a.step - b.step);
   }
@@ -171,7 +171,7 @@ window.StudioSamples = class {
     const size = sample.width && sample.height ? ` · ${sample.width} × ${sample.height}` : "";
     const prompts = this.samples.filter((other) => other.step === sample.step);
     const which = prompts.length > 1 ? `, prompt ${prompts.indexOf(sample) + 1} of ${prompts.length}` : "";
-    const steps = `${at + 1} of ${series.length} step${series.length === 1 ? "" : "s"}`;
+    const steps = `sample ${at + 1} of ${series.length}`;
     write(this.place, `Step ${sample.step}${seed}${size} · ${steps}${which}`);
     this.download.href = Studio.url(sample.url);
     this.download.download = `step${sample.step}-prompt${(sample.number ?? 0) + 1}${sample.ending}`;

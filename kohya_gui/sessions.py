@@ -1,4 +1,4 @@
-"""Who is logged in: what opens the page, and the sessions that it opened; one file each, so a restart keeps them."""
+"""Login sessions and the credential that opens them; one file per session, so that they survive a restart."""
 
 import hashlib
 import hmac
@@ -17,33 +17,33 @@ from sd_scripts.runs.private import private_file, private_folder
 LIFETIME = 30 * 24 * 3600
 """Seconds after which a session ends, here and in the browser."""
 CHECKED_AGAIN = 5.0
-"""Seconds for which a session that was found is believed: a page asks several times a second."""
+"""Seconds for which a session check is cached: a page sends several requests a second."""
 
 
 @dataclass(frozen=True)
 class Credential:
-    """What opens the page: a token, or a name with a password."""
+    """The credential that opens the page: a token, or a username with a password."""
 
     kind: Literal["token", "password"]
     secret: str
     username: str = ""
 
     def fits(self, secret: str, username: str = "") -> bool:
-        """Whether this opens the page, told in the same time for every wrong answer."""
+        """Return whether this opens the page, in constant time."""
         same = [hmac.compare_digest(_digest(mine), _digest(other)) for mine, other in
                 ((self.secret, secret), (self.username, username))]  # fmt: skip
         return all(same)
 
 
 class Sessions:
-    """The sessions of one credential. A file's name holds both hashed, so that another password ends all of them."""
+    """The sessions of one credential. Its hash is part of the file names, so a changed password ends all sessions."""
 
     def __init__(self, folder: Path, credential: Credential, now: Callable[[], float] = time.time) -> None:
         self.credential = credential
         self._folder, self._now = folder, now
         self._found: dict[str, float] = {}
-        """Until when a session is believed."""
-        # browsers send the cookies of one port to all others, and those of one machine's tunnel to another's
+        """Session id -> time until which it is valid without another check."""
+        # browsers send cookies to every port of a host, so tunnels to two machines would share them
         self.name = f"studio-session-{hashlib.sha256(f'{platform.node()} {folder}'.encode()).hexdigest()[:8]}"
 
     def begin(self) -> str:
@@ -55,7 +55,7 @@ class Sessions:
         return id
 
     def is_open(self, id: str) -> bool:
-        """Whether a session of this id has begun and not ended."""
+        """Return whether a session with this id is open."""
         if self._found.get(id, 0.0) > self._now():
             return True
         if not id or not self._is_young(self._file(id)):
@@ -66,7 +66,7 @@ class Sessions:
         return True
 
     def end(self, id: str) -> None:
-        """The session is worth nothing any more."""
+        """End a session."""
         self._found.pop(id, None)
         with suppress(OSError):
             self._file(id).unlink()

@@ -1,19 +1,19 @@
-// What the parts of the page share: asking the server, making elements, putting in HTML that the server made.
+// Shared helpers of the page: requests, elements, and HTML from the server.
 window.Studio = (() => {
   // Talking to the server
 
-  /** The address of a route, also where a proxy serves the page below a path. */
+  /** The URL of a route, also if a proxy serves the page below a path. */
   const url = (path) => {
     const root = new URL(window.gradio_config?.root || ".", location.href).pathname.replace(/\/$/, "");
     return `${location.origin}${root}/${path.startsWith("studio/") ? path : `studio/${path}`}`;
   };
-  const REFUSED = "The GUI does not let you in: load the page again and log in";
+  const REFUSED = "Your session has ended: reload the page and log in";
   const ask = async (path, options = {}) => {
     const answer = await fetch(url(path), { signal: AbortSignal.timeout(15000), ...options });
     if (answer.status === 204) return null;
     const told = await answer.json().catch(() => ({}));
     if (answer.ok) return told;
-    const why = answer.status === 401 ? REFUSED : `The GUI could not answer (${answer.status})`;
+    const why = answer.status === 401 ? REFUSED : `The request failed (${answer.status})`;
     throw Object.assign(new Error(told.error || why), { status: answer.status });
   };
   const send = (path, body) =>
@@ -23,7 +23,7 @@ window.Studio = (() => {
       body: JSON.stringify(body ?? {}),
     });
 
-  // Making elements: texts are never read as HTML here
+  // Making elements; text is never parsed as HTML here
 
   const el = (tag, attributes = {}, ...children) => {
     const made = document.createElement(tag);
@@ -39,11 +39,11 @@ window.Studio = (() => {
     if (element.textContent !== String(text)) element.textContent = text;
   };
 
-  /** Put in HTML that the server made, if it is another; what was unfolded, focused and scrolled stays so. */
+  /** Replace HTML from the server if it changed, keeping unfolded details, focus and scroll positions. */
   const put = (element, html) => {
     if (element.sent === html) return;
     const chosen = getSelection();
-    if (element.sent && !chosen.isCollapsed && element.contains(chosen.anchorNode)) return; // somebody copies from it
+    if (element.sent && !chosen.isCollapsed && element.contains(chosen.anchorNode)) return; // the user is selecting text in it
     const name = (inner) =>
       inner.dataset.action || inner.dataset.copy || inner.tagName + inner.textContent.slice(0, 24);
     const focused = element.contains(document.activeElement) ? name(document.activeElement) : null;
@@ -65,7 +65,7 @@ window.Studio = (() => {
     return hours ? `${hours}:${two(minutes)}:${two(rest)}` : minutes ? `${minutes}:${two(rest)}` : `${rest} s`;
   };
 
-  /** A time of day, with the date where it is not today's. */
+  /** A time of day, or the date if it is not today. */
   const when = (seconds, exact = false) => {
     if (!seconds) return "";
     const time = new Date(seconds * 1000);
@@ -76,7 +76,7 @@ window.Studio = (() => {
     return exact ? time.toLocaleString([], { ...day, ...clock }) : time.toLocaleDateString([], { ...day, year: "numeric" });
   };
 
-  /** Run -> its name, with when it began where several have the same. */
+  /** Run -> its name, with its start time if several share the name. */
   const labels = (runs) => {
     const count = (name) => runs.filter((run) => run.name === name).length;
     return new Map(
@@ -87,7 +87,7 @@ window.Studio = (() => {
     );
   };
 
-  /** Say something for a while at the foot of the page, with what can be done about it. */
+  /** Show a message with an action at the foot of the page for a while. */
   const TOLD_FOR = 20000; // milliseconds
   const toast = (text, word, act) => {
     let box = document.getElementById("studio-toasts");

@@ -1,4 +1,4 @@
-"""The training tabs: how each is called, and by which method it trains."""
+"""The training tabs: their names, titles and training methods."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Tab:
     name: str
-    """Of its elements, of what the browser keeps for it, of its folder in presets/, behind --tab."""
+    """Used in element ids, browser storage, the folder in presets/ and --tab."""
     title: str
     method: str
 

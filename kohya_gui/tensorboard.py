@@ -1,4 +1,4 @@
-"""TensorBoard beside the GUI: one, for this machine alone, which ends when the GUI ends, however that ends."""
+"""A single TensorBoard for this machine only, which ends with the GUI, even if the GUI is killed."""
 
 import atexit
 import contextlib
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 READY = re.compile(r" at (http://\S+)")
-"""TensorBoard's own word for being up; it chooses a free port by itself."""
+"""The line in which TensorBoard reports its address; it picks a free port itself."""
 PATIENCE = 60.0
-"""Seconds that it may take to start: it imports much."""
+"""Seconds it may take to start: it imports a lot."""
 GRACE = 5.0
 LAST_LINES = 20
 LINKED_TO_US = """
@@ -31,10 +31,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 
 @dataclass
 class TensorBoard:
-    """The one TensorBoard of a GUI."""
+    """The single TensorBoard process of a GUI."""
 
     logdir: Path | None = None
-    """What it shows, or showed last."""
+    """Folder shown now or last."""
     url: str = ""
     _program: tuple[str, ...] = ("-m", "tensorboard.main")
     _child: "subprocess.Popen[str] | None" = field(default=None, repr=False)
@@ -46,12 +46,12 @@ class TensorBoard:
         return self._child is not None and self._child.poll() is None
 
     def start(self, logdir: Path) -> str:
-        """The address of a TensorBoard that shows this folder; the one that is up, if it does.
+        """Start a TensorBoard for this folder, or reuse the running one, and return its address.
 
-        Raises ValueError, one sentence, where there is no such folder or the program ends at once.
+        Raises ValueError, one sentence, if the folder does not exist or the program ends at once.
         """
         if not logdir.is_dir():
-            raise ValueError(f"logging_dir: there is no folder '{logdir}' yet; a run that logs there makes it")
+            raise ValueError(f"logging_dir: folder not found: '{logdir}'; a run that logs there creates it")
         with self._lock:
             if self.running and logdir == self.logdir:
                 return self.url
@@ -59,14 +59,14 @@ class TensorBoard:
             self.logdir, self.url = logdir, ""
             answer: Future[str] = Future()
             lines: deque[str] = deque(maxlen=LAST_LINES)
-            self._lines = lines  # its own: the one before may still have last words
-            # the system ends the child with the thread that began it, so that thread stays until the child ends
+            self._lines = lines  # a new list: the previous process may still be printing
+            # PDEATHSIG fires when the starting thread ends, so that thread lives as long as the child
             tended = (logdir, answer, lines)
             threading.Thread(target=self._tend, args=tended, name="tensorboard", daemon=True).start()
             why = ""
             try:
                 self.url = answer.result(PATIENCE)
-            except TimedOut:  # another than the built-in one in Python 3.10
+            except TimedOut:  # not the built-in TimeoutError in Python 3.10
                 why = f"no answer after {PATIENCE:.0f} s"
             if not self.url:
                 self._end()
@@ -74,12 +74,12 @@ class TensorBoard:
             return self.url
 
     def stop(self) -> None:
-        """End it, if it is up."""
+        """Stop it if it is running."""
         with self._lock:
             self._end()
 
     def _tend(self, logdir: Path, answer: "Future[str]", lines: deque[str]) -> None:
-        """Begin it, answer with its address, or "" where it has none, and read what it prints until it ends."""
+        """Start it, resolve `answer` with its address or "", and read its output until it ends."""
         asked = ["--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
         linked = ["-c", LINKED_TO_US, str(os.getpid())] if sys.platform == "linux" else []
         try:
@@ -108,7 +108,7 @@ class TensorBoard:
             answer.set_result("")
 
     def _last_words(self) -> str:
-        return next((line for line in reversed(self._lines) if line), "it ended without a word")
+        return next((line for line in reversed(self._lines) if line), "it exited without output")
 
     def _end(self) -> None:
         child = self._child
@@ -126,4 +126,4 @@ class TensorBoard:
 
 
 TENSORBOARD = TensorBoard()
-"""That of this process: however many tabs and browsers ask, there is one."""
+"""The one of this process, shared by all tabs and browsers."""

@@ -1,4 +1,4 @@
-"""The button that opens TensorBoard on the log folder of a tab."""
+"""Buttons that start and stop TensorBoard on a tab's log folder."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from sd_scripts.runs.queue import RunQueue
 def tensorboard_tool(
     tab: str, queue: RunQueue, places: AllowedPaths, board: TensorBoard = TENSORBOARD
 ) -> Callable[[Form, FormComponent], None]:
-    """Lays out the button; what it returns connects it with the form's logging_dir."""
+    """Lay out the buttons; the function returned connects them to the form's logging_dir."""
     small: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
     with gr.Row(elem_classes="actions"):
         start = gr.Button("Start TensorBoard", elem_id=f"{tab}-tensorboard", **small)
@@ -30,7 +30,7 @@ def tensorboard_tool(
         try:
             folder = unquoted(logging_dir or "").strip()
             if not folder:
-                raise ValueError("logging_dir: is not set, and TensorBoard shows what lies there")
+                raise ValueError("logging_dir: not set; choose the folder that TensorBoard shows")
             said = address(board.start(places.check("logging_dir", folder)), Path(os.path.expanduser(folder)))
         except ValueError as error:
             said = message("error", str(error))
@@ -38,7 +38,7 @@ def tensorboard_tool(
 
     def end() -> list[Any]:
         board.stop()
-        return [message("ok", "TensorBoard has ended"), gr.update(visible=False)]
+        return [message("ok", "TensorBoard stopped"), gr.update(visible=False)]
 
     def connect(form: Form, family: FormComponent) -> None:
         slow = {**QUIET, "queue": True, "show_progress": "minimal", "show_progress_on": told}
@@ -49,10 +49,10 @@ def tensorboard_tool(
 
 
 def address(url: str, folder: Path) -> str:
-    """Where it can be looked at: on the machine of the GUI alone."""
+    """Return the message with TensorBoard's address, which works only on the machine of the GUI."""
     link = f'<a href="{escape(url)}" target="_blank" rel="noreferrer">{escape(url)}</a>'
     return (
         '<div class="message message-ok" role="status"><span class="sign">✓</span><div>'
-        f"<p>TensorBoard shows {escape(str(folder))} until the GUI ends. On the machine of the GUI itself, open {link}"
-        ". It has no login: other accounts of that machine can see it too</p></div></div>"
+        f"<p>TensorBoard shows {escape(str(folder))} until the GUI exits. On the machine that runs the GUI, open {link}"
+        ". It has no login: other accounts of that machine can see it too.</p></div></div>"
     )

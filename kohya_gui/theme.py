@@ -1,4 +1,4 @@
-"""How the page looks: calm, compact, light and dark. No font, script or image comes from elsewhere."""
+"""The theme of the page: calm, compact, light and dark. No font, script or image is loaded from elsewhere."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ SCRIPTS = (
 
 
 def look() -> dict[str, Any]:
-    """What launch() takes for it: Gradio 6 has style and script there, no longer in Blocks()."""
+    """Return theme, CSS and scripts for launch(); Gradio 6 no longer takes them in Blocks()."""
     head = "".join(f"<script>{script}</script>" for script in scripts())
     return {"theme": theme(), "css": "\n".join(map(_beside, STYLES)), "head": head}
 
 
 def scripts() -> list[str]:
-    """The page's own scripts, in their order."""
+    """Return the page's own scripts in loading order."""
     return [_beside(name) for name in SCRIPTS]
 
 

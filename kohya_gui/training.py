@@ -1,4 +1,4 @@
-"""What makes a training tab: its panels, and what opening, saving and training mean there."""
+"""A training tab as data: its panels, and how it opens, saves and starts a training."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,33 +17,33 @@ from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.queue import RunQueue
 
 DataTool = Callable[[str, RunQueue, AllowedPaths], Callable[[Form, FormComponent], None]]
-"""Lays out a panel in the tab of this name; what it returns connects it with the tab's form and choice of family."""
+"""Lays out a tool in the named tab and returns a function that connects it to the tab's form and family radio."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """An accordion: options by name, then what the rest of the tab has left of some groups.
+    """An accordion: options by name, then those of `rest` that no other panel takes.
 
-    A tab whose method lacks an option leaves it out, so that tabs can share a panel.
+    Options that the tab's method lacks are left out, so that tabs can share a panel.
     """
 
     title: str
     names: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
-    """Folded away, with the rest."""
+    """Folded away, together with `rest`."""
     rest: tuple[type[OptionGroup], ...] = ()
     advice: Advice | None = None
     tool: DataTool | None = None
-    """Stands below it, or at its end."""
+    """Placed below the panel or, with tool_inside, at its end."""
     tool_inside: bool = False
     open: bool = False
     late: bool = False
-    """Stands below Advanced Training."""
+    """Placed below Advanced Training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One tab as a record."""
+    """The definition of a training tab."""
 
     tab: Tab
     panels: tuple[Panel, ...]
@@ -56,11 +56,11 @@ class Training:
         unknown: Mapping[str, Any],
         places: AllowedPaths = EVERYWHERE,
     ) -> Path:
-        """Write what differs from the defaults as TOML; unknown keys go along. Returns the file written."""
+        """Write what differs from the defaults as TOML, with unknown keys preserved. Returns the file written."""
         return save_file(path, values, script_for(family, self.tab.method), unknown, places)
 
     def open_configuration(self, path: Path, shown: str = "sdxl", places: AllowedPaths = EVERYWHERE) -> Opened:
-        """What a TOML file, or a JSON file of kohya_ss, says; a file that tells no family is of the one shown.
+        """Read a TOML file or a kohya_ss JSON file; one that does not name its family gets the family shown.
 
         Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
         """
@@ -69,7 +69,7 @@ class Training:
     def check(
         self, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any], places: AllowedPaths = EVERYWHERE
     ) -> None:
-        """Raises ValueError with one sentence a line for all that stands in the way of training."""
+        """Raise ValueError, one sentence per line, for everything that prevents training."""
         script = script_for(family, self.tab.method)
         checked(of_family(values, script), script, unknown, places)
 
@@ -85,7 +85,7 @@ class Training:
     ) -> tuple[Prepared, int | None]:
         """Check, write the TOML into a new run folder and queue it; with `print_only`, neither.
 
-        Returns the number of the run, too. Raises ValueError with one sentence, or several lines of them.
+        Also returns the run's number. Raises ValueError, one sentence per line.
         """
         prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, places, prompts)
         if print_only:

@@ -1,4 +1,4 @@
-"""One tab for any method: the settings on the left, the run on the right, and the row that opens and saves files."""
+"""A training tab for any method: settings on the left, the run on the right, files and presets on top."""
 
 import json
 import logging
@@ -58,21 +58,21 @@ KEPT_BY_PRESETS = (
     "logging_dir",
     "sample_prompts",
 )
-"""Where things are and how they are called; a preset is about how to train."""
+"""Paths and names, which a preset leaves alone: it is about how to train."""
 SHARED = (*(name for name in KEPT_BY_PRESETS if name not in ("output_name", "sample_prompts")), "caption_extension")
-"""What one tab can take over from another: the model, the images and where results go."""
+"""Options that one tab can copy from another: model, images and output folder."""
 COMPILE = "compile"
-"""The option that has a switch beside the presets too."""
+"""The option that also has a switch beside the presets."""
 FIRST_OUTPUT = "outputs"
-"""The output folder of a new page."""
+"""Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
-"""Options that decide what the images of train_data_dir are."""
+"""Options that decide how the images in train_data_dir are read."""
 TOLD = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
 WITHOUT = ("run_dir",)
-"""Options that the GUI chooses itself."""
+"""Options that the GUI sets itself."""
 RECENT = 12
 UNDO = '<p class="undo"><button type="button" data-load="undo">Undo</button></p>'
-"""Puts back what stood in the form (fields.js)."""
+"""Restores the previous values of the form (fields.js)."""
 Updates = dict[Any, Any]
 
 
@@ -92,10 +92,10 @@ class TrainingTab:
                 self.run = RunPanel(self.name)
         self.unknown = gr.BrowserState({}, storage_key=f"{self.name}-unknown", secret=BROWSER_SECRET, render=False)
         self.recent = gr.BrowserState([], storage_key=f"{self.name}-recent", secret=BROWSER_SECRET, render=False)
-        # the file that these settings came from or went to: Save writes over it, over no other without a second click
+        # the file these settings were opened from or saved to: Save overwrites it, any other only after a second click
         self.opened = gr.BrowserState("", storage_key=f"{self.name}-opened", secret=BROWSER_SECRET, render=False)
         self.replacing = gr.State("")
-        # what stood in the form before a preset, a file or a past run took its place
+        # the form's values before a preset, a file or a past run replaced them
         self.before = gr.State({})
         self.draft = Draft(self.form, self.family, self.file, self.preset, launch)
         self.form.begin(self._first_values(families), families[0])
@@ -108,7 +108,7 @@ class TrainingTab:
         self._others: dict[str, TrainingTab] = {}
 
     def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
-        """The first family's preset; of the others', what that family alone has, for when it is chosen."""
+        """Return the first family's preset plus, from the other families' presets, the options only they have."""
         values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
         for family in reversed(families):
             preset = preset_file(self.name, first_preset(family))
@@ -119,7 +119,7 @@ class TrainingTab:
     def _is_of_one(self, name: str) -> bool:
         return len(self.form.options[name].families) == 1
 
-    # What stands where
+    # Layout
 
     def _configuration_row(self) -> None:
         tab = self.name
@@ -149,7 +149,7 @@ class TrainingTab:
                 scale=2,
                 min_width=250,
             )
-        # the page fills in a settings file that was dropped on it, and presses Open: browse.js
+        # browse.js puts a dropped settings file here and presses Open
         self.dropped = gr.Textbox(elem_id=f"{tab}-dropped", elem_classes="offstage", container=False)
         with gr.Row(elem_classes="configuration", visible=False) as self.save_row:
             self.new_name = gr.Textbox(
@@ -192,7 +192,7 @@ class TrainingTab:
         self._tools.append(tool(self.name, self._queue, self._places))
 
     def _tell_facts(self) -> None:
-        """Under a path: what is found there."""
+        """Show a hint under each path field: what was found there."""
         controls = self.form.controls
 
         def tell_model(path: str, family: str) -> str:
@@ -208,7 +208,7 @@ class TrainingTab:
 
     def _tell(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
-        # of several changes at once, the last is told when all of them are there
+        # several changes at once give one hint, after the last
         gr.on([c.change for c in about], tell, about, self.form.facts[name], trigger_mode="always_last", **QUIET)
 
     def _tell_images(self, path: str, extension: str, metadata: str, repeats: str, many: bool) -> str:
@@ -236,14 +236,14 @@ class TrainingTab:
         return self.form.links.told("warning" if remarks else "ok", title, remarks)
 
     def _connect_compile(self) -> None:
-        """The switch beside the presets and the control under Advanced Training are one value, kept by the browser."""
+        """Keep the switch beside the presets and the control under Advanced Training in step, in the browser."""
         switch, setting = self.compile, self.form.controls[COMPILE]
         assert isinstance(setting, gr.Checkbox)
         switch.value = setting.value
         switch.input(None, switch, setting, js="(on) => on", **QUIET)
         setting.change(None, setting, switch, js="(on) => on", **QUIET)
 
-    # What the buttons do
+    # Buttons
 
     def _wire(self) -> None:
         self._everything = [
@@ -272,41 +272,41 @@ class TrainingTab:
         self.run.print.click(self._answering(self._print), page, self._everything, **slow)
 
     def connect_others(self, tabs: Sequence["TrainingTab"]) -> None:
-        """Let settings be loaded from past runs, from presets, and from what stands in the other tabs."""
+        """Let settings be loaded from past runs, from presets and from the other tabs."""
         self._others = {tab.name: tab for tab in tabs if tab is not self}
         page = {*self._page, self.run.past, *(tab.draft.state for tab in self._others.values())}
         past = self.run.load.click(self._answering(self._open_past), page, self._everything, **QUIET)
         self.draft.keep_after(past)
 
     def _answering(self, handler: Callable[[Updates], Updates]) -> Callable[[Updates], Updates]:
-        """A handler that always answers, by a message that is a new one for the page (fields.js)."""
+        """Wrap a handler so that it always answers, with a message that is new to the page (fields.js)."""
 
         def answer(data: Updates) -> Updates:
             try:
                 updates = handler(data)
             except Exception as error:  # the page waits for an answer
-                logger.exception("The page could not be answered")
-                why = f"This failed with an error of the program ({type(error).__name__}: {error})"
-                updates = {self.run.message: message("error", f"{why}; the console of the GUI shows where")}
+                logger.exception("A request of the page failed")
+                why = f"Internal error ({type(error).__name__}: {error})"
+                updates = {self.run.message: message("error", f"{why}; see the console of the GUI for the traceback")}
             said = updates.get(self.run.message, "")
             return {**updates, self.run.message: f'{said}<i hidden data-at="{time.monotonic_ns()}"></i>'}
 
         return answer
 
     def on_load(self, page: gr.Blocks, config: Path | None) -> None:
-        """Fill in what the browser kept, or, once for each start of the GUI, the file named on the command line.
+        """Restore what the browser kept or, once per start of the GUI, open the file named on the command line.
 
-        Called outside of the tab: what is inside does not exist in the browser before it is looked at.
+        Called outside the tab: the contents of a tab do not exist in the browser until it is first shown.
         """
         for kept in (self.draft.state, self.unknown, self.recent, self.opened, self.form.prompts):
             kept.render()
 
         def load(draft: dict[str, Any], recent: list[str]) -> Updates:
             families = self._families
-            recent = [file for file in recent if os.path.isfile(file)]  # others may be gone by now
+            recent = [file for file in recent if os.path.isfile(file)]  # the rest may be gone by now
             if config and not self.draft.of_this_launch(draft):
                 return self._opened(str(config), recent, draft.get("family") or families[0])
-            if not draft:  # a new browser: nothing to bring back, and nothing typed by now may be lost
+            if not draft:  # a new browser: nothing to restore, and nothing typed meanwhile may be lost
                 return {self.file: gr.update(choices=recent)}
             family = draft["family"] if draft.get("family") in families else families[0]
             updates, remarks = self.form.write(self.draft.values(draft))
@@ -315,7 +315,7 @@ class TrainingTab:
             shown_preset = preset if preset_family(preset) == family else None
             updates |= {self.family: family, self.file: file, self.preset: shown_preset}
             updates = self.form.changed(updates, self.form.first())
-            return updates | ({self.run.message: self._told(remarks, "Restored what stood here")} if remarks else {})
+            return updates | ({self.run.message: self._told(remarks, "Settings restored")} if remarks else {})
 
         restored = page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
         self.draft.release_after(restored)
@@ -327,10 +327,10 @@ class TrainingTab:
         return self._undoable(self.form.changed(updates, data), data)
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
-        """Another family: what both have stays, and no preset of the former is shown as if it were set."""
+        """Switch the family: shared options stay, and the other family's preset is no longer shown as selected."""
         name = first_preset(family)
         title = preset_title(preset_file(self.name, name))
-        said = f"{FAMILY_TITLES[family]} is chosen; what you set stays. The preset {title} sets what suits it"
+        said = f"{FAMILY_TITLES[family]} selected. Your settings stay; the preset {title} sets recommended values"
         button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
         kept = preset if preset and preset_family(preset) == family else None
         return [kept, message("ok", said, more=Html("" if kept else button))]
@@ -343,19 +343,19 @@ class TrainingTab:
             return {self.run.message: self.form.links.refused(error)}
         remarks = opened.remarks
         if opened.prompts:
-            why = f"the prompts of {path.name} are kept in the page; Save and Start write them to a file"
+            why = f"the prompts in {path.name} are kept in the page; Save and Start write them to a file"
             remarks = (*remarks, Remark("sample_prompts", why))
-        updates = self._filled(opened.values, opened.family, str(path), remarks, f"{path.name} is open")
+        updates = self._filled(opened.values, opened.family, str(path), remarks, f"Opened {path.name}")
         kept = {self.unknown: opened.unknown, self.form.prompts: opened.prompts}
         return updates | self._remember(path, recent) | kept
 
     def _open_dropped(self, data: Updates) -> Updates:
-        """A settings file that was dropped on the page, which knows its name and text, not where it lies."""
+        """Open a settings file that was dropped on the page, which knows its name and text but not its path."""
         try:
             dropped = json.loads(data[self.dropped])
             name, text = Path(str(dropped["name"])).name, str(dropped["text"])
             if not name.lower().endswith((".toml", ".json")):
-                raise ValueError(f"{name} is not a settings file: drop a .toml, or a .json of kohya_ss")
+                raise ValueError(f"{name} is not a settings file: drop a .toml or a kohya_ss .json file")
             with tempfile.TemporaryDirectory(dir=state_folder()) as folder:
                 (place := Path(folder) / name).write_text(text, encoding="utf-8")
                 updates = self._opened(str(place), [], data[self.family])
@@ -370,7 +370,7 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         kept = {name: value for name, value in self.form.read(data).items() if name in KEPT_BY_PRESETS}
-        title = f"{preset_title(path)} is set; your model, folders and names stay. {preset_words(path)}"
+        title = f"Preset {preset_title(path)} applied; your model, folders and names stay. {preset_words(path)}"
         values = {**opened.values, **kept}
         updates = self._filled(values, opened.family, data[self.file] or "", opened.remarks, title, data[self.preset])
         return self._undoable(self.form.changed(updates, data) | {self.unknown: opened.unknown}, data)
@@ -414,7 +414,7 @@ class TrainingTab:
             **self._ask_name(str(path)),
             self.save_new: gr.update(value="Replace", variant="stop"),
             self.replacing: str(path),
-            self.run.message: message("warning", f"{path} is there already: Replace writes over it"),
+            self.run.message: message("warning", f"{path} already exists. Press Replace to overwrite it"),
         }
 
     def _not_replacing(self) -> Updates:
@@ -456,12 +456,12 @@ class TrainingTab:
         }
 
     def _prompts(self, data: Updates, values: Mapping[str, Any]) -> str:
-        """The prompts that are in no file yet; those of a file win."""
+        """Return the prompts that are in no file yet; empty if sample_prompts names a file."""
         return "" if values.get("sample_prompts") else data[self.form.prompts] or ""
 
     def _left_out(self, values: Mapping[str, Any]) -> list[Remark]:
         secrets = [name for name, option in self.form.options.items() if option.secret and values[name]]
-        return [Remark(name, "is a secret and not in the file") for name in secrets]
+        return [Remark(name, "is a secret and is not saved to the file") for name in secrets]
 
     def _start(self, data: Updates) -> Updates:
         answer, again = data[self.run.answer] or "", {self.run.answer: ""}
@@ -488,29 +488,28 @@ class TrainingTab:
         }
 
     def _in_places(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings, where the page may look at the output folder that they name."""
+        """Return the settings, or nothing where their output folder is outside the allowed paths."""
         return {} if self._places.problem("output_dir", values.get("output_dir") or ".") else values
 
     def _why_waiting(self, run: int) -> str:
-        """Why a run does not start at once; empty where it does."""
+        """Return why a run does not start at once; empty if it does."""
         row = self._queue.store.row(run)
         if row is None or row.state != "queued":
             return ""
         if self._queue.paused:
-            return f"{row.name} waits: the queue is paused"
+            return f"{row.name} is queued: the queue is paused"
         before = [*self._queue.running(), *(other for other in self._queue.store.queued() if other.id < run)]
         if not any(gpus_overlap(row.gpus, other.gpus) for other in before):
             return ""
-        return f"{row.name} waits in the queue and starts by itself"
+        return f"{row.name} is queued and starts automatically"
 
     def _open_past(self, data: Updates) -> Updates:
-        """What fields.js and runs.js ask for: a past run by number, a preset or another tab by name, what stood here
-        before."""
+        """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, or "undo"."""
         asked: str = data[self.run.past] or ""
         if asked.startswith("tab:"):
             other = self._others.get(asked.removeprefix("tab:"))
             if other is None:
-                return {self.run.message: message("error", "There is no such tab to take settings over from")}
+                return {self.run.message: message("error", "There is no such tab to copy settings from")}
             updates = self._take_over(other, data)
             return self._undoable(self.form.changed(updates, data), data)
         if asked == "undo":
@@ -520,7 +519,7 @@ class TrainingTab:
         return self._undoable(self.form.changed(self._load_past(asked), data), data)
 
     def _undoable(self, updates: Updates, data: Updates) -> Updates:
-        """Updates that put other settings into the form, with a way back."""
+        """Return the updates with an Undo button, if they replace the form's settings."""
         if self.draft.state not in updates:
             return updates
         draft = self.draft.of(self.form.read(data), data[self.family], data[self.file] or "", data[self.preset])
@@ -530,34 +529,34 @@ class TrainingTab:
     def _undo(self, data: Updates) -> Updates:
         before = data[self.before]
         if not before:
-            return {self.run.message: message("warning", "Nothing is left to undo")}
+            return {self.run.message: message("warning", "Nothing to undo")}
         secrets = {name: value for name, value in self.form.read(data).items() if self.form.options[name].secret}
         values = {**self.draft.values(before), **secrets}
-        told = "What stood here before is back"
+        told = "Restored the previous settings"
         updates = self._filled(values, before["family"], before["file"], (), told, before["preset"], unsaved=True)
         updates |= {self.unknown: before["unknown"], self.form.prompts: before["prompts"]}
         return updates | {self.opened: before["opened"], self.before: {}}
 
     def _take_over(self, other: "TrainingTab", data: Updates) -> Updates:
-        """Model, images and output folder as they stand in another tab; all else stays."""
+        """Copy model, images and output folder from another tab; everything else stays."""
         draft, title = data[other.draft.state] or {}, other.training.tab.title
         found = other.draft.values(draft)
         names = [name for name in SHARED if name in found and name in self.form.controls]
         taken = {name: found[name] for name in names if found[name] != self.form.options[name].default}
         if not taken:
-            return {self.run.message: message("warning", f"No model, images or folders are set in {title} yet")}
+            return {self.run.message: message("warning", f"No model, images or folders are set in the {title} tab yet")}
         family = draft["family"] if draft.get("family") in self._families else data[self.family]
         values = {**self.form.read(data), **taken}
-        said = f"Taken over from {title}"
+        said = f"Copied from {title}"
         updates = self._filled(values, family, data[self.file] or "", (), said, data[self.preset], unsaved=True)
         named = ", ".join(self.form.links.named(name) for name in taken)
-        return {**updates, self.run.message: message("ok", Html(f"Taken over from {escape(title)}: {named}"))}
+        return {**updates, self.run.message: message("ok", Html(f"Copied from {escape(title)}: {named}"))}
 
     def _load_past(self, run: str) -> Updates:
-        """A past run's settings into the form. Its own file is no file to save to."""
+        """Load a past run's settings into the form. Save does not write to that run's own file."""
         row = self._queue.store.row(int(run)) if run.strip().isdecimal() else None
         if row is None:
-            return {self.run.message: message("error", "This run is not on the list any more")}
+            return {self.run.message: message("error", "This run is no longer in the list")}
         try:
             _, opened = opened_run(row)
         except ValueError as error:
@@ -573,9 +572,7 @@ class TrainingTab:
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
         return {
-            self.run.message: self._told(
-                prepared.remarks, "The command below has all settings in it and needs no file"
-            ),
+            self.run.message: self._told(prepared.remarks, "The command below contains all settings and needs no file"),
             self.run.command: gr.update(value=line, visible=True),
         }
 
@@ -589,24 +586,24 @@ def preset_file(tab: str, name: str) -> Path:
 
 
 def first_preset(family: str) -> str:
-    """What a new page begins with, where the defaults are those of sd-scripts."""
+    """Return the preset of a fresh page; the bare defaults are those of sd-scripts."""
     return f"{family}_safe_start"
 
 
 def preset_family(name: str) -> str:
-    """sdxl of sdxl_safe_start."""
+    """Return the family of a preset: sdxl for sdxl_safe_start."""
     return name.partition("_")[0]
 
 
 def preset_title(path: Path) -> str:
-    """ "SDXL low memory 12 GB" of sdxl_low_memory_12gb.toml."""
+    """Return a preset's title: "SDXL low memory 12 GB" for sdxl_low_memory_12gb.toml."""
     family, _, rest = path.stem.partition("_")
     words = re.sub(r"(\d+)gb\b", r"\1 GB", rest.replace("_", " "))
     return f"{FAMILY_TITLES.get(family, family)} {words}"
 
 
 def preset_words(path: Path) -> str:
-    """What a preset says of itself: the comment at its top."""
+    """Return a preset's description: the comment at its top."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
@@ -619,18 +616,18 @@ def fact(found: Recognised, more: str = "") -> str:
 
 
 def offer(choice: str, family: str) -> str:
-    """A button that chooses another family; `choice` is the element of the choice."""
+    """Return a button that switches the family; `choice` is the element id of the family radio."""
     return f' <button type="button" data-choose="{choice}:{family}">Switch to {FAMILY_TITLES[family]}</button>'
 
 
 def take_over(tabs: Sequence[Tab]) -> str:
-    """Buttons that bring the model, the images and the output folder of another tab into this one (fields.js)."""
+    """Return buttons that copy model, images and output folder from another tab (fields.js)."""
     buttons = "".join(f'<button type="button" data-load="tab:{tab.name}">{tab.title}</button>' for tab in tabs)
-    return f"<span>Model, images and output folder as in</span>{buttons}"
+    return f"<span>Copy model, images and output folder from</span>{buttons}"
 
 
 def setting(control: FormComponent, value: str, words: str) -> str:
-    """A button that writes a value into another control (fields.js)."""
+    """Return a button that writes a value into another control (fields.js)."""
     panels = " ".join(panels_around(control))
     field = f'data-set="{control.elem_id}" data-value="{escape(value)}" data-panels="{panels}"'
     return f' <button type="button" {field}>{escape(words)}</button>'

@@ -1,5 +1,5 @@
-// Which controls and panels are shown: applied here, at once, by the rules that the server put into the page
-// (visibility.py). Style rules do it, because what is in a folded panel has no element before it is opened.
+// Shows and hides controls and panels by the rules that the server put into the page (visibility.py). CSS rules do it,
+// because the contents of a folded panel have no elements before it is opened.
 window.Forms = (() => {
   const sheet = new CSSStyleSheet();
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
@@ -30,7 +30,7 @@ window.Forms = (() => {
     }
     const rule = (ids, style) => (ids.length ? `${ids.map((id) => `#${CSS.escape(id)}`).join(", ")} { ${style} }\n` : "");
     const rules = rule(hidden, "display: none !important") + rule(idle, "opacity: .5; pointer-events: none");
-    if (rules !== drawn) sheet.replaceSync((drawn = rules)); // each costs a new layout
+    if (rules !== drawn) sheet.replaceSync((drawn = rules)); // each change costs a new layout
   };
 
   const read = new MutationObserver(() => {
@@ -42,7 +42,7 @@ window.Forms = (() => {
   });
   read.observe(document, { childList: true, subtree: true });
 
-  /** What a form holds now; Gradio tells it whenever one of these values changes, whoever changed it. */
+  /** Take the current values of a form; Gradio calls it whenever one of them changes. */
   const now = (tab, family, ...values) => {
     const form = forms[tab];
     form.family = family;
@@ -50,13 +50,13 @@ window.Forms = (() => {
     draw();
   };
 
-  /** What a form holds, by name, once something else than a click has written it. */
+  /** Take the values of a form by name, after something other than a click wrote them. */
   const held = (tab, values) => {
     const form = forms[tab];
     now(tab, values.family, ...form.watched.map((name) => values[`option:${name}`]));
   };
 
-  // A click is answered before Gradio has heard of it
+  // Apply a click at once, before Gradio processes it
   document.addEventListener(
     "change",
     ({ target }) => {

@@ -1,6 +1,6 @@
-"""What a form shows, as rules that the browser applies by itself (visibility.js): no click waits for the server.
+"""Visibility rules of a form, applied by the browser itself (visibility.js) so that no click waits for the server.
 
-Every control is in the page from the beginning. A rule, and not an element, is hidden: a folded panel has none yet.
+Every control is in the page from the start. CSS rules hide them, since a folded panel has no elements yet.
 """
 
 import json
@@ -12,7 +12,7 @@ from sd_scripts.options.spec import Option
 
 
 def watched(options: Mapping[str, Option]) -> list[str]:
-    """The options whose values decide whether others are shown, or can be set."""
+    """Return the options whose values decide whether others are shown or enabled."""
     names: dict[str, None] = {}
     for option in options.values():
         switches = [name for name in (*option.masters, option.offered_with) if name]
@@ -28,7 +28,7 @@ def rules(
     family: str,
     values: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The rules of one form: `panels` and `advice` by their element, the first family and the values of a new page."""
+    """Return the rules of a form: `panels` and `advice` by element id, the initial family and values."""
     return {
         "options": {
             name: {
@@ -49,5 +49,5 @@ def rules(
 
 
 def as_element(forms: Mapping[str, Mapping[str, Any]]) -> str:
-    """The rules of all forms, as an element of the page that nobody sees."""
+    """Return the rules of all forms as a hidden element of the page."""
     return f'<div hidden data-forms="{escape(json.dumps(forms))}"></div>'

@@ -21,7 +21,7 @@ from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.toml_files import write_toml
 
-OUTSIDE = "outside of the allowed folders"
+OUTSIDE = "outside the allowed folders"
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_everything_in_an_allowed_folder_is_allowed(places, inside):
     ],
 )
 def test_what_leads_elsewhere_is_refused_by_the_options_name(places, inside, path):
-    with pytest.raises(ValueError, match=f"^output_dir: '.*' is {OUTSIDE}; name its folder with --allowed_path"):
+    with pytest.raises(ValueError, match=f"^output_dir: '.*' is {OUTSIDE}; start the GUI with --allowed_path"):
         places.check("output_dir", os.path.join(inside.parent, path) if path != ".." else inside / "..")
 
 
@@ -85,7 +85,7 @@ def test_links_are_followed_and_not_written_over(places, inside):
 
 def test_a_path_with_the_character_0_is_refused_everywhere(places):
     for each in (places, EVERYWHERE):
-        with pytest.raises(ValueError, match="output_dir: a path cannot hold the character 0"):
+        with pytest.raises(ValueError, match="output_dir: a path cannot contain a null character"):
             each.check("output_dir", "a\0.toml")
 
 
@@ -96,10 +96,10 @@ def test_what_no_path_can_be_is_told_in_a_sentence(places, inside, fenced):
     for path, why in (
         (inside / ("x" * 300), "255 bytes"),
         (inside / ("x" * 300) / "y", "255 bytes"),
-        (str(inside) + "/x" * 3000, "longer than a path"),
-        (inside / "loop", "leads back to itself"),
-        (inside / "loop" / "x", "leads back to itself"),
-        (f"{inside}/\ud800", "characters that no path can hold"),
+        (str(inside) + "/x" * 3000, "too long for a path"),
+        (inside / "loop", "points back to itself"),
+        (inside / "loop" / "x", "points back to itself"),
+        (f"{inside}/\ud800", "characters that are not valid in a path"),
     ):
         with pytest.raises(ValueError, match=f"^logging_dir: .*{why}") as told:
             asked.check("logging_dir", path)
@@ -269,7 +269,7 @@ def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(inside):
     with gr.Blocks():
         helper = FolderHelper("lora")
     for images, destination, ending, why in (
-        (inside / "loop", inside / "to", ".txt", "leads back to itself"),
+        (inside / "loop", inside / "to", ".txt", "points back to itself"),
         (inside / "images", inside / ("x" * 300), ".txt", "255 bytes"),
         (inside / "images" / "a.png" / "b", inside / "to", ".txt", "training images"),
         (inside / "images", inside / "images" / "a.png" / "to", ".txt", "destination"),
@@ -307,4 +307,4 @@ def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
 
 def test_an_allowed_path_must_be_there(tmp_path):
     flags = gui.parser().parse_args(["--allowed_path", str(tmp_path / "none")])
-    assert gui.refusal(flags) == f"--allowed_path: there is no folder {tmp_path / 'none'}"
+    assert gui.refusal(flags) == f"--allowed_path: folder not found: {tmp_path / 'none'}"

@@ -85,7 +85,7 @@ def test_copying_twice_changes_nothing(source: Path, concept: Concept) -> None:
     arrange(concept)
     before = content(source.parent / "data")
     (again,) = arrange(concept).copied
-    assert str(again) == "img/10_sks cat: 0 images and 0 captions copied, 3 were there already"
+    assert str(again) == "img/10_sks cat: 0 images and 0 captions copied, 3 already there"
     assert content(source.parent / "data") == before
 
 
@@ -96,19 +96,19 @@ def test_another_image_of_the_same_name_gets_a_new_one_with_its_caption(source: 
     make_image(source / "a.png", seed=9)
     (source / "a.txt").write_text("another cat")
     done = arrange(concept)
-    assert told(done) == ["1 renamed, since another file has the name: a.png as a_2.png"]
+    assert told(done) == ["1 renamed because the name was taken: a.png as a_2.png"]
     after = content(folder)
     assert after.items() >= before.items()
     assert after.keys() - before.keys() == {"a_2.png", "a_2.txt"}
     assert after["a_2.txt"] == b"another cat"
-    assert str(arrange(concept).copied[0]).endswith("0 captions copied, 3 were there already")
+    assert str(arrange(concept).copied[0]).endswith("0 captions copied, 3 already there")
 
 
 def test_a_caption_that_was_edited_in_the_destination_stays(source: Path, concept: Concept) -> None:
     arrange(concept)
     caption = source.parent / "data/img/10_sks cat/a.txt"
     caption.write_text("edited by hand")
-    assert told(arrange(concept)) == ["a.txt is another text there, and stays"]
+    assert told(arrange(concept)) == ["a.txt already exists with another text and was kept"]
     assert caption.read_text() == "edited by hand"
 
 
@@ -128,28 +128,28 @@ def test_what_will_not_be_trained_as_meant_is_told(source: Path, concept: Concep
     make_image(source / "more/d.png")
     (source.parent / "data/img/40_sks cat").mkdir(parents=True)
     first, second = told(arrange(concept))
-    assert first == f"1 folders with images in '{source}' are left out: copy each as its own concept"
+    assert first == f"1 folders with images in '{source}' were skipped: copy each as its own concept"
     assert second == "40_sks cat has the same words and is trained too; delete it if it is an older one"
 
 
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"instance_prompt": " "}, "instance prompt: is empty; write the words that name what is learned"),
-        ({"instance_prompt": "a/b"}, "instance prompt: '/' cannot be in a folder's name, which it becomes"),
-        ({"class_prompt": "cat?"}, r"class prompt: '\?' cannot be in a folder's name"),
-        ({"class_prompt": "cat."}, "class prompt: a folder's name, which it becomes, cannot end with a point"),
-        ({"instance_prompt": "x" * 300}, "instance prompt: it becomes a folder's name and is too long"),
-        ({"repeats": 0}, "repeats: 0 is not a whole number within 1..100000"),
-        ({"repeats": None}, "repeats: None is not a whole number"),
-        ({"training_images": "nowhere"}, "training images: there is no folder"),
-        ({"training_images": "."}, "destination: .* lies within the training images; choose a folder elsewhere"),
-        ({"training_images": "empty"}, "training images: no image .* in "),
-        ({"regularisation_images": "source", "class_prompt": ""}, "class prompt: is empty"),
-        ({"destination": ""}, "destination: is empty; name a folder"),
-        ({"destination": "source"}, "destination: .* lies within the training images"),
-        ({"destination": "source/a.png/data"}, "destination: .* lies within the training images"),
-        ({"destination": "file/data"}, "destination: '.*' cannot be made .Not a directory."),
+        ({"instance_prompt": " "}, "instance prompt: empty; enter the words for the concept"),
+        ({"instance_prompt": "a/b"}, "instance prompt: becomes a folder name, which cannot contain '/'"),
+        ({"class_prompt": "cat?"}, r"class prompt: becomes a folder name, which cannot contain '\?'"),
+        ({"class_prompt": "cat."}, "class prompt: becomes a folder name, which cannot end with a period"),
+        ({"instance_prompt": "x" * 300}, "instance prompt: too long for the folder name"),
+        ({"repeats": 0}, "repeats: must be a whole number from 1 to 100000, not 0"),
+        ({"repeats": None}, "repeats: must be a whole number from 1 to 100000, not None"),
+        ({"training_images": "nowhere"}, "training images: folder not found"),
+        ({"training_images": "."}, "destination: .* is inside the training images; choose a folder elsewhere"),
+        ({"training_images": "empty"}, "training images: no images .* in "),
+        ({"regularisation_images": "source", "class_prompt": ""}, "class prompt: empty"),
+        ({"destination": ""}, "destination: empty; enter a folder"),
+        ({"destination": "source"}, "destination: .* is inside the training images"),
+        ({"destination": "source/a.png/data"}, "destination: .* is inside the training images"),
+        ({"destination": "file/data"}, "destination: '.*' cannot be created .Not a directory."),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_made(
@@ -187,16 +187,16 @@ def test_gathered_words_train(source: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"captions": "x" * 300}, "captions from: '.xxx"),
-        ({"captions": "a/b"}, "captions from: '.a/b' is not the ending"),
-        ({"tags": "..\\x"}, "tags from: "),
-        ({"captions": "\0"}, "captions from: "),
-        ({"image_folder": ""}, "image folder: is empty"),
-        ({"image_folder": "nowhere"}, "image folder: there is no folder"),
-        ({"captions": None}, "captions: neither captions nor tags are taken"),
-        ({"tags": ".txt"}, "tags: captions come from .txt files already"),
-        ({"caption_metadata_filename": "meta"}, "metadata file: 'meta' is not a file name that ends with .json"),
-        ({"caption_metadata_filename": "../m.json"}, "metadata file: '../m.json' is not a file name"),
+        ({"captions": "x" * 300}, "caption extension:  '.xxx"),
+        ({"captions": "a/b"}, "caption extension:  '.a/b' is not a file extension"),
+        ({"tags": "..\\x"}, "tag extension:  "),
+        ({"captions": "\0"}, "caption extension:  "),
+        ({"image_folder": ""}, "image folder: empty"),
+        ({"image_folder": "nowhere"}, "image folder: folder not found"),
+        ({"captions": None}, "captions: neither captions nor tags are included"),
+        ({"tags": ".txt"}, "tags: .txt files already hold the captions"),
+        ({"caption_metadata_filename": "meta"}, "metadata file: 'meta' must be a file name that ends in .json"),
+        ({"caption_metadata_filename": "../m.json"}, "metadata file: '../m.json' must be a file name"),
     ],
 )
 def test_a_mistake_in_gathering_is_one_sentence(source: Path, changed: dict[str, Any], sentence: str) -> None:
@@ -207,7 +207,7 @@ def test_a_mistake_in_gathering_is_one_sentence(source: Path, changed: dict[str,
 def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) -> None:
     asked = Gathering(image_folder=str(source), recursive=True)
     values = settings_of(pretrained_model_name_or_path="m.safetensors", flip_aug=True, vae_batch_size=4).values()
-    with pytest.raises(ValueError, match="gather the captions first"):
+    with pytest.raises(ValueError, match="collect the captions first"):
         latents_command(asked, values, "sdxl")
     gather(asked)
     argv = latents_command(asked, values, "sdxl")
@@ -241,7 +241,7 @@ def test_latents_wait_for_the_run_that_is_on(source: Path, queue: RunQueue, tmp_
     values = settings_of(pretrained_model_name_or_path="m.safetensors").values()
     job.start(asked, values, "sdxl")
     assert job.watched
-    assert "Waits until the run cat is over" in latents_view(job.watched.refresh(), asked.latents_file, job.waits_for)
+    assert "Waiting for the run cat" in latents_view(job.watched.refresh(), asked.latents_file, job.waits_for)
     with pytest.raises(ValueError, match="already"):
         job.start(asked, values, "sdxl")
     job.stop()
@@ -255,7 +255,7 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
     job.start(asked, values, "sdxl")
     assert job.watched
     assert job.watched.run
-    with pytest.raises(ValueError, match="latents are being prepared already"):
+    with pytest.raises(ValueError, match="latents are already being cached"):
         job.start(asked, values, "sdxl")
     assert "Starting Python" in latents_view(job.watched.run_state, asked.latents_file)
     assert job.watched.run.wait(120), job.watched.folder.console_tail()
@@ -277,7 +277,7 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
     [
         ({"state": "running", "phase": "caching latents", "done": 3, "total": 12}, "width:25.0%"),
         ({"state": "stopping"}, "Stopping"),
-        ({"state": "stopped"}, "what was made stays"),
+        ({"state": "stopped"}, "Finished latents are kept"),
         ({"state": "failed", "failure": {"error": "vae: is <not> there"}}, "vae: is &lt;not&gt; there"),
     ],
 )

@@ -267,7 +267,7 @@ def test_opening_a_kohya_file_writes_nothing_and_keeps_its_prompts(tmp_path):
 def test_prompts_that_were_in_a_kohya_file_are_written_by_save_over_no_other(tab, form, tmp_path):
     (tmp_path / "new-prompts.txt").write_text("mine\n")
     updates = tab._opened(str(kohya_file(tmp_path)), [], "sdxl")
-    assert "the prompts of old.json are kept in the page" in updates[tab.run.message]
+    assert "the prompts in old.json are kept in the page" in updates[tab.run.message]
     data = {c: updates[c] for c in form.controls.values()}
     data |= {tab.family: "sdxl", tab.unknown: {}, tab.recent: [], tab.preset: None, tab.opened: "", tab.replacing: ""}
     data[form.prompts] = updates[form.prompts]
@@ -364,14 +364,14 @@ def test_an_emptied_field_is_unset_or_told(form):
 
 
 NOT_HERE = [
-    (LORA, "train_text_encoder = true", "a.toml is a configuration for DreamBooth; open it in the tab DreamBooth"),
+    (LORA, "train_text_encoder = true", "a.toml is a DreamBooth configuration; open it in the DreamBooth tab"),
     (
         LORA,
         'fused_backward_pass = true\nin_json = "m.json"',
-        "is a configuration for Fine-tune; open it in the tab Fine-tune",
+        "is a Fine-tune configuration; open it in the Fine-tune tab",
     ),
-    (DREAMBOOTH, "network_dim = 8", "a.toml is a configuration for LoRA; open it in the tab LoRA"),
-    (FINETUNE, 'network_module = "networks.lora"', "is a configuration for LoRA; open it in the tab LoRA"),
+    (DREAMBOOTH, "network_dim = 8", "a.toml is a LoRA configuration; open it in the LoRA tab"),
+    (FINETUNE, 'network_module = "networks.lora"', "is a LoRA configuration; open it in the LoRA tab"),
 ]
 
 
@@ -394,7 +394,7 @@ def test_a_file_of_kohya_opens_in_the_tab_that_wrote_it_only(tmp_path, tab: Trai
     assert tab.open_configuration(path).family == "sdxl"
     for other in {"lora": LORA, "dreambooth": DREAMBOOTH, "finetune": FINETUNE}.values():
         if other is not tab:
-            with pytest.raises(ValueError, match=f"open it in the tab {tab.tab.title}"):
+            with pytest.raises(ValueError, match=f"open it in the {tab.tab.title} tab"):
                 other.open_configuration(path)
 
 
@@ -448,7 +448,7 @@ SDXL_KEY = "conditioner.embedders.1.model.ln_final.weight"
             "SDXL LoRA, fp16, 234 bytes: not a base",
         ),
         (["add_embedding.linear_1.weight"], False, "SDXL U-Net alone"),
-        (["something.else"], False, "another kind"),
+        (["something.else"], False, "Unknown model type"),
     ],
 )
 def test_a_checkpoint_is_recognised_by_its_header(tmp_path, keys, good, words):
@@ -526,7 +526,7 @@ def test_a_model_of_the_other_family_is_refused_and_names_its_own(tmp_path):
         ("t5xxl", DEV, False, "FLUX.1 dev, bf16, 58.6 MB: not the T5-XXL text encoder"),
         ("ae", {"decoder.conv_in.weight": (512, 16, 3, 3)}, True, "FLUX.1 autoencoder"),
         ("ae", {"decoder.conv_in.weight": (512, 4, 3, 3)}, False, "VAE, bf16, 37 kB: not FLUX.1's autoencoder"),
-        ("ae", {"something.else": (4,)}, False, "A file of another kind"),
+        ("ae", {"something.else": (4,)}, False, "Unknown file type"),
     ],
 )
 def test_a_part_of_flux_is_recognised_where_it_is_asked_for(tmp_path, option, shapes, good, words):
@@ -537,7 +537,7 @@ def test_a_part_of_flux_is_recognised_where_it_is_asked_for(tmp_path, option, sh
 
 def test_a_part_that_is_no_file_is_told(tmp_path):
     assert "This is a folder without" in recognise.part(str(tmp_path), "t5xxl").text
-    assert "no such file" in recognise.part(str(tmp_path / "gone"), "ae").text
+    assert "not found" in recognise.part(str(tmp_path / "gone"), "ae").text
     assert recognise.part("", "ae").text == ""
     (tmp_path / "t5.gguf").touch()
     assert "choose the .safetensors file" in recognise.part(str(tmp_path / "t5.gguf"), "t5xxl").text
@@ -615,7 +615,7 @@ def test_half_a_file_and_no_file_are_told(tmp_path):
     assert "not a safetensors file" in recognise.model(str(tmp_path / "n.safetensors"), "sdxl").text
     assert recognise.model(str(tmp_path / "gone.safetensors"), "sdxl").good is False
     (tmp_path / "a.toml").touch()
-    assert "no model file" in recognise.model(str(tmp_path / "a.toml"), "sdxl").text
+    assert "Not a model file" in recognise.model(str(tmp_path / "a.toml"), "sdxl").text
     assert recognise.model("stabilityai/stable-diffusion-xl-base-1.0", "sdxl").good is None
 
 
@@ -633,9 +633,9 @@ def told_of(folder: Path, *how: Any) -> tuple[str, bool | None, bool]:
 
 def test_a_data_folder_is_counted(tmp_path):
     images(tmp_path, "10_cat/a.png", "10_cat/b.jpg", "2_dog/c.webp", "10_cat/a.txt", "10_cat/b.txt", "2_dog/c.txt")
-    told = "3 images, all captioned, 22 an epoch: 10_cat (2), 2_dog (1)", True, False
+    told = "3 images, all captioned, 22 per epoch: 10_cat (2), 2_dog (1)", True, False
     assert told_of(tmp_path, ".txt") == told_of(tmp_path, "txt") == told  # as the training reads it
-    assert told_of(tmp_path / "10_cat", ".txt") == ("2 images, all captioned, 20 an epoch", True, False)
+    assert told_of(tmp_path / "10_cat", ".txt") == ("2 images, all captioned, 20 per epoch", True, False)
 
 
 def test_missing_captions_are_a_warning_that_names_the_ending_that_lies_there(tmp_path):
@@ -643,7 +643,7 @@ def test_missing_captions_are_a_warning_that_names_the_ending_that_lies_there(tm
         tmp_path, "10_cat/a.png", "10_cat/b.jpg", "10_cat/c.png", "10_cat/a.txt", "10_cat/b.caption", "10_cat/c.caption"
     )
     assert told_of(tmp_path, ".txt") == (
-        "3 images, 1 with a .txt file, 2 have a .caption file, 30 an epoch: 10_cat (3)",
+        "3 images, 1 with a .txt file, 2 have a .caption file, 30 per epoch: 10_cat (3)",
         True,
         True,
     )
@@ -656,7 +656,7 @@ def test_folders_that_are_never_seen_are_told(tmp_path):
     images(tmp_path, "1_cat/a.png", "1_cat/a.txt")
     text, good, warning = told_of(tmp_path, ".txt")
     assert (good, warning) == (True, True)
-    assert "1 an epoch: 1_cat (1); folder '0_dog' is left out" in text
+    assert "1 per epoch: 1_cat (1); folder '0_dog' is left out" in text
 
 
 def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
@@ -666,7 +666,7 @@ def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     assert 'data-set="lora-num_repeats" data-value="1"' in refused
     taken = tab._tell_images(str(tmp_path / "flat"), ".txt", "", "3", False)
     assert "fact-good" in taken
-    assert "1 image, all captioned, 3 an epoch" in taken
+    assert "1 image, all captioned, 3 per epoch" in taken
     images(tmp_path / "20241122_cats", "a.png")
     assert "fact-bad" in tab._tell_images(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
 
@@ -684,7 +684,7 @@ def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):
     assert (found.text, found.good) == ("3 images; the metadata file says which are trained", True)
     (tmp_path / "empty").mkdir()
     assert recognise_images.beside_metadata(str(tmp_path / "empty")).warning
-    assert recognise_images.beside_metadata(str(tmp_path / "gone")).text == "There is no such folder"
+    assert recognise_images.beside_metadata(str(tmp_path / "gone")).text == "Folder not found"
 
 
 @pytest.mark.parametrize(
@@ -699,16 +699,16 @@ def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):
         ),
         ("m.jsonl", '{"image_path": "a.png", "caption": "cat"}\n', True, "1 images"),
         ("m.json", "{}", False, "0 images"),
-        ("m.json", "[1]", False, "This is no metadata: a JSON object that names images is wanted"),
-        ("m.json", '{"a": 1}', False, "This is no metadata: a JSON object that names images is wanted"),
-        ("m.json", "{", False, "This is no metadata: a JSON object that names images is wanted"),
+        ("m.json", "[1]", False, "Not a metadata file: expected a JSON object with an entry per image"),
+        ("m.json", '{"a": 1}', False, "Not a metadata file: expected a JSON object with an entry per image"),
+        ("m.json", "{", False, "Not a metadata file: expected a JSON object with an entry per image"),
     ],
 )
 def test_a_metadata_file_is_counted(tmp_path, name, text, good, words):
     (tmp_path / name).write_text(text)
     found = recognise.metadata(str(tmp_path / name))
     assert (found.good, found.text) == (good, words)
-    assert recognise.metadata(str(tmp_path / "gone.json")).text == "There is no such file"
+    assert recognise.metadata(str(tmp_path / "gone.json")).text == "File not found"
 
 
 def test_many_folders_are_named_by_the_first_of_them(tmp_path):
@@ -810,11 +810,11 @@ def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers(
     assert run_view(run_state).count("disabled") == 0
     run_state.add_command({"kind": "save", "id": "a"})
     html = run_view(run_state)
-    assert "Asked…" in html
+    assert "Requested…" in html
     assert html.count("disabled") == 1
     run_state.apply({"kind": "heard", "command": "save", "ids": ["a"], "step": 30})
     html = run_view(run_state)
-    assert "Asked…" not in html
+    assert "Requested…" not in html
     assert "Saved at step 30" in html
     assert [sent.handled_step for sent in run_state.commands if isinstance(sent, SentCommand)] == [30]
 
@@ -822,11 +822,11 @@ def test_a_running_run_can_be_asked_and_says_what_it_was_asked_until_it_answers(
 def test_ending_at_once_says_what_is_lost():
     assert "Nothing is trained yet, so nothing is lost" in run_view(trained(steps=0))
     run_state = trained()
-    assert "everything it learned is lost" in run_view(run_state)
+    assert "all training is lost" in run_view(run_state)
     run_state.apply({"kind": "saved", "path": "/out/a-step10.safetensors", "step": 10})
-    assert "its files up to step 10 stay" in run_view(run_state)
+    assert "files up to step 10 stay" in run_view(run_state)
     run_state.apply({"kind": "saved", "path": "/out/a-step20-state", "step": 20})
-    assert "what it learned after step 20 is lost" in run_view(run_state)
+    assert "training after step 20 is lost" in run_view(run_state)
 
 
 @pytest.mark.parametrize(
@@ -859,7 +859,7 @@ def test_a_state_that_was_deleted_or_is_not_whole_is_not_gone_on_from(tmp_path):
 
 def test_a_run_that_waits_says_its_place_and_what_it_waits_for():
     html = run_view(RunState(state="queued"), row("queued", place=2, error="waits for HF_TOKEN"))
-    assert "number 2 in the queue" in html
+    assert "position 2 in the queue" in html
     assert "waits for HF_TOKEN" in html
     assert "tile" not in html
 
@@ -913,9 +913,9 @@ def test_a_past_run_fills_in_the_form_and_its_own_file_is_not_the_one_to_save(ta
 def test_a_past_run_without_its_folder_or_off_the_list_is_told(tab, tmp_path):
     run = past_run(tab, tmp_path / "cat", "seed = 3\n")
     (tmp_path / "cat" / "config.toml").unlink()
-    assert "its settings are gone" in tab._load_past(run)[tab.run.message]
-    assert "not on the list" in tab._load_past("4711")[tab.run.message]
-    assert "not on the list" in tab._load_past("")[tab.run.message]
+    assert "settings file not found" in tab._load_past(run)[tab.run.message]
+    assert "no longer in the list" in tab._load_past("4711")[tab.run.message]
+    assert "no longer in the list" in tab._load_past("")[tab.run.message]
 
 
 def test_a_run_that_has_to_wait_says_why(tmp_path):
@@ -923,9 +923,9 @@ def test_a_run_that_has_to_wait_says_why(tmp_path):
         tab = TrainingTab(LORA, RunQueue(RunStore(tmp_path / "runs.sqlite")), "launch")
     first, second = (int(past_run(tab, tmp_path / name, "", state="queued")) for name in ("first", "second"))
     assert tab._why_waiting(first) == ""
-    assert tab._why_waiting(second) == "second waits in the queue and starts by itself"
+    assert tab._why_waiting(second) == "second is queued and starts automatically"
     tab._queue.paused = True
-    assert tab._why_waiting(first) == "first waits: the queue is paused"
+    assert tab._why_waiting(first) == "first is queued: the queue is paused"
 
 
 def test_a_sentence_names_the_field_by_its_label_and_leads_to_it(form):
@@ -980,7 +980,7 @@ def test_what_a_preset_replaced_is_put_back(tab, form):
     data = page_after(form, {"network_dim": 77, "seed": 3, "wandb_api_key": "s3cret"})
     data |= {tab.family: "sdxl", tab.file: "a.toml", tab.preset: "flux_safe_start", tab.unknown: {"mine": 1}}
     data |= {tab.opened: "a.toml", form.prompts: "a cat", tab.before: {}, tab.run.past: "undo"}
-    assert "Nothing is left" in tab._open_past(data)[tab.run.message]
+    assert "Nothing to undo" in tab._open_past(data)[tab.run.message]
     updates = tab._open_past({**data, tab.run.past: "preset:sdxl_safe_start"})
     assert 'data-load="undo"' in updates[tab.run.message]
     after = {**data, **{c: u for c, u in updates.items() if c in form.controls.values()}}
@@ -1000,7 +1000,7 @@ def test_an_error_of_the_program_is_an_answer_too(tab, caplog):
     def fails(data: dict) -> dict:
         raise KeyError("made up")
 
-    assert "an error of the program (KeyError: &#x27;made up&#x27;)" in tab._answering(fails)({})[tab.run.message]
+    assert "Internal error (KeyError: &#x27;made up&#x27;)" in tab._answering(fails)({})[tab.run.message]
     assert "made up" in caplog.text
 
 
@@ -1024,7 +1024,7 @@ def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tmp
     theirs, _ = lora.form.complete({"train_data_dir": "/data/cats", "num_repeats": 3, "ae": "/ae", "seed": 5})
     data = {**page_after(full.form, {"seed": 7, "vae": "/vae"}), full.family: "sdxl", full.file: "", full.preset: None}
     data |= {full.unknown: {}, full.opened: "", full.form.prompts: "", full.run.past: "tab:lora", lora.draft.state: {}}
-    assert "set in LoRA yet" in full._open_past(data)[full.run.message]
+    assert "set in the LoRA tab yet" in full._open_past(data)[full.run.message]
     updates = full._open_past({**data, lora.draft.state: lora.draft.of(theirs, "flux", "", None)})
     assert updates[full.family] == "flux"
     assert 'data-load="undo"' in updates[full.run.message]
@@ -1035,13 +1035,13 @@ def test_model_and_images_are_taken_over_from_another_tab_and_all_else_stays(tmp
 
 def test_a_dataset_file_is_not_opened_as_settings(tmp_path):
     (tmp_path / "d.toml").write_text("[general]\nseed = 1\n[[datasets]]\nresolution = 64\n")
-    with pytest.raises(ValueError, match=r"d.toml describes a dataset .* name it in dataset_config"):
+    with pytest.raises(ValueError, match=r"d.toml is a dataset configuration, .* enter it under dataset_config"):
         open_configuration(tmp_path / "d.toml")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="it is a path there")
 def test_a_windows_path_is_no_name_elsewhere():
-    with pytest.raises(ValueError, match="a path of Windows"):
+    with pytest.raises(ValueError, match="is a Windows path"):
         place_of("C:\\Users\\me\\lora.toml")
 
 
@@ -1064,9 +1064,9 @@ def test_a_message_is_text():
     [
         (["--listen", "0.0.0.0"], "--listen 0.0.0.0 opens the page to others"),
         (["--share"], "--share opens the page to others"),
-        (["--username", "me"], "go together"),
-        (["--config", "gone.toml"], "there is no file"),
-        (["--print-command"], "needs --config"),
+        (["--username", "me"], "requires a password"),
+        (["--config", "gone.toml"], "file not found"),
+        (["--print-command"], "requires --config"),
     ],
 )
 def test_what_must_not_be_served_is_refused_in_one_sentence(capsys, flags, words):

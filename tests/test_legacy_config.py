@@ -108,7 +108,7 @@ def test_an_ordinary_configuration_for_a_whole_model_loses_nothing(tab, family):
     assert config.family == family
     assert settings.unknown == {}
     assert {problem.split(":")[0] for problem in settings.problems()} <= {"clip_l", "t5xxl", "ae"}
-    made = ["in_json: is not made at the start of a run; make it once under Dataset preparation"]
+    made = ["in_json: not created at the start of a run; create it once under Dataset preparation"]
     assert [str(remark) for remark in config.remarks] == (made if tab == "finetune" else [])
 
 
@@ -160,9 +160,9 @@ def test_the_fields_of_whole_models_become_options(tab, family, legacy, ours):
         (
             "dreambooth",
             {"stop_text_encoder_training": 30},
-            "stop_text_encoder_training: text encoders learn to the end",
+            "stop_text_encoder_training: text encoders train to the end",
         ),
-        ("finetune", {"flip_aug": True}, "max_train_steps: counts as given; kohya_ss halved it with flip_aug"),
+        ("finetune", {"flip_aug": True}, "max_train_steps: used as given; kohya_ss halved it with flip_aug"),
         ("finetune", {"train_inpainting": True}, "train_inpainting: inpainting models"),
     ],
 )
@@ -338,9 +338,9 @@ def test_what_flux_left_over_in_a_file_for_sdxl_means_nothing():
 @pytest.mark.parametrize(
     ("legacy", "told"),
     [
-        ({"train_blocks": "double"}, "train_blocks: counts here"),
+        ({"train_blocks": "double"}, "train_blocks: takes effect here"),
         ({"split_mode": True}, "split_mode: is now train_blocks = single and blocks_to_swap"),
-        ({"single_blocks_to_swap": 4}, "single_blocks_to_swap: has no effect, as in sd-scripts"),
+        ({"single_blocks_to_swap": 4}, "single_blocks_to_swap: no effect, as in sd-scripts"),
         ({"LoRA_type": "Flux1 OFT"}, "LoRA_type: Flux1 OFT cannot be trained here"),
     ],
 )
@@ -363,18 +363,18 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
     [
         (
             {"LoRA_type": "LyCORIS/LoKr"},
-            "LoRA_type: LyCORIS/LoKr is made by the lycoris package: pip install lycoris_lora",
+            "LoRA_type: LyCORIS/LoKr needs the lycoris package, which is not included: pip install lycoris_lora",
         ),
         ({"LoRA_type": "Kohya DyLoRA"}, "LoRA_type: Kohya DyLoRA cannot be trained here; a standard LoRA"),
-        ({"sdxl": False, "sd3_checkbox": True}, "sdxl: is off: these settings are for SD 3, which is not trained here"),
-        ({"sdxl": False}, "sdxl: is off: these settings are for Stable Diffusion 1.5"),
-        ({"show_timesteps": "image"}, "show_timesteps: is not shown here"),
-        ({"lr_scheduler": "piecewise_constant"}, "lr_warmup: left out, since the schedule piecewise_constant has no"),
-        ({"train_inpainting": True}, "train_inpainting: inpainting models are not trained here"),
-        ({"stop_text_encoder_training": 50}, "stop_text_encoder_training: text encoders learn to the end"),
-        ({"lr_scheduler": "constant"}, "lr_warmup: left out, since the schedule constant has no warm-up"),
+        ({"sdxl": False, "sd3_checkbox": True}, "sdxl: off: these settings are for SD 3, which is not supported"),
+        ({"sdxl": False}, "sdxl: off: these settings are for Stable Diffusion 1.5"),
+        ({"show_timesteps": "image"}, "show_timesteps: not supported"),
+        ({"lr_scheduler": "piecewise_constant"}, "lr_warmup: left out: the scheduler piecewise_constant has no"),
+        ({"train_inpainting": True}, "train_inpainting: inpainting models are not supported"),
+        ({"stop_text_encoder_training": 50}, "stop_text_encoder_training: text encoders train to the end"),
+        ({"lr_scheduler": "constant"}, "lr_warmup: left out: the scheduler constant has no warmup"),
         ({"additional_parameters": "--split_qkv"}, "additional_parameters: left out: --split_qkv: unknown option"),
-        ({"sample_prompts": "a cat --w 512"}, "sample_prompts: the prompts stood in the configuration"),
+        ({"sample_prompts": "a cat --w 512"}, "sample_prompts: the prompts were in the configuration"),
     ],
 )
 def test_what_is_lost_is_told(legacy, told):
@@ -454,7 +454,7 @@ def test_what_kohya_has_no_key_for_is_told_on_the_way_back():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a configuration of kohya_ss"), (None, "there is no file")]
+    ("text", "why"), [("{", "is not JSON"), ("[1]", "not a kohya_ss configuration"), (None, "there is no file")]
 )
 def test_a_file_that_is_no_configuration_is_told_in_one_sentence(tmp_path, text, why):
     file = tmp_path / "c.json"

@@ -126,7 +126,7 @@ def test_a_run_is_sent_as_sections_and_again_only_when_it_told_something(studio)
 def test_a_run_that_is_not_on_the_list_is_told_in_a_sentence(studio):
     for path in ("run/77", "run/77/curves", "run/77/console", "run/77/sample/0", "run/77/file/0"):
         answer = studio.get(path)
-        assert (answer.status_code, answer.json()) == (404, {"error": "This run is not on the list any more"})
+        assert (answer.status_code, answer.json()) == (404, {"error": "This run is no longer in the list"})
     assert studio.post("run/77/stop").status_code == 404
 
 
@@ -301,11 +301,11 @@ def test_an_older_run_never_delivers_the_model_of_a_later_one(studio, fingerprin
     first, _ = two_runs_of_one_name(studio, "elsewhere.safetensors", fingerprint)
     answer = studio.get(f"run/{first}/file/0")
     assert answer.status_code == 404
-    assert "replaced by the file of a later run" in answer.json()["error"]
+    assert "overwritten by a later run" in answer.json()["error"]
     told = studio.get(f"run/{first}").json()["sections"]
-    assert "replaced by a later run" in told["files"]
+    assert "overwritten by a later run" in told["files"]
     assert "Download" not in told["files"]
-    assert "a later run wrote its own file" in told["result"]
+    assert "overwritten by a later run" in told["result"]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_file_outside_of_the_allowed_folders_is_not_served(tmp_path):
     for path in ("sample/0", "file/0"):
         answer = studio.get(f"run/{run}/{path}")
         assert answer.status_code == 404
-        assert "outside of the allowed folders" in answer.json()["error"]
+        assert "outside the allowed folders" in answer.json()["error"]
 
 
 # What can be done
@@ -365,7 +365,7 @@ def test_the_queue_is_reordered_emptied_and_paused(studio):
 
 def test_what_cannot_be_done_is_told_in_a_sentence(studio):
     run = studio.over("cat", steps(2))
-    for action, why in (("stop", "is not running"), ("up", "does not wait"), ("continue", "no whole state is left")):
+    for action, why in (("stop", "is not running"), ("up", "does not wait"), ("continue", "no complete state")):
         answer = studio.post(f"run/{run}/{action}")
         assert answer.status_code == 400
         assert why in answer.json()["error"]

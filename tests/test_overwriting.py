@@ -73,7 +73,7 @@ def test_a_run_that_waits_uses_its_name_though_it_has_no_files_yet(queue, out, t
     waiting(queue, out, "cat")
     waiting(queue, out, "cat-2")
     found = taken(queue, out)
-    assert "a run that waits" in question(found)
+    assert "a run that is queued" in question(found)
     assert ways(found) == ["rename:cat", "replace:cat"]
     assert found.free_name == "cat-3"
     (tmp_path / "elsewhere").mkdir()

@@ -57,8 +57,8 @@ def test_a_file_of_kohya_is_read_too_and_what_is_lost_is_told_aside(tmp_path, ca
     assert print_command("lora", tmp_path / "in.json") == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 1
-    assert "train_inpainting: inpainting models are not trained here" in printed.err
-    assert "sample_prompts: are in no file yet" in printed.err
+    assert "train_inpainting: inpainting models are not supported" in printed.err
+    assert "sample_prompts: the prompts are in no file yet" in printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["in.json"]
 
 
@@ -76,7 +76,7 @@ def test_a_file_for_a_model_that_is_not_trained_is_told_before_anything_else(tmp
     (tmp_path / "in.json").write_text(json.dumps({**START, "bucket_reso_steps": 1, "v_parameterization": True}))
     assert print_command("lora", tmp_path / "in.json") == 2
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("in.json: these settings are for Stable Diffusion 1.5, which is not trained here. Open the")
+    assert told.startswith("in.json: these settings are for Stable Diffusion 1.5, which is not supported. Open the")
 
 
 def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
@@ -101,7 +101,7 @@ def test_a_file_tells_its_tab_where_none_is_named(tmp_path, capsys):
     assert print_command(None, tmp_path / "in.toml") == 0
     assert "sdxl_train.py" in capsys.readouterr().out
     assert print_command("lora", tmp_path / "in.toml") == 2
-    assert capsys.readouterr().err == "in.toml is a configuration for DreamBooth; open it in the tab DreamBooth\n"
+    assert capsys.readouterr().err == "in.toml is a DreamBooth configuration; open it in the DreamBooth tab\n"
 
 
 def test_a_file_without_a_word_of_its_method_is_for_the_tab_that_is_named(tmp_path, capsys):

@@ -67,7 +67,7 @@ def page(tmp_path: Path) -> Page:
 
 
 def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):
-    assert "is written when you save" in page.open()
+    assert "is created when you save" in page.open()
     page.write("a cat --d 1\na dog\n\n")
     assert "2 prompts" in page.save()
     place = tmp_path / "out" / "cat-prompts.txt"
@@ -117,7 +117,7 @@ def test_prompts_that_somebody_else_wrote_meanwhile_are_written_over_at_the_seco
     page.save()
     Path(page.file).write_text("from elsewhere\n")
     page.write("a dog")
-    assert "holds other prompts than those that were opened here" in page.save()
+    assert "changed since it was opened here" in page.save()
     assert Path(page.file).read_text() == "from elsewhere\n"
     assert "Saved to" in page.save()
     assert Path(page.file).read_text() == "a dog\n"
@@ -143,12 +143,12 @@ def test_what_is_written_and_not_saved_survives_closing(page):
 @pytest.mark.parametrize(
     ("named", "why"),
     [
-        ("/etc/hostname.txt", "outside of the allowed folders"),
+        ("/etc/hostname.txt", "outside the allowed folders"),
         ("{}/x.yaml", "is not a .txt, .toml or .json file"),
-        ("{}/folder.txt", "is no text file of at most 1 MB"),
-        ("{}/big.txt", "is no text file of at most 1 MB"),
+        ("{}/folder.txt", "is not a text file of at most 1 MB"),
+        ("{}/big.txt", "is not a text file of at most 1 MB"),
         ("{}/bytes.txt", "is not text in UTF-8"),
-        ("{}/link.txt", "outside of the allowed folders"),
+        ("{}/link.txt", "outside the allowed folders"),
     ],
 )
 def test_a_file_that_cannot_be_edited_is_told_in_one_sentence(page, tmp_path, named, why):
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_edited_is_told_in_one_sentence(page, tmp_path, na
 
 
 def test_a_name_that_leads_elsewhere_is_no_place_for_prompts(tmp_path):
-    with pytest.raises(ValueError, match=r"output_name: .* outside of the allowed folders"):
+    with pytest.raises(ValueError, match=r"output_name: .* outside the allowed folders"):
         prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, AllowedPaths.within([tmp_path]))
     assert read_text(tmp_path / "none.txt") == ""
 
@@ -172,7 +172,7 @@ def test_each_prompt_is_said_in_words():
     text = "a <b> cat --w 768 --h 1024 --d 7 --s 20 --l 5 --n bad --ss euler_a\n# no\n\na dog"
     said = meaning(text, Path("x.txt"), "sdxl", "ddim")
     assert "a &lt;b&gt; cat" in said
-    assert "768 × 1024, 20 steps, seed 7, scale 5, sampler euler_a, negative prompt: bad" in said
+    assert "768 × 1024, 20 steps, seed 7, CFG 5, sampler euler_a, negative prompt: bad" in said
     assert "512 × 512, 30 steps, another seed each time, scale 7.5, sampler ddim" in said
     assert said.count("<li>") == 2
     assert "warn" not in said
@@ -184,12 +184,12 @@ def test_each_prompt_is_said_in_words():
         ("a --q 3", "sdxl", "--q is not known"),
         ("a --g 3", "sdxl", "--g has no effect for SDXL"),
         ("a --ss euler", "flux", "--ss has no effect for FLUX.1"),
-        ("a --n bad", "flux", "the negative prompt has no effect while the scale (--l) is 1"),
+        ("a --n bad", "flux", "the negative prompt has no effect at CFG scale (--l) 1"),
         ("a --n bad --l 1", "sdxl", "the negative prompt has no effect"),
         ("a --w 1001", "sdxl", "1001 × 512 becomes 1000 × 512: sides are multiples of 8"),
         ("a --w 1000", "flux", "1000 × 512 becomes 992 × 512: sides are multiples of 16"),
         ("a --h 8", "sdxl", "512 × 8 becomes 512 × 64"),
-        ("a --ss best", "sdxl", "the sampler best is not known"),
+        ("a --ss best", "sdxl", "unknown sampler best"),
     ],
 )
 def test_what_is_not_as_it_may_be_meant_is_told(line, family, why):
@@ -197,7 +197,7 @@ def test_what_is_not_as_it_may_be_meant_is_told(line, family, why):
 
 
 def test_the_steps_and_scale_of_flux_are_its_own():
-    assert "20 steps, another seed each time, guidance 2.5, scale 3, negative prompt: bad" in meaning(
+    assert "20 steps, random seed, guidance 2.5, CFG 3, negative prompt: bad" in meaning(
         "a --g 2.5 --l 3 --n bad", Path("x.txt"), "flux", ""
     )
 

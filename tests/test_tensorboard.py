@@ -53,13 +53,13 @@ def test_another_folder_takes_the_place_of_the_first(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"^logging_dir: there is no folder '.*none' yet"):
+    with pytest.raises(ValueError, match=r"^logging_dir: folder not found: '.*none'"):
         TensorBoard().start(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
     ("code", "why"),
-    [("import nothing_of_this_name", "No module named 'nothing_of_this_name'"), ("pass", "it ended without a word")],
+    [("import nothing_of_this_name", "No module named 'nothing_of_this_name'"), ("pass", "it exited without output")],
 )
 def test_a_program_that_dies_is_told_with_its_last_words(tmp_path, code, why):
     board = TensorBoard(_program=("-c", code))

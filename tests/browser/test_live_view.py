@@ -200,7 +200,7 @@ def test_the_console_is_searched_as_a_whole_and_else_shows_its_end(page, over):
     view.locator(".console-box summary").click()
     expect(view.locator("pre.console")).to_contain_text("line 999")
     assert view.locator("pre.console").evaluate("text => text.scrollTop + text.clientHeight > text.scrollHeight - 30")
-    view.get_by_label("Find in the console").fill("LINE 17")
+    view.get_by_label("Search the console").fill("LINE 17")
     expect(view.locator("pre.console mark")).to_have_count(11)  # 17, and 170 to 179
     expect(view.locator("pre.console")).to_contain_text("18 line 17")
 
@@ -252,7 +252,7 @@ def test_a_run_that_is_forgotten_elsewhere_is_told_gone_and_leaves_the_list(page
     run = queue.store.add(folder, name="brief", tab="lora", state="finished").id
     look_at(page, "brief")
     queue.forget(run)
-    expect(page.locator("#runs-run .run-none")).to_contain_text("This run is gone")
+    expect(page.locator("#runs-run .run-none")).to_contain_text("Run not found")
     expect(page.locator(".history .run-link", has_text="brief")).to_have_count(0)
 
 
@@ -300,9 +300,9 @@ def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_fo
     expect(rows.first).to_have_attribute("data-run", str(late))
     expect(rows.nth(1)).to_have_attribute("data-run", str(early))
     expect(rows.first).to_contain_text("network_dim: 0 is too small")
-    page.get_by_label("Find a run").fill("no such run")
-    expect(page.get_by_text('No run matches "no such run".')).to_be_visible()
-    page.get_by_label("Find a run").fill("")
+    page.get_by_label("Search runs").fill("no such run")
+    expect(page.get_by_text('No runs match "no such run".')).to_be_visible()
+    page.get_by_label("Search runs").fill("")
     for id in (late, early):
         page.locator(f".history [data-run='{id}'] input").check()
     page.locator("[data-action=remove-runs]").click()
@@ -315,7 +315,7 @@ def test_a_run_gets_a_name_and_a_note_in_the_page(page, queue, tmp_path):
     id = ended(queue, tmp_path, "nameless", 7e9)
     view = look_at(page, "nameless")
     view.locator("[data-describe]").click()
-    view.get_by_label("Name of the run").fill("the good one")
+    view.get_by_label("Run name").fill("the good one")
     view.get_by_label("Note").fill("rank 8")
     view.get_by_text("Save", exact=True).click()
     expect(view.locator(".run-name")).to_have_text("the good one")
@@ -330,7 +330,7 @@ def test_a_continued_run_is_drawn_with_the_steps_before_it_and_compared_by_its_s
     page.locator("#runs-button").click()
     page.locator(f".history [data-run='{id}'] .run-link").click()
     view = page.locator("#runs-run .run")
-    expect(view.locator(".run-joined")).to_contain_text("With the run before it")
+    expect(view.locator(".run-joined")).to_contain_text("Include the previous run")
     plot = view.locator(".curves-plot")
     plot.focus()
     page.keyboard.press("Home")

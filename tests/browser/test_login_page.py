@@ -32,7 +32,7 @@ def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: A
     page.goto("/")
     page.get_by_label("Username").fill("me")
     page.get_by_label("Password").fill("open barley")
-    page.get_by_role("button", name="Login").click()
+    page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_have_text("The name or the password is wrong")
     page.get_by_label("Password").fill("open sesame")
     refused: list[str] = []
@@ -82,7 +82,7 @@ def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_strang
     context = chromium.new_context(base_url=gui.url)
     page = context.new_page()
     page.goto("/")
-    expect(page.get_by_role("heading")).to_have_text("Token needed")
+    expect(page.get_by_role("heading")).to_have_text("Token required")
     page.get_by_label("Token").fill("an older one")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("This token is wrong")

@@ -27,7 +27,7 @@ pytestmark = [
 
 def open_file(page: Page, path: Path, tab: str = "lora") -> None:
     ask_for(page, path, tab)
-    expect(page.locator(f"#{tab}-message")).to_contain_text(f"{path.name} is open")
+    expect(page.locator(f"#{tab}-message")).to_contain_text(f"Opened {path.name}")
 
 
 def go_to(page: Page, tab: str) -> None:
@@ -516,7 +516,7 @@ def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
     expect(found).to_contain_text("12 images in the folder itself")
     found.get_by_role("button", name="Use this folder as it is").click()
     expect(field(page, "num_repeats")).to_have_value("1")
-    expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 an epoch")
+    expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 per epoch")
     choose_or_type(page, "caption_extension", ".caption", "lora")
     found.get_by_role("button", name="Use the .txt files").click()
     expect(field(page, "caption_extension")).to_have_value(".txt")
@@ -554,7 +554,7 @@ def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo):
     field(page, "file").fill(str(demo.parent / "x"))
     page.locator("#lora-browse").click()
     dialog.get_by_role("button", name=demo.name).click()
-    expect(page.locator("#lora-message")).to_contain_text(f"{demo.name} is open")
+    expect(page.locator("#lora-message")).to_contain_text(f"Opened {demo.name}")
 
 
 def test_a_settings_file_that_is_dropped_on_the_page_is_opened_and_the_page_stays(page):
@@ -565,7 +565,7 @@ def test_a_settings_file_that_is_dropped_on_the_page_is_opened_and_the_page_stay
       document.querySelector("#lora-seed, #lora").dispatchEvent(over);
       window.stayed = over.defaultPrevented;
     }""")
-    expect(page.locator("#lora-message")).to_contain_text("mine.toml is open")
+    expect(page.locator("#lora-message")).to_contain_text("Opened mine.toml")
     expect(field(page, "seed")).to_have_value("77")
     assert page.evaluate("stayed")
 
@@ -581,7 +581,7 @@ def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
     expect(told.get_by_role("button", name="Continue that run")).to_be_visible()
     expect(told.get_by_role("button", name="Use asked-2")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(told).to_contain_text("asked-2 waits: the queue is paused")
+    expect(told).to_contain_text("asked-2 is queued: the queue is paused")
     expect(field(page, "output_name")).to_have_value("asked-2")
     page.locator("#lora-start").click()  # a run that waits will write that name
     expect(told).to_contain_text("a run that waits")
@@ -673,7 +673,7 @@ def test_a_file_for_another_tab_names_it(page, tmp_path):
     go_to(page, "dreambooth")
     ask_for(page, tmp_path / "cat.toml", "dreambooth")
     told = page.locator("#dreambooth-message [role=alert]")
-    expect(told).to_contain_text("cat.toml is a configuration for LoRA; open it in the tab LoRA")
+    expect(told).to_contain_text("cat.toml is a LoRA configuration; open it in the LoRA tab")
 
 
 def fill_in(page: Page, tab: str, settings: dict[str, object]) -> None:

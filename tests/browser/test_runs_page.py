@@ -50,7 +50,7 @@ def start(page: Page, settings: Path) -> int:
     """Open a file in the tab LoRA and press Start; returns the number of the run when the queue has it."""
     before = {run["id"] for run in board(page)}
     ask_for(page, settings)
-    expect(page.locator("#lora-message")).to_contain_text(f"{settings.name} is open")
+    expect(page.locator("#lora-message")).to_contain_text(f"Opened {settings.name}")
     page.locator("#lora-start").click()
     wait_for(lambda: board(page)[:1] != [] and board(page)[0]["id"] not in before)
     return board(page)[0]["id"]
@@ -109,7 +109,7 @@ def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(pa
     first, second, third = three.values()
     expect(live(page)).to_have_attribute("data-run", str(first))
     expect(page.locator("#lora-start")).to_have_text("Add to queue")
-    expect(page.locator(".live .waiting")).to_contain_text("2 waiting")
+    expect(page.locator(".live .waiting")).to_contain_text("2 queued")
     expect_step(page)
     page.reload()
     expect(live(page)).to_have_attribute("data-run", str(first))
@@ -190,9 +190,9 @@ def test_a_run_is_asked_for_a_sample_and_a_model_and_outlives_a_killed_gui(page,
     assert download.value.path().stat().st_size > 1000
 
     gui.kill()
-    expect(page.locator("#studio-banner")).to_contain_text("The GUI does not answer; the training goes on")
+    expect(page.locator("#studio-banner")).to_contain_text("The GUI is not responding. Training continues")
     gui.start()
-    expect(page.locator("#studio-banner")).not_to_contain_text("does not answer")
+    expect(page.locator("#studio-banner")).not_to_contain_text("not responding")
     assert brief(page, "long")["state"] == "running"
     assert brief(page, "behind")["state"] == "queued"
     page.reload()
