@@ -1,6 +1,6 @@
-"""The training backend: SDXL now, FLUX.1 to come."""
+"""The training backend for SDXL and FLUX.1."""
 
 import logging
 
-# On machines without a card it says at every import that a kernel for CPUs is not there, which nobody here needs.
+# Without a GPU it warns at every import about a missing CPU kernel, which we do not use.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -41,16 +41,18 @@ OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
         for family in OF_FAMILY
     },
 }
-"""What the demo of each family and method trains with; the paths are added where the demo is made."""
+"""Options of the demo by method and family; `make` adds the paths."""
 FOLDERS = {"sdxl": Path("demo"), "flux": Path("demo/flux")}
 
 
 def make(folder: Path, family: str = "sdxl", method: str = "lora") -> Path:
-    """A model with its tokenizers, images with captions, and `demo.toml`, all below `folder`: at most 22 MB.
+    """Write a model with its tokenizers, captioned images and `demo.toml` below `folder`, at most 22 MB.
 
     Returns the path of `demo.toml`, which training and the GUI read.
     """
-    tiny = import_module(f"sd_scripts.families.{family}.tiny")  # torch is slow to import: --help need not wait
+    tiny = import_module(
+        f"sd_scripts.families.{family}.tiny"
+    )  # torch is slow to import, and --help should not wait for it
 
     folder = folder.expanduser().resolve()
     miniature = tiny.write_miniature(folder)
@@ -62,21 +64,21 @@ def make(folder: Path, family: str = "sdxl", method: str = "lora") -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the demo and, without --make, train on it; returns the exit status of the training."""
+    """Make the demo and, without --make, train on it; return the exit status of the training."""
     parser = argparse.ArgumentParser(
-        description="Train a LoRA, or all of a model, on a miniature; nothing is downloaded.",
+        description="Train a LoRA, or a whole model, on a miniature; nothing is downloaded.",
         usage="%(prog)s [sdxl | flux] [--full] [--folder FOLDER] [--make] [flags of the training script]",
-        epilog="All other flags go on to the training script and win over demo.toml, for example --blocks_to_swap 2 "
-        "or --no-compile.",
+        epilog="All other flags are passed to the training script and override demo.toml, for example "
+        "--blocks_to_swap 2 or --no-compile.",
         allow_abbrev=False,
     )
-    parser.add_argument("--full", action="store_true", help="train all of the model in place of a LoRA")
-    parser.add_argument("--folder", type=Path, help="where the model and the images go; default: demo or demo/flux")
-    parser.add_argument("--make", action="store_true", help="only make them, with demo.toml, and do not train")
+    parser.add_argument("--full", action="store_true", help="train the whole model instead of a LoRA")
+    parser.add_argument("--folder", type=Path, help="folder for the model and the images; default: demo or demo/flux")
+    parser.add_argument("--make", action="store_true", help="only write the files, do not train")
     arguments, flags = parser.parse_known_args(argv)
     family = flags.pop(0) if flags and not flags[0].startswith("-") else "sdxl"
     if family not in OF_FAMILY:
-        parser.error(f"'{family}' is no model family that has a demo; choose {' or '.join(OF_FAMILY)}")
+        parser.error(f"'{family}' has no demo; choose {' or '.join(OF_FAMILY)}")
     if arguments.make and flags:
         parser.error(f"--make does not train, so {flags[0]} would do nothing; leave one of them out")
 
@@ -87,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     trainer = Path(__file__).with_name(script_for(family, method).file)
     command = [sys.executable, str(trainer), "--config_file", str(config), *flags]
-    one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, and much faster on a busy machine
+    one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, much faster on a busy machine
     status = subprocess.run(command, env=one_thread, check=False).returncode
     if status == 0:
         print(f"Next: `bash gui.sh`, open demo.toml there, then put your own {title} model and images in its place.")

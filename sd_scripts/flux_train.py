@@ -1,4 +1,4 @@
-"""Train all of FLUX.1's transformer.   accelerate launch sd_scripts/flux_train.py --config_file run.toml"""
+"""Fine-tune FLUX.1's transformer.   accelerate launch sd_scripts/flux_train.py --config_file run.toml"""
 
 import argparse
 import sys

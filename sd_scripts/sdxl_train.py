@@ -1,4 +1,4 @@
-"""Train all of SDXL.   accelerate launch sd_scripts/sdxl_train.py --config_file run.toml"""
+"""Fine-tune SDXL.   accelerate launch sd_scripts/sdxl_train.py --config_file run.toml"""
 
 import argparse
 import sys

@@ -299,7 +299,7 @@ def test_folder_options_beside_dataset_config_are_told(tmp_path: Path) -> None:
     told: list[str] = []
     blueprint = read_blueprint(settings_of(dataset_config=tmp_path / "a.toml", train_data_dir="x"), told.append)
     assert blueprint == Blueprint(datasets=(), source="dataset_config", from_config=True)
-    assert told == ["train_data_dir: is not used, since dataset_config describes the data"]
+    assert told == ["train_data_dir: has no effect because dataset_config is set"]
 
 
 def test_resolution_is_one_number_or_two() -> None:

@@ -288,7 +288,7 @@ def test_a_damaged_or_foreign_cache_is_told_and_made_again(root: Path, encoders:
         (root / "2_cat" / name).write_bytes(DAMAGE[damage])
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
     assert (encoders.encoded, len(encoders.captions)) == (5, 5)
-    assert any(names[0] in line and line.endswith("it is made anew") for line in encoders.told)
+    assert any(names[0] in line and line.endswith("it is rebuilt") for line in encoders.told)
     assert len(epoch_of(plan, latents=latents, text=text)) == 8
     encoders.told.clear()
     encoders.cache_latents(plan)
@@ -456,13 +456,13 @@ def test_latents_that_are_not_finite_name_the_image_and_the_remedy(root: Path, e
     def broken(pixels: Tensor) -> Tensor:
         return pixels * float("nan")
 
-    with pytest.raises(ValueError, match=r"vae: the latents of .*png are not finite; try no_half_vae"):
+    with pytest.raises(ValueError, match=r"vae: the latents of .*png are not finite; turn on no_half_vae"):
         cache_latents(plan_of(root), broken, cache_key="v", warn=pytest.fail, to_disk=False)
 
 
 def test_a_cache_that_cannot_be_written_is_told_in_one_sentence(root: Path, encoders: Encoders) -> None:
     (root / "2_cat/00_0064x0064_sdxl.npz").mkdir()
-    with pytest.raises(OSError, match=r"00_0064x0064_sdxl\.npz cannot be written: .*; make room"):
+    with pytest.raises(OSError, match=r"00_0064x0064_sdxl\.npz cannot be written: .*; free some space"):
         encoders.cache_latents(plan_of(root))
     assert not list((root / "2_cat").glob("*.part"))
 

@@ -170,7 +170,7 @@ def test_a_bucket_of_which_nothing_can_be_read_stops_the_run_in_one_sentence(tmp
     (path,) = make_folder(tmp_path / "train/4_cat", [(64, 64)])
     plan = plan_of(tmp_path / "train")
     path.unlink()
-    with pytest.raises(ValueError, match=r"train_data_dir: no image of a whole bucket can be read.*00\.png"):
+    with pytest.raises(ValueError, match=r"train_data_dir: none of the images of a bucket can be read.*00\.png"):
         list(BatchLoader(plan, warn=lambda text: None).epoch(1))
 
 

@@ -116,7 +116,7 @@ def test_flags_that_the_demo_does_not_know_are_told_by_the_training_script(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["fluxx"], "'fluxx' is no model family that has a demo; choose sdxl or flux"),
+        (["fluxx"], "'fluxx' has no demo; choose sdxl or flux"),
         (["flux", "--make", "--seed", "3"], "--make does not train, so --seed would do nothing"),
     ],
 )

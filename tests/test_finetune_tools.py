@@ -73,8 +73,8 @@ def test_images_that_are_not_there_are_told_in_one_sentence(images: Path) -> Non
     assert captions_of(plan) == {"a.png": ""}
     (sentence,) = told
     assert sentence.startswith("metadata_file: 4 images of meta.json are not in ")
-    assert sentence.endswith("and are left out: gone, x/y.png, c and 1 more")
-    with pytest.raises(ValueError, match=r"in_json: no image to train on; name the folder .* in train_data_dir"):
+    assert sentence.endswith("and are skipped: gone, x/y.png, c and 1 more")
+    with pytest.raises(ValueError, match=r"in_json: no images to train on; name the folder .* in train_data_dir"):
         planned(images, {"gone": {}}, told)
 
 
@@ -88,7 +88,7 @@ def test_train_resolution_decides_the_bucket(images: Path) -> None:
         "v1.5.png": (64, 64),
     }
     assert plan.items[0].fit.resized == (96, 96)
-    assert told == ["resolution: 1 images of meta.json are trained at the size that their train_resolution says"]
+    assert told == ["resolution: 1 images of meta.json are trained at their train_resolution"]
     plan = planned(images, {"a": {"train_resolution": [72, 40]}}, told)
     assert plan.items[0].fit == fit_into((64, 32), plan.items[0].size)
     assert told[-1] == (
@@ -314,11 +314,11 @@ def test_preparing_stops_when_it_is_told_to(miniature: Any, captions: Path) -> N
         ({1: "x.json"}, "in_json: there is no file 'x.json'"),
         ({2: "nowhere/m.json"}, "out_json: there is no folder 'nowhere'"),
         ({2: "m.jsonl"}, "out_json: m.jsonl is not named like a .json file"),
-        ({3: "x.ckpt"}, "family: 'x.ckpt' does not tell whether it is SDXL or FLUX.1; say it with --family"),
+        ({3: "x.ckpt"}, "family: cannot tell whether 'x.ckpt' is SDXL or FLUX.1; set --family"),
         ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: there is no file or folder 'x.ckpt'"),
         ({"--vae": "x.safetensors"}, "vae: 'x.safetensors' cannot be loaded"),
         ({"--max_resolution": "big"}, "max_resolution: 'big' is not a size; write 1024 or 1024,768"),
-        ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is less than resolution's longer side 256"),
+        ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is smaller than resolution's longer side 256"),
         ({"--batch_size": "0"}, "batch_size: 0 must be at least 1"),
         ({"--batch_size": "many"}, "batch_size: invalid int value: 'many'"),
         ({"--resize_interpolation": "best"}, "resize_interpolation: 'best' is not one of nearest, bilinear"),

@@ -1,4 +1,4 @@
-"""What one micro-step learns from: some images of one bucket, with their captions."""
+"""Define the batch of one micro-step: images of one bucket with their captions."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(kw_only=True)
 class Batch:
-    """Everything lies on the CPU, as the loader's workers made it; sizes are height first, as SDXL takes them."""
+    """One micro-batch, on the CPU as the loader's workers made it; sizes are (height, width), as SDXL expects."""
 
     keys: list[str]
     """One name for each image: its path."""
     captions: list[str]
-    """After the caption pipeline: what the text encoders shall read."""
+    """Captions after the caption pipeline, as the text encoders receive them."""
     pixels: Tensor | None
     """(B, 3, H, W) float32 in -1..1, flipped and cropped; None where latents are cached."""
     latents: Tensor | None
@@ -32,13 +32,13 @@ class Batch:
     mask: Tensor | None
     """(B, 1, H, W) float32 in 0..1: how much each pixel counts; None without masked_loss and alpha_mask."""
     custom_attributes: list[dict[str, Any]] = field(default_factory=list)
-    """What each image's subset says under custom_attributes."""
+    """The custom_attributes of each image's subset."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def pin_memory(self) -> "Batch":
-        """The same batch in page-locked memory, from where copies to a GPU need not wait."""
+        """Return a copy in page-locked memory, which allows asynchronous copies to the GPU."""
         pinned = {each.name: _pinned(getattr(self, each.name)) for each in dataclasses.fields(self)}
         return Batch(**pinned)
 

@@ -1,4 +1,4 @@
-"""Which folders make which datasets, with every value resolved: subset, then dataset, general, settings, default."""
+"""Resolve which folders make which datasets: a value comes from subset, dataset, general, settings or the default."""
 
 import dataclasses
 import os
@@ -18,12 +18,12 @@ from sd_scripts.options.settings import Settings
 Warn = Callable[[str], None]
 Lookup = Callable[[str], Any]
 PLACES = ("image_dir", "metadata_file", "conditioning_data_dir")
-"""What names a file or folder in a description of data."""
+"""Keys of a dataset description that name a file or folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """One folder, or one metadata file, and how its images are seen."""
+    """One folder or metadata file, with the caption and augmentation options of its images."""
 
     image_dir: str | None = None
     metadata_file: str | None = None
@@ -39,13 +39,13 @@ class Subset:
 
     @property
     def name(self) -> str:
-        """The folder's (or metadata file's) last part, as saved metadata names it."""
+        """The last component of the folder or metadata file, as it appears in saved metadata."""
         return Path(self.metadata_file or self.image_dir or "").name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Subsets that share sizes and batches."""
+    """Subsets that share bucket rules and batches."""
 
     batch_size: int = 1
     validation_split: float = 0.0
@@ -59,22 +59,22 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """All datasets of a run, before any image was looked at."""
+    """All datasets of a run, before any image is opened."""
 
     datasets: tuple[Dataset, ...]
     source: str
-    """The option that described them, for messages."""
+    """The option that describes them, for messages."""
     from_config: bool = False
-    """Described by dataset_config rather than by folder options."""
+    """Whether dataset_config describes them, rather than folder options."""
 
 
 def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
-    """The datasets that the settings ask for; ValueError, naming option or key path, when they cannot be had."""
+    """Return the datasets that the settings describe; ValueError names the option or key path at fault."""
     options = settings[DatasetOptions]
     if options.dataset_config:
         for name in ("train_data_dir", "reg_data_dir", "in_json"):
             if getattr(options, name):
-                warn(f"{name}: is not used, since dataset_config describes the data")
+                warn(f"{name}: has no effect because dataset_config is set")
         file = Path(options.dataset_config)
         config, lines = schema.read_config(file), schema.read_lines(file)
         blueprint = resolve(config, settings, lines)
@@ -87,7 +87,7 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
 
 
 def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | None = None) -> Blueprint:
-    """The datasets of a dataset description; ValueError with one sentence for each mistake in it."""
+    """Return the datasets of a dataset_config; raise ValueError with one line for each mistake in it."""
     found = schema.problems(config, masked_loss=settings.values()["masked_loss"], lines=lines)
     if found:
         raise ValueError("\n".join(f"dataset_config: {problem}" for problem in found))
@@ -95,7 +95,7 @@ def resolve(config: schema.Config, settings: Settings, lines: schema.Lines | Non
 
 
 def parse_resolution(text: str) -> Size:
-    """Width and height from "1024" or "1024,768"."""
+    """Parse width and height from "1024" or "1024,768"."""
     sides = text.replace("x", ",").split(",")
     try:
         numbers = [int(side) for side in sides]
@@ -116,7 +116,7 @@ def _resolve_dataset(config: schema.Config, general: schema.Config, fallback: di
     lookup = _chain(config, general, fallback)
     resolution = lookup("resolution")
     if resolution is None:
-        raise ValueError("resolution: is required, such as 1024 or 1024,768")
+        raise ValueError("resolution: is required, for example 1024 or 1024,768")
     width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
     subsets = tuple(_resolve_subset(_chain(subset, config, general, fallback)) for subset in config.get("subsets", []))
     buckets = BucketRules(**_filled(BucketRules, lookup) | {"resolution": (width, height)})
@@ -137,7 +137,7 @@ def _resolve_subset(lookup: Lookup) -> Subset:
 
 
 def _chain(*levels: dict[str, Any]) -> Lookup:
-    """The first level that has a value; None falls through, false and 0 do not."""
+    """Return a lookup that takes the first level with a value other than None."""
     return lambda name: next((level[name] for level in levels if level.get(name) is not None), None)
 
 
@@ -147,7 +147,7 @@ def _filled(record: type, lookup: Lookup) -> dict[str, Any]:
 
 
 def _from_settings(settings: Settings) -> dict[str, Any]:
-    """The settings under the names of a dataset description. What only a folder can say is not among them."""
+    """Return the settings under their names in a dataset_config, without what is valid for a subset only."""
     values = settings.values()
     face = values["face_crop_aug_range"]
     return values | {
@@ -168,16 +168,16 @@ def _parse_range(text: str) -> tuple[float, float]:
 
 
 def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn) -> list[schema.Config]:
-    """Subsets of a run without dataset_config: a metadata file, or folders named like `10_cat`."""
+    """Return the subsets of a run without dataset_config: a metadata file, or folders named like `10_cat`."""
     if options.in_json:
         return [{"metadata_file": options.in_json, "image_dir": options.train_data_dir}]
     if not options.train_data_dir:
-        raise ValueError("train_data_dir: is required, unless dataset_config describes the data")
+        raise ValueError("train_data_dir: is required unless dataset_config is set")
     repeats, many = options.num_repeats, options.allow_many_repeats
     found = image_folders(Path(options.train_data_dir), repeats, allow_many_repeats=many)
     subsets = _folder_subsets("train_data_dir", found, warn)
     if options.conditioning_data_dir and not masked_loss:
-        warn("conditioning_data_dir: is not used without masked_loss")
+        warn("conditioning_data_dir: has no effect without masked_loss")
     elif options.conditioning_data_dir:
         subsets = [{**subset, "conditioning_data_dir": options.conditioning_data_dir} for subset in subsets]
     if options.reg_data_dir:
@@ -187,7 +187,7 @@ def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn
 
 
 def _folder_subsets(name: str, found: FoundFolders, warn: Warn) -> list[schema.Config]:
-    """`10_cat` is seen ten times, with "cat" as caption where no caption file lies beside an image."""
+    """Return a subset per folder: `10_cat` means 10 repeats, and "cat" as the caption of images without a file."""
     if found.problem:
         raise ValueError(f"{name}: {found.problem}")
     for remark in found.remarks:

@@ -1,4 +1,4 @@
-"""Which size an image is trained at: aspect buckets and the way into them. Sizes are (width, height)."""
+"""Assign images to aspect-ratio buckets, with their resize and crop. Sizes are (width, height)."""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class BucketFit:
-    """How one image comes into its bucket: resized to cover it, then cropped."""
+    """How one image is resized to cover its bucket before it is cropped."""
 
     bucket: Size
     resized: Size
@@ -22,7 +22,7 @@ class BucketFit:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketRules:
-    """What a dataset says about its sizes; the names are those of the options."""
+    """A dataset's resolution and bucket options; fields are named like the options."""
 
     resolution: Size
     enable_bucket: bool = False
@@ -33,7 +33,7 @@ class BucketRules:
 
     def __post_init__(self) -> None:
         if min(self.resolution) < 1:
-            raise ValueError(f"resolution: {self.resolution[0]},{self.resolution[1]} has no area")
+            raise ValueError(f"resolution: both sides of {self.resolution[0]},{self.resolution[1]} must be at least 1")
         if not self.enable_bucket:
             return
         if self.bucket_reso_steps < 1:
@@ -42,18 +42,18 @@ class BucketRules:
             return
         low, high = self.bounds
         if min(self.resolution) < low:
-            raise ValueError(f"min_bucket_reso: {low} is more than resolution's shorter side {min(self.resolution)}")
+            raise ValueError(f"min_bucket_reso: {low} is larger than resolution's shorter side {min(self.resolution)}")
         if max(self.resolution) > high:
-            raise ValueError(f"max_bucket_reso: {high} is less than resolution's longer side {max(self.resolution)}")
+            raise ValueError(f"max_bucket_reso: {high} is smaller than resolution's longer side {max(self.resolution)}")
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Smallest and largest side, moved outwards to multiples of bucket_reso_steps, of which one is the least."""
+        """Return the smallest and largest side, rounded outwards to positive multiples of bucket_reso_steps."""
         steps = self.bucket_reso_steps
         return max(steps, self.min_bucket_reso // steps * steps), -(-self.max_bucket_reso // steps) * steps
 
     def rounded(self, multiple: int) -> "BucketRules":
-        """The rules that give only sizes which are multiples of what the model family needs."""
+        """Return these rules adjusted so that all sizes are multiples of `multiple`, as the model family needs."""
         if self.enable_bucket:
             return replace(self, bucket_reso_steps=rounded_steps(self.bucket_reso_steps, multiple))
         width, height = (rounded_side(side, multiple) for side in self.resolution)
@@ -61,7 +61,7 @@ class BucketRules:
 
 
 def bucket_resolutions(rules: BucketRules) -> list[Size]:
-    """Every bucket of about the area of `resolution`, sorted; just `resolution` without buckets."""
+    """Return every bucket of at most the area of `resolution`, sorted; only `resolution` if buckets are off."""
     if not rules.enable_bucket:
         return [rules.resolution]
     steps, area = rules.bucket_reso_steps, math.prod(rules.resolution)
@@ -83,7 +83,7 @@ class Buckets:
         self.sizes = bucket_resolutions(rules)
 
     def fit(self, image: Size) -> BucketFit | None:
-        """How an image of size `image` is brought into its bucket; None if it is smaller than the smallest one."""
+        """Return how an image of size `image` fits its bucket; None if it is smaller than the smallest bucket."""
         if self.rules.enable_bucket and self.rules.bucket_no_upscale:
             resized = _shrunk(image, math.prod(self.rules.resolution), self.rules.bucket_reso_steps)
             bucket = tuple(side - side % self.rules.bucket_reso_steps for side in resized)
@@ -97,14 +97,14 @@ class Buckets:
 
 
 def fit_into(bucket: Size, image: Size) -> BucketFit:
-    """How an image of size `image` covers a bucket."""
+    """Return how an image of size `image` covers `bucket`."""
     return BucketFit(bucket=bucket, resized=_covering(image, bucket), ar_error=_aspect(bucket) - _aspect(image))
 
 
 def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
-    """The crop that SDXL is told: left, top, right, bottom of the image letterboxed into its bucket.
+    """Return SDXL's crop conditioning: left, top, right, bottom of the image letterboxed into its bucket.
 
-    It is not the crop that is made; models are trained with these values, so they stay.
+    This is not the actual crop; existing models are trained with these values, so we keep them.
     """
     if _aspect(bucket) > _aspect(image):
         width, height = bucket[1] * _aspect(image), float(bucket[1])
@@ -115,13 +115,13 @@ def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
 
 
 def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int]:
-    """Top and left of the told crop; of a flipped image left is measured from the right edge."""
+    """Return top and left of the crop conditioning; for a flipped image, left is measured from the right edge."""
     left, top, right, _ = crop_ltrb(bucket, image)
     return int(top), int(bucket[0] - right if flipped else left)
 
 
 def token_counts(sizes: Iterable[Size], patch: int = 16) -> set[int]:
-    """How many tokens a transformer sees at each size: what decides its graphs. `patch` is in pixels."""
+    """Return the sequence lengths of these sizes, each of which compiles its own graph. `patch` is in pixels."""
     return {(width // patch) * (height // patch) for width, height in sizes}
 
 
@@ -130,13 +130,13 @@ def _aspect(size: Size) -> float:
 
 
 def _covering(image: Size, bucket: Size) -> Size:
-    """`image` scaled to cover `bucket` exactly in one direction, rounded half up."""
+    """Scale `image` to cover `bucket` exactly in one direction, rounding half up."""
     scale = bucket[1] / image[1] if _aspect(image) > _aspect(bucket) else bucket[0] / image[0]
     return int(image[0] * scale + 0.5), int(image[1] * scale + 0.5)
 
 
 def _shrunk(image: Size, area: int, steps: int) -> Size:
-    """`image` brought down to `area` with one side on the grid, the one that keeps the aspect ratio better."""
+    """Shrink `image` to `area` with one side on the grid: the side that preserves the aspect ratio better."""
     if math.prod(image) <= area:
         return image
     aspect = _aspect(image)

@@ -1,6 +1,6 @@
-"""Npz files of caches: never half, damage told in one way, and what says whether they still hold.
+"""Read and write the npz files of caches: atomic writes, one error type for damage, and digests for cache keys.
 
-Each entry of ours carries a fingerprint of all that it was made from; one that no longer agrees is made again.
+Each entry that we write stores its cache key under the name "fingerprint"; a key that differs means a rebuild.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """An npz file that is there whole or not at all; OSError with one sentence when the disk does not take it."""
+    """Write an npz file atomically; raise OSError with one sentence if it cannot be written."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
@@ -36,7 +36,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         os.replace(beside, path)
     except OSError as error:
         why = error.strerror or error
-        remedy = "make room, or turn cache_latents_to_disk and cache_text_encoder_outputs_to_disk off"
+        remedy = "free some space, or turn off cache_latents_to_disk and cache_text_encoder_outputs_to_disk"
         raise OSError(f"{path} cannot be written: {why}; {remedy}") from error
     finally:
         with suppress(OSError):
@@ -44,7 +44,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 class DamagedCache(ValueError):
-    """A cache that cannot be used as it is; the message names the file and says why."""
+    """Raised for an unusable cache file; the message names the file and the reason."""
 
     def __init__(self, path: Path, why: object):
         super().__init__(f"{path} is damaged: {why}")
@@ -52,26 +52,26 @@ class DamagedCache(ValueError):
 
 
 CacheStatus = bool | DamagedCache
-"""Whether a cache is there and current."""
+"""Whether a cache exists and is current; or why it is unusable."""
 Job = TypeVar("Job")
 
 
 def find_missing(jobs: Sequence[Job], check: Callable[[Job], CacheStatus], warn: Callable[[str], None]) -> list[Job]:
-    """Return the jobs whose cache must be made, in their order; damaged caches are told."""
+    """Return the jobs whose cache must be built, in their order; warn about damaged caches."""
     missing = []
-    with ThreadPoolExecutor(READERS) as pool:  # most of the time goes into waiting for the disk
+    with ThreadPoolExecutor(READERS) as pool:  # reading is I/O bound
         for job, found in zip(jobs, pool.map(check, jobs), strict=True):
             if isinstance(found, DamagedCache):
-                warn(f"{found}; it is made anew")
+                warn(f"{found}; it is rebuilt")
             if found is not True:
                 missing.append(job)
     return missing
 
 
 class _Npz(Mapping[str, NDArray[Any]]):
-    """The arrays of an npz file, each read, and its checksum compared, when it is asked for.
+    """The arrays of an npz file, each read and checked against its checksum on access.
 
-    NumPy's own reader parses headers with `ast`, which fails now and then when several threads do (SystemError: AST
+    NumPy's own reader parses headers with `ast`, which sometimes fails in several threads at once (SystemError: AST
     constructor recursion depth mismatch, CPython 3.11).
     """
 
@@ -94,18 +94,18 @@ class _Npz(Mapping[str, NDArray[Any]]):
 
 
 def _parse_npy(content: bytes) -> NDArray[Any]:
-    """An array of numbers or text in NumPy's format; ValueError for anything else."""
+    """Parse an array of numbers or text in NumPy's npy format; raise ValueError for anything else."""
     if content[:6] != b"\x93NUMPY":
-        raise ValueError("it holds something else than arrays")
+        raise ValueError("it contains something other than arrays")
     width = 2 if content[6] == 1 else 4
     start = 8 + width
     end = start + int.from_bytes(content[8:start], "little")
     header = content[start:end].decode("latin-1")
     found = [pattern.search(header) for pattern in (NPY_TYPE, NPY_ORDER, NPY_SHAPE)]
     if not all(found):
-        raise ValueError("it holds arrays of another kind")
+        raise ValueError("it contains arrays of an unsupported type")
     kind, order, sides = (match[1] for match in found if match)
-    # a copy, so that it can be written to, as torch wants it
+    # a copy, since torch wants a writable array
     array = np.frombuffer(bytearray(content[end:]), np.dtype(kind))
     shape = [int(side) for side in sides.split(",") if side.strip()]
     return array.reshape(shape, order="F" if order == "True" else "C")
@@ -113,21 +113,21 @@ def _parse_npy(content: bytes) -> NDArray[Any]:
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[Arrays]:
-    """The arrays of an npz file, read when they are asked for; DamagedCache for whatever else lies under its name."""
+    """Open an npz file whose arrays are read on access; raise DamagedCache if it is anything else."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield _Npz(archive)
     except DamagedCache:
         raise
-    except Exception as error:  # what a damaged file raises: zlib, zipfile, NumPy, memory
+    except Exception as error:  # zlib, zipfile, NumPy and memory errors all mean damage here
         raise DamagedCache(path, error) from error
 
 
 def content_digest(path: Path) -> str:
-    """Of a file's size and content; of a large file four pieces tell whether it was replaced by another.
+    """Return a digest of a file's size and content; of a large file, four samples of the content suffice.
 
-    Its time does not tell: copies that keep the time (cp -p, rsync -t) may hold another image. Reading all of it would
-    take as long as training from the caches does.
+    The mtime is no evidence: copies that keep it (cp -p, rsync -t) may be another image. Reading everything would take
+    as long as training from the caches does.
     """
     size = path.stat().st_size
     content = hashlib.blake2b(str(size).encode(), digest_size=16)
@@ -141,5 +141,6 @@ def content_digest(path: Path) -> str:
     return content.hexdigest()
 
 
-def digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+def digest(value: Any) -> str:
+    """Return a digest of a JSON value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]

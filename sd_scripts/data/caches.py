@@ -1,4 +1,4 @@
-"""What caches of latents and of captions share: what the loader asks of them, and the names of their files."""
+"""Define what latent and text caches share: the loader's interface to them, and their file names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,23 +11,24 @@ from sd_scripts.data.images import Pixels
 
 
 class LatentStore(Protocol):
-    """Where the loader finds latents."""
+    """Where the loader reads latents from."""
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        """Latents (C, H/8, W/8) float32, and the opacity of an alpha_mask subset, not flipped; UnreadableImage."""
+        """Return latents (C, H/8, W/8) float32 and, for an alpha_mask subset, the unflipped opacity; may raise
+        UnreadableImage."""
         ...
 
 
 class TextStore(Protocol):
-    """Where the loader finds encoded captions."""
+    """Where the loader reads encoded captions from."""
 
     def read(self, item: Item, caption: str) -> dict[str, Tensor]:
-        """The outputs of the text encoders for one image, by name; UnreadableImage where there is none."""
+        """Return the text encoder outputs of one image by name; raise UnreadableImage if there are none."""
         ...
 
 
 def claim_files(endings: Mapping[Path, str]) -> dict[Path, Path]:
-    """A file for each image, named after its stem; `a.jpg` beside `a.png` takes its whole name."""
+    """Assign each image a file named after its stem; of `a.png` and `a.jpg`, the second gets its full name."""
     files: dict[Path, Path] = {}
     taken: set[Path] = set()
     for image, ending in endings.items():

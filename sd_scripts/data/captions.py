@@ -1,4 +1,4 @@
-"""From the text beside an image to the words the model reads, in the field's exact order."""
+"""Turn an image's caption file text into the training caption, in the same order of operations as sd-scripts."""
 
 import math
 import re
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from random import Random
 
 _OPEN, _CLOSE = "\0open\0", "\0close\0"
-"""Stand in for `{{` and `}}` while wildcards are chosen."""
+"""Placeholders for `{{` and `}}` while wildcards are resolved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionRules:
-    """What a subset says about its captions; the names are those of the options."""
+    """A subset's caption options; fields are named like the options."""
 
     caption_prefix: str | None = None
     caption_suffix: str | None = None
@@ -29,7 +29,7 @@ class CaptionRules:
     secondary_separator: str | None = None
 
     def random_fields(self) -> list[str]:
-        """The options that make one image's caption differ between steps: it cannot be encoded once for all."""
+        """Return the active options that vary a caption between steps, so that it cannot be encoded ahead."""
         changes = (
             "shuffle_caption",
             "caption_dropout_rate",
@@ -44,16 +44,16 @@ class CaptionRules:
 def process_caption(
     caption: str, rules: CaptionRules, random: Random, *, epoch: int, step: int, max_train_steps: int
 ) -> str:
-    """The caption of one image in one step. `epoch` counts from 1, `step` from 0.
+    """Return the caption of one image in one step. `epoch` counts from 1, `step` from 0.
 
-    Prefix and suffix are glued on first, so a line chosen from several carries at most one of them, as upstream.
+    Prefix and suffix are added first, so a line picked from several carries at most one of them, as in sd-scripts.
     """
     caption = " ".join(part for part in (rules.caption_prefix, caption, rules.caption_suffix) if part)
     if _is_dropped(rules, random, epoch):
         return ""
     caption = _choose(caption, random) if rules.enable_wildcard else caption.split("\n", 1)[0]
     if rules.shuffle_caption or rules.token_warmup_step > 0 or rules.caption_tag_dropout_rate > 0:
-        # parts are joined by ", " whatever separated them: existing captions and models expect it
+        # joined by ", " whatever caption_separator is: existing captions and models expect it
         caption = ", ".join(_pick_parts(caption, rules, random, step, max_train_steps))
     if rules.secondary_separator:
         caption = caption.replace(rules.secondary_separator, rules.caption_separator)
@@ -67,7 +67,7 @@ def _is_dropped(rules: CaptionRules, random: Random, epoch: int) -> bool:
 
 
 def _choose(caption: str, random: Random) -> str:
-    """One line of several, then one alternative of each `{a|b|c}`; `{{` and `}}` are plain braces."""
+    """Pick a random line, then a random alternative of each `{a|b|c}`; `{{` and `}}` are literal braces."""
     lines = caption.split("\n")
     line = random.choice(lines) if len(lines) > 1 else lines[0]
     line = line.replace("{{", _OPEN).replace("}}", _CLOSE)
@@ -76,7 +76,7 @@ def _choose(caption: str, random: Random) -> str:
 
 
 def _pick_parts(caption: str, rules: CaptionRules, random: Random, step: int, max_train_steps: int) -> list[str]:
-    """The fixed head, what is left of the flexible parts, and the fixed tail."""
+    """Return the fixed head, the tags that survive warmup, shuffle and dropout, and the fixed tail."""
     head, parts, tail = _split(caption, rules)
     warmup = rules.token_warmup_step
     if 0 < warmup < 1:
@@ -91,7 +91,7 @@ def _pick_parts(caption: str, rules: CaptionRules, random: Random, step: int, ma
 
 
 def _split(caption: str, rules: CaptionRules) -> tuple[list[str], list[str], list[str]]:
-    """Parts that stay first, that may move, that stay last."""
+    """Split a caption into the tags kept first, the flexible ones, and the tags kept last."""
     if rules.keep_tokens_separator and rules.keep_tokens_separator in caption:
         head, flexible, *tail = caption.split(rules.keep_tokens_separator, 2)
         return _parts(head, rules), _parts(flexible, rules), _parts(tail[0], rules) if tail else []

@@ -1,4 +1,4 @@
-"""The data of a run, looked at and sorted: every image with its bucket, its repeats and its weight in the loss."""
+"""Plan the data of a run: every image with its bucket, its repeats and its loss weight."""
 
 import dataclasses
 import math
@@ -23,17 +23,17 @@ class Item:
     """One image in one dataset."""
 
     index: int
-    """Its place in the plan; part of the key of its random draws."""
+    """Its index in the plan; part of the seed of its random draws."""
     path: Path
     size: Size
     """Width and height of the image before resizing."""
     caption: str
-    """As written, before the caption pipeline."""
+    """The caption as written, before the caption pipeline."""
     fit: BucketFit
     dataset: int
     subset: Subset
     repeats: int
-    """How often it is seen in an epoch."""
+    """Repeats per epoch."""
     loss_weight: float
     mask: Path | None = None
 
@@ -44,29 +44,29 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """All that is known of a run's data before the first step."""
+    """Everything known about a run's data before the first step."""
 
     blueprint: Blueprint
     items: tuple[Item, ...]
     seed: int
     validation: "DataPlan | None" = None
-    """Images kept out of training, each once, without chance; None without validation_split."""
+    """The validation images, each once, without augmentation or random captions; None without validation_split."""
 
     def every_item(self) -> Iterator[Item]:
-        """The images of training, then those of validation: what caches must hold."""
+        """Yield the training images, then the validation images: everything that caches must hold."""
         yield from self.items
         if self.validation:
             yield from self.validation.items
 
     def groups(self) -> dict[tuple[int, Size], list[Item]]:
-        """Images that may share a batch, by dataset and bucket, in the order of datasets and sizes."""
+        """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
         groups: dict[tuple[int, Size], list[Item]] = {}
         for item in sorted(self.items, key=lambda item: (item.dataset, item.fit.bucket, item.index)):
             groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
         return groups
 
     def buckets(self) -> dict[Size, int]:
-        """Images seen in an epoch by (width, height), sorted."""
+        """Return the number of images per epoch of each bucket (width, height), smallest width first."""
         counts: Counter[Size] = Counter()
         for item in self.items:
             counts[item.fit.bucket] += item.repeats
@@ -74,27 +74,28 @@ class DataPlan:
 
     @property
     def wants_masks(self) -> bool:
-        """Whether batches carry a mask: all do if one must, so that their shapes stay the same."""
+        """Whether batches carry a mask: if any image needs one, all batches do, so that their structure is the same."""
         return any(item.wants_mask for item in self.items)
 
 
 def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int = 32, title: str = "SDXL") -> DataPlan:
-    """Read the folders that the settings name.
+    """Read the datasets that the settings describe.
 
-    `seed` orders epochs and, without validation_seed, splits off validation; `bucket_multiple` is what the family
-    called `title` needs of a size. ValueError names the option at fault; images left out are told through `warn`.
+    `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
+    `bucket_multiple`, as the family called `title` needs. ValueError names the option at fault; skipped images go to
+    `warn`.
     """
     blueprint = read_blueprint(settings, warn)
     plan = plan_blueprint(blueprint, seed=seed, warn=warn, multiple=bucket_multiple, title=title)
     if settings[AugmentOptions].masked_loss and not plan.wants_masks:
-        warn("masked_loss: has no effect, since no image has a mask; set conditioning_data_dir or alpha_mask")
+        warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
     return plan
 
 
 def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int, title: str) -> DataPlan:
     training: list[Item] = []
     validation: list[Item] = []
-    # what the options say is told with them, before the data are looked at
+    # without dataset_config, the option checks have already warned about rounding
     warn_rounding = warn if blueprint.from_config else _ignore
     datasets = [_rounded(dataset, multiple, title, warn_rounding) for dataset in blueprint.datasets]
     blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
@@ -104,11 +105,9 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
         training += _at_multiples(learned, multiple, title, warn)
         validation += _at_multiples(kept_out, multiple, title, warn)
     if not training and all(dataset.validation_split == 1 for dataset in datasets):
-        raise ValueError(
-            "validation_split: 1 keeps every image out of training; set less than 1 in one of the datasets"
-        )
+        raise ValueError("validation_split: 1 leaves no images for training; set less than 1 in one of the datasets")
     if not training:
-        raise ValueError(f"{blueprint.source}: no image to train on; {_remedy(blueprint)}")
+        raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
     return DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
 
@@ -116,21 +115,21 @@ def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int
 def plan_images(
     paths: Sequence[Path], rules: BucketRules, augmentation: Augmentation, *, warn: Warn, multiple: int, title: str
 ) -> DataPlan:
-    """Images without words, each once: what is encoded ahead of any run. What cannot be used is told."""
+    """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
     subset = Subset(captions=CaptionRules(), augmentation=augmentation)
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, title, warn)
     _check(dataset, warn)
     images = [ImageRecord(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
-        raise ValueError("train_data_dir: none of its images can be used")
+        raise ValueError("train_data_dir: none of its images is usable")
     return DataPlan(blueprint=Blueprint(datasets=(dataset,), source="train_data_dir"), items=_numbered(items), seed=0)
 
 
 def split_validation(
     images: Sequence[ImageRecord], split: float, seed: int
 ) -> tuple[list[ImageRecord], list[ImageRecord]]:
-    """Training and validation images: disjoint, together everything, the same for the same seed."""
+    """Split images into training and validation, disjoint and deterministic for a seed."""
     order = list(images)
     Random(seed).shuffle(order)
     kept = math.ceil(len(order) * (1 - split))
@@ -141,9 +140,9 @@ def split_validation(
 
 
 def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
-    """How often each regularisation image is seen so that together they match `target` images.
+    """Return the repeats of each regularisation image such that their sum matches `target`.
 
-    Too many: the surplus gets 0. Too few: one more time each, in turn, until the counts match.
+    Surplus images get 0; if there are too few, each gets one more in turn until the counts match.
     """
     if not repeats:
         return []
@@ -166,7 +165,7 @@ def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple
     for subset in _used_subsets(dataset, warn):
         images = read_subset(subset, warn)
         if not images:
-            warn(f"{subset.name}: no image in this folder")
+            warn(f"{subset.name}: this folder has no images")
         if subset.is_reg:
             regularisation += _items(images, number, subset, dataset.prior_loss_weight, buckets, warn)
             continue
@@ -196,7 +195,7 @@ def _items(
             fit = fit_into(image.bucket, image.size)
             others += 1
         if fit is None:
-            warn(f"{image.path} is smaller than bucket_reso_steps and cannot be enlarged; it is left out")
+            warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
             continue
         if is_too_elongated(fit):
             long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
@@ -214,13 +213,13 @@ def _items(
         )
         items.append(item)
     if long:
-        remedy = "crop them" if buckets.rules.enable_bucket else "turn enable_bucket on, or crop them"
+        remedy = "crop them" if buckets.rules.enable_bucket else "turn on enable_bucket, or crop them"
         warn(
-            f"{len(long)} of {len(images)} images in {subset.name!r} are so long that less than a sixteenth fits the "
-            f"bucket; {remedy}: {some(long)}"
+            f"{len(long)} of {len(images)} images in {subset.name!r} are so elongated that less than a sixteenth of "
+            f"each fits its bucket; {remedy}: {some(long)}"
         )
     if others:
-        warn(f"resolution: {others} images of {subset.name} are trained at the size that their train_resolution says")
+        warn(f"resolution: {others} images of {subset.name} are trained at their train_resolution")
     return items
 
 
@@ -233,16 +232,16 @@ def _used_subsets(dataset: Dataset, warn: Warn) -> list[Subset]:
     for subset in dataset.subsets:
         source = subset.metadata_file or subset.image_dir or ""
         if subset.num_repeats < 1:
-            warn(f"num_repeats: {source} is left out, since it is to be seen {subset.num_repeats} times")
+            warn(f"num_repeats: {source} is skipped because its num_repeats is {subset.num_repeats}")
         elif source in used:
-            warn(f"{source} stands twice in one dataset; the first one counts")
+            warn(f"{source} is listed twice in one dataset; the first entry is used")
         else:
             used[source] = subset
     return list(used.values())
 
 
 def _without_randomness(subset: Subset) -> Subset:
-    """The same images without chance, once each: what validation measures must not wander."""
+    """Return the subset for validation, whose loss must be comparable: no randomness, each image once."""
     captions = dataclasses.replace(
         subset.captions,
         shuffle_caption=False,
@@ -258,7 +257,7 @@ def _without_randomness(subset: Subset) -> Subset:
 
 
 def _ignore(text: str) -> None:
-    """Takes what need not be told."""
+    """Discard a warning."""
 
 
 def _rounded(dataset: Dataset, multiple: int, title: str, warn: Warn) -> Dataset:
@@ -278,11 +277,11 @@ def _check(dataset: Dataset, warn: Warn) -> None:
         if name is not None and name not in RESIZE_FILTERS:
             raise ValueError(f"resize_interpolation: {name!r} is not one of {', '.join(RESIZE_FILTERS)}")
     if dataset.network_multiplier != 1:
-        warn("network_multiplier: has no effect yet; every dataset trains the network at full strength")
+        warn("network_multiplier: not supported yet; every dataset trains the network at full strength")
 
 
 def _at_multiples(items: Sequence[Item], multiple: int, title: str, warn: Warn) -> list[Item]:
-    """The images at sizes that the family can train: those that a metadata file tells need not be."""
+    """Round bucket sizes from a metadata file to what the family can train; other buckets fit already."""
     fitting = []
     for item in items:
         width, height = (rounded_side(side, multiple) for side in item.fit.bucket)

@@ -1,4 +1,4 @@
-"""A dozen drawn images with captions: a dataset that needs no download, for the demo and for tests."""
+"""Draw a dozen captioned images: a dataset without a download, for the demo and for tests."""
 
 import math
 from pathlib import Path
@@ -10,19 +10,19 @@ BACKGROUNDS = {"white": "#f6f4ef", "grey": "#9a9a9a", "black": "#16181c"}
 SIDES = {"circle": 60, "triangle": 3, "square": 4}
 """Shapes as polygons with so many sides."""
 SIZES = ((256, 256), (320, 240), (240, 256), (384, 256))
-"""Width and height: several aspects; with buckets they are two."""
+"""(width, height): several aspect ratios, which make two buckets."""
 FOLDER = "10_shapes"
 
 
 def captions() -> list[str]:
-    """Every shape in every colour, on backgrounds in turn."""
+    """Return a caption for every shape in every colour, cycling through the backgrounds."""
     pairs = [(shape, colour) for shape in SIDES for colour in COLOURS]
     places = list(BACKGROUNDS)
     return [f"a {c} {shape} on a {places[i % 3]} background" for i, (shape, c) in enumerate(pairs)]
 
 
 def draw(caption: str, size: tuple[int, int]) -> Image.Image:
-    """The image that one of `captions()` tells, of (width, height)."""
+    """Draw what one of `captions()` describes, at size (width, height)."""
     _, colour, shape, _, _, background, _ = caption.split()
     image = Image.new("RGB", size, BACKGROUNDS[background])
     width, height = size
@@ -34,7 +34,7 @@ def draw(caption: str, size: tuple[int, int]) -> Image.Image:
 
 
 def write_images(folder: Path) -> Path:
-    """Make `folder/10_shapes` with a .png and a .txt for each caption; returns `folder`, the train_data_dir."""
+    """Fill `folder/10_shapes` with a .png and a .txt for each caption; return `folder`, the train_data_dir."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     for number, caption in enumerate(captions()):
         stem = folder / FOLDER / caption[2:].replace(" ", "_")

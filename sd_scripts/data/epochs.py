@@ -1,4 +1,4 @@
-"""The batches of an epoch, in order: every image as often as it shall be seen, whoever loads them."""
+"""Plan the batches of an epoch, in order, independently of who loads them: each image with its repeats."""
 
 from array import array
 from bisect import bisect_right
@@ -13,12 +13,12 @@ from sd_scripts.data.buckets import Size
 from sd_scripts.data.dataset import DataPlan
 
 ShortBatches = Literal["keep", "drop", "fill"]
-"""What becomes of the images left over in a bucket: a smaller batch, nothing, or a batch filled with others of it."""
+"""What happens to a bucket's incomplete last batch: keep it smaller, drop it, or fill it with images repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
-    """One batch by the places of its images in the plan."""
+    """One batch, as indices of its images in the plan."""
 
     dataset: int
     bucket: Size
@@ -28,7 +28,7 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class BatchShape:
-    """What decides a graph: size in pixels, and how many images."""
+    """The shape that a graph is compiled for: size in pixels, and number of images."""
 
     width: int
     height: int
@@ -37,7 +37,7 @@ class BatchShape:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """The images of a bucket in the order of an epoch; a pick is a number among all repeats of all images."""
+    """The shuffled images of a bucket in one epoch; a pick is an index among all repeats of all images."""
 
     dataset: int
     bucket: Size
@@ -48,7 +48,7 @@ class _Group:
     """Where the repeats of each image end."""
     order: "array[int]"
     filled: int
-    """How many picks more complete the last batch."""
+    """Picks added to complete the last batch."""
 
     def __len__(self) -> int:
         return -(-(len(self.order) + self.filled) // self.size)
@@ -63,13 +63,13 @@ class _Group:
         number = self.order[place % len(self.order)]
         owner = bisect_right(self.ends, number)
         if place >= len(self.order):
-            # a further repeat of an image draws its own flip, crop and caption
+            # an added repeat gets its own random flip, crop and caption
             return self.items[owner], 1_000_000 + place - len(self.order)
         return self.items[owner], number - (self.ends[owner - 1] if owner else 0)
 
 
 class _Epoch(Sequence[PlannedBatch]):
-    """The batches of an epoch, made when they are asked for: a list of all would grow with the repeats."""
+    """The batches of an epoch, built on access: a full list would grow with the repeats."""
 
     def __init__(self, groups: Sequence[_Group], random: Random):
         self._groups = groups
@@ -93,7 +93,8 @@ class _Epoch(Sequence[PlannedBatch]):
 
 
 def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "keep") -> Sequence[PlannedBatch]:
-    """The same for the same (plan, plan.seed, epoch). With "keep" and "fill" every repeat of every image is there."""
+    """Return the batches of an epoch, a function of (plan, plan.seed, epoch) alone. "keep" and "fill" include every
+    repeat of every image."""
     random = Random(f"{plan.seed}/order/{epoch}")
     groups = []
     for (dataset, bucket), items in plan.groups().items():
@@ -117,13 +118,13 @@ def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "kee
 
 
 def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:
-    """The places of a rank's batches among `count`: every world-th. All ranks get equally many, past the end the first
-    batches of the epoch again."""
+    """Return the indices of a rank's batches among `count`: every world-th. All ranks get equally many; indices past
+    the end wrap around to the first batches."""
     return range(rank, -(-count // world) * world, world) if count else range(0)
 
 
 def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dict[BatchShape, int]:
-    """How many batches of each shape an epoch has: the same in every epoch, known before the first."""
+    """Return how many batches of each shape an epoch has; it is the same in every epoch."""
     shapes: Counter[BatchShape] = Counter()
     for (dataset, (width, height)), items in plan.groups().items():
         size = plan.blueprint.datasets[dataset].batch_size

@@ -1,4 +1,4 @@
-"""What lies in the folders: images, caption files, masks, metadata files."""
+"""Read a subset's files: images, caption files, masks, metadata files."""
 
 import glob
 import json
@@ -20,35 +20,35 @@ from sd_scripts.options.words import some
 from sd_scripts.runs.folder import read_json, write_whole
 
 SAME_SHAPE = 0.02
-"""By which share the aspect ratio of a mask may differ from that of its image: what rounding of sides makes."""
+"""Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecord:
-    """An image that can be read, with the words that belong to it."""
+    """A readable image with its size and caption."""
 
     path: Path
     size: Size
     caption: str
-    """As written; several lines only with enable_wildcard."""
+    """The caption as written; it has several lines only with enable_wildcard."""
     mask: Path | None = None
     bucket: Size | None = None
-    """Where a metadata file tells the size to train at."""
+    """The training resolution from a metadata file, if it names one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundImage:
-    """An image before it is opened."""
+    """An image that has not been opened yet."""
 
     path: Path
     caption: str
     size: Size | None = None
-    """Where it is known already."""
+    """The image size, where it is known already."""
     bucket: Size | None = None
 
 
 def read_subset(subset: Subset, warn: Warn) -> list[ImageRecord]:
-    """The readable images of a subset, those of a folder sorted by name; each that is left out is told."""
+    """Return the readable images of a subset, sorted by name within a folder; warn about each one that is skipped."""
     found = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
     sizes = {each.path: each.size for each in found if each.size}
     sizes |= read_sizes([each.path for each in found if not each.size], warn)
@@ -79,21 +79,21 @@ def _read_folder(subset: Subset, warn: Warn) -> list[FoundImage]:
 
 
 def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
-    """The images whose format this installation of Pillow knows; the others are told."""
+    """Return the images whose format this installation of Pillow can read; warn about the others."""
     unknown = [path for path in images if path.suffix.lower() not in SUFFIXES]
     if unknown:
         suffix = unknown[0].suffix.lower()
         warn(
-            f"{len(unknown)} images are left out, since Pillow has no plugin for {suffix} here; install one or "
+            f"{len(unknown)} images are skipped: Pillow has no plugin for {suffix} here. Install one, or "
             f"convert them: {some([str(path) for path in unknown])}"
         )
     return [path for path in images if path.suffix.lower() in SUFFIXES]
 
 
 def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn) -> dict[Path, str]:
-    """The caption of each image; what is missing, empty or left out of the caption files is told with its count.
+    """Return the caption of each image; warn with a count about missing, empty and multi-line caption files.
 
-    The first line with text counts, with enable_wildcard each of them.
+    Only the first non-empty line is used, unless enable_wildcard is set.
     """
     files = find_captions(folder, images, subset.caption_extension)
     if problem := files.problem(subset.class_tokens, is_reg=subset.is_reg):
@@ -110,24 +110,24 @@ def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn)
         longer += [files.found[image].name] * (len(lines) > 1)
     of = f"of {len(files.found)} caption files in {folder.absolute().name!r}"
     if empty:
-        warn(f"{len(empty)} {of} hold no text, so these images are trained without a caption: {some(empty)}")
+        warn(f"{len(empty)} {of} are empty, so these images are trained without a caption: {some(empty)}")
     if longer and not subset.captions.enable_wildcard:
         warn(
-            f"{len(longer)} {of} have more than one line, of which only the first is trained; set enable_wildcard "
-            f"to draw one of the lines each time: {some(longer)}"
+            f"{len(longer)} {of} have more than one line. Only the first is used; set enable_wildcard "
+            f"to pick a random line each time: {some(longer)}"
         )
     return captions
 
 
 def read_caption_lines(path: Path) -> list[str]:
-    """The lines of a caption file that are not empty."""
-    # only these end a line, as for other trainers: a caption may hold U+2028 or a form feed
+    """Return the non-empty lines of a caption file."""
+    # other trainers split at these only; a caption may contain U+2028 or a form feed
     lines = _read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return [line.strip() for line in lines if line.strip()]
 
 
 def _with_cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> list[FoundImage]:
-    """Sizes through metadata_cache.json: what has not changed since it was written is not opened again."""
+    """Take image sizes from metadata_cache.json; open only the images that changed since it was written."""
     stamps = {path: _stamp(path) for path in captions}
     sizes = _known_sizes(read_json(cache), stamps)
     missing = [path for path in captions if path not in sizes]
@@ -140,18 +140,18 @@ def _with_cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> li
         try:
             write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
         except OSError as error:
-            warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so sizes are not remembered")
+            warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so image sizes are not cached")
     return [FoundImage(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
 
 
 def _stamp(path: Path) -> list[object]:
-    """What changes with a file; of PNG also that the size is that of the upright image, which it once was not."""
+    """Return what changes when a file does. PNGs carry a tag: older entries hold their size before EXIF rotation."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, *["upright"] * (path.suffix.lower() == ".png")]
 
 
 def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Size]:
-    """The sizes in a metadata_cache.json, whoever wrote it: what is not of our form counts as unknown."""
+    """Return the valid sizes from a metadata_cache.json; entries of another format are ignored."""
     entries = cache if isinstance(cache, dict) else {}
     sizes = {}
     for path, stamp in stamps.items():
@@ -165,12 +165,12 @@ def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Siz
 
 
 def read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
-    """Sizes of the images that can be opened; the others are told."""
+    """Return the sizes of the images that can be opened; warn about the others."""
     sizes: dict[Path, Size] = {}
-    with ThreadPoolExecutor(8) as pool:  # most of the time goes into waiting for the disk
+    with ThreadPoolExecutor(8) as pool:  # reading is I/O bound
         for path, found in zip(paths, pool.map(_size_or_error, paths), strict=True):
             if isinstance(found, UnreadableImage):
-                warn(f"{found}; it is left out")
+                warn(f"{found}; it is skipped")
             else:
                 sizes[path] = found
     return sizes
@@ -184,7 +184,7 @@ def _size_or_error(path: Path) -> Size | UnreadableImage:
 
 
 def _find_masks(subset: Subset, images: Iterable[Path]) -> dict[Path, Path]:
-    """The mask of each image: of the same name, in conditioning_data_dir or its folder named like the subset's."""
+    """Return the mask of each image: same stem, in conditioning_data_dir or its subfolder named like the subset."""
     if not subset.conditioning_data_dir:
         return {}
     root = Path(subset.conditioning_data_dir)
@@ -194,17 +194,19 @@ def _find_masks(subset: Subset, images: Iterable[Path]) -> dict[Path, Path]:
     masks = {path.stem: path for folder in (root, own) if folder.is_dir() for path in find_images(folder)}
     found = {path: masks[path.stem] for path in images if path.stem in masks}
     if missing := [path.name for path in images if path not in found]:
-        raise ValueError(f"conditioning_data_dir: no mask in {str(root)!r} for {some(missing)}; name it like the image")
+        raise ValueError(
+            f"conditioning_data_dir: {str(root)!r} has no mask for {some(missing)}; name it like the image"
+        )
     return found
 
 
 def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
-    """Tell of masks that hardly do what was meant, by the size of the image that each belongs to."""
+    """Warn about masks that are likely mistakes; `masks` maps each mask to the size of its image."""
     stretched, black = [], []
     with ThreadPoolExecutor(8) as pool:
         for path, size, found in zip(masks, masks.values(), pool.map(_mask_or_error, masks), strict=True):
             if isinstance(found, UnreadableImage):
-                continue  # told where a step reads it
+                continue  # the loader warns when it reads the mask
             height, width = found.shape
             if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
                 stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
@@ -212,12 +214,12 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
     of = f"of {len(masks)} masks"
     if stretched:
         warn(
-            f"conditioning_data_dir: {len(stretched)} {of} have another shape than their image and are stretched over "
-            f"it: {some(stretched)}"
+            f"conditioning_data_dir: {len(stretched)} {of} differ in aspect ratio from their image and are stretched "
+            f"to fit: {some(stretched)}"
         )
     if black:
         warn(
-            f"conditioning_data_dir: {len(black)} {of} are black all over, so nothing of these images is learned: "
+            f"conditioning_data_dir: {len(black)} {of} are completely black, so nothing is learned from these images: "
             f"{some(black)}"
         )
 
@@ -237,7 +239,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_metadata(subset: Subset, warn: Warn) -> list[FoundImage]:
-    """The images of a metadata file that are there, or of which at least a cache of latents is."""
+    """Return the images of a metadata file that exist, or whose cached latents do."""
     file = Path(subset.metadata_file or "")
     found: dict[Path, FoundImage] = {}
     missing = []
@@ -254,26 +256,26 @@ def _read_metadata(subset: Subset, warn: Warn) -> list[FoundImage]:
             size = _size(entry.get("image_size")) or _size_in_cache(path, cache) or bucket
         found[path] = FoundImage(path=path, caption=_metadata_caption(entry, subset), size=size, bucket=bucket)
     if missing:
-        where = f"in {subset.image_dir}" if subset.image_dir else "where it says, and no image_dir is named"
-        warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are left out: {some(missing)}")
+        where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
+        warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
     return list(found.values())
 
 
 class _ImageLookup:
-    """Finds the images of keys that may lack folder and ending; each folder is listed once."""
+    """Finds images by metadata keys, which may lack folder and extension; lists each folder once."""
 
     def __init__(self, folder: Path | None):
         self._folder = folder
         self._listed: dict[Path, dict[str, Path]] = {}
 
     def image(self, key: str) -> Path | None:
-        """Below the folder, else where the key itself says."""
+        """Return the image below the folder, or else at the key's own path."""
         return next((file for place in self._candidates(key) if (file := self._file(place))), None)
 
     def cache(self, key: str) -> tuple[Path, Path | None]:
-        """The path that an image had of which latents are left, and their file."""
+        """Return the path of an image that is gone but has cached latents, and the cache file, or None for it."""
         for place in self._candidates(key):
-            # a name without ending gets one, so that a point in it does not become one
+            # add an extension where there is none, or with_suffix would cut the name at a dot
             path = place if place.suffix.lower() in SUFFIXES else place.with_name(f"{place.name}.png")
             named_alike = path.with_suffix(".npz")
             sized = (c for c in sorted(path.parent.glob(f"{glob.escape(path.stem)}_*.npz")) if _size_in_name(path, c))
@@ -289,7 +291,7 @@ class _ImageLookup:
         return names.get(place.name) or (None if place.suffix.lower() in SUFFIXES else names.get(place.name + "."))
 
     def _names(self, folder: Path) -> dict[str, Path]:
-        """The images of a folder by name, and by name without ending but with the point."""
+        """Return the images of a folder by name, and by `stem.` for keys without an extension."""
         if folder not in self._listed:
             images = find_images(folder) if folder.is_dir() else []
             bare = {f"{path.stem}.": path for path in reversed(images)}
@@ -298,13 +300,13 @@ class _ImageLookup:
 
 
 def _size_in_name(image: Path, cache: Path) -> Size | None:
-    """Of the image, in the name of a cache of its latents."""
+    """Return the image size from the name of its latent cache file."""
     told = re.match(r"_(\d+)x(\d+)_", cache.name[len(image.stem) :])
     return (int(told[1]), int(told[2])) if told else None
 
 
 def _size_in_cache(image: Path, cache: Path) -> Size | None:
-    """As the name of a cache tells it, or, of those that are named like the image alone, what lies in it."""
+    """Return the image size from the cache file's name or, where that has none, from its contents."""
     if told := _size_in_name(image, cache):
         return told
     try:
@@ -320,7 +322,7 @@ def _size(told: Sequence[int] | None) -> Size | None:
 
 
 def _metadata_caption(entry: dict[str, Any], subset: Subset) -> str:
-    """Caption and tags; with wildcards the tags follow each line of the caption."""
+    """Join caption and tags; with enable_wildcard the tags follow each line of the caption."""
     caption, tags = (str(entry.get(name) or "").strip() for name in ("caption", "tags"))
     lines = [line.strip() for line in caption.splitlines() if line.strip()]
     if not subset.captions.enable_wildcard:

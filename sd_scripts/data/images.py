@@ -1,4 +1,4 @@
-"""Images and masks from file to array: read, bring into the bucket, vary. Sizes are (width, height)."""
+"""Load images and masks: decode, resize and crop to the bucket, augment. Sizes are (width, height)."""
 
 import math
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ PILLOW_FILTERS = {
     "area": Image.Resampling.BOX,
     "lanczos": Image.Resampling.LANCZOS,
 }
-"""The same in Pillow, which resizes a part of an image."""
+"""The same filters in Pillow, which can resize a region of an image."""
 MAX_RESIZED_AREA = 16
-"""How many times its bucket an image may cover after resizing: a longer one is cropped before it is resized, since the
-whole of it would not fit into memory."""
+"""Largest area of a resized image, in bucket areas: a more elongated image is cropped first, since all of it might not
+fit into memory."""
 
 Pixels = NDArray[np.uint8]
 """(H, W, 3) for an image, (H, W) for a mask."""
@@ -58,13 +58,13 @@ _EXIF_TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What brings an image upright, by the orientation that is noted in its file."""
+"""The transposition that brings an image upright, by its EXIF orientation."""
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-"""Pillow's modes of 16-bit grey, whose values it clips at 255 when it converts them."""
+"""Pillow's 16-bit grey modes, whose values it clips at 255 on conversion."""
 
 
 class UnreadableImage(ValueError):
-    """An image that no step can learn from; the message names it."""
+    """Raised for an image that cannot be decoded; the message names it."""
 
     def __init__(self, path: Path, why: object):
         super().__init__(f"{path} cannot be read: {why}")
@@ -73,7 +73,7 @@ class UnreadableImage(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What a subset allows to be changed about its images; the names are those of the options."""
+    """A subset's augmentation options; fields are named like the options."""
 
     color_aug: bool = False
     flip_aug: bool = False
@@ -85,12 +85,14 @@ class Augmentation:
     def __post_init__(self) -> None:
         bounds = self.face_crop_aug_range
         if bounds is not None and not 0 < bounds[0] <= bounds[1]:
-            raise ValueError(f"face_crop_aug_range: {bounds[0]},{bounds[1]} is not a range of positive numbers")
+            raise ValueError(
+                f"face_crop_aug_range: {bounds[0]},{bounds[1]} is not a range of positive numbers, lowest first"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaceBox:
-    """Where the face is, in pixels of the image: the last four fields of a name like `x_120_80_60_60.png`."""
+    """A face's centre and size in image pixels, from the last four fields of a name like `x_120_80_60_60.png`."""
 
     x: int
     y: int
@@ -108,7 +110,7 @@ class FaceBox:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Resize to `resized`, then cut the bucket out at (left, top)."""
+    """Resize to `resized`, then crop the bucket at (left, top)."""
 
     resized: Size
     left: int
@@ -117,27 +119,27 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """An image as a step sees it."""
+    """An image in its bucket, as a step sees it."""
 
     pixels: Pixels
     mask: Pixels | None
-    """(H, W); 255 counts fully."""
+    """(H, W); 255 means full weight."""
 
 
 def read_size(path: Path) -> Size:
-    """Width and height as the image is seen, without decoding it; UnreadableImage if it is none."""
+    """Return width and height after EXIF rotation, without decoding pixels; raise UnreadableImage if that fails."""
     try:
         with Image.open(path) as image:
             width, height = image.size
             return (height, width) if _orientation(image, path) >= 5 else (width, height)
-    except Exception as error:  # what a broken file raises differs from format to format
+    except Exception as error:  # broken files raise different errors by format
         raise UnreadableImage(path, error) from error
 
 
 def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | None]:
-    """Colours (H, W, 3) and, where asked for, opacity (H, W). A rotation noted in the file (EXIF) is applied.
+    """Return colours (H, W, 3) and, with `alpha`, opacity (H, W), after EXIF rotation.
 
-    Without `alpha` what is transparent becomes white, so that the colour hidden there is not trained.
+    Without `alpha`, transparent pixels become white, so that the colours hidden there are not trained.
     """
     try:
         with Image.open(path) as opened:
@@ -154,37 +156,37 @@ def read_image(path: Path, *, alpha: bool = False) -> tuple[Pixels, Pixels | Non
 
 
 def read_mask(path: Path) -> Pixels:
-    """The red channel (H, W) of a mask, as other trainers read it, whatever is transparent in it."""
+    """Return the red channel (H, W) of a mask, as other trainers do, ignoring its transparency."""
     return np.ascontiguousarray(read_image(path, alpha=True)[0][..., 0])
 
 
 def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
-    """Whether earlier versions read other colours from this file, so that latents they cached do not hold.
+    """Return whether earlier versions decoded this file differently, so that latents they cached are stale.
 
-    They clipped 16-bit grey, did not turn PNG and showed the colour hidden under transparency.
+    They clipped 16-bit grey, did not rotate PNGs and kept the colours hidden under transparency.
     """
     try:
         with Image.open(path) as image:
             turned = image.format == "PNG" and _orientation(image, path) > 1
             return turned or image.mode in SIXTEEN_BITS or (image.has_transparency_data and not alpha)
-    except Exception:  # what cannot be opened is told where it is read
+    except Exception:  # reported where it is read
         return False
 
 
 def is_too_elongated(fit: BucketFit) -> bool:
-    """Whether only a small part of an image is seen in its bucket."""
+    """Return whether only a small part of an image is visible in its bucket."""
     return math.prod(fit.resized) > MAX_RESIZED_AREA * math.prod(fit.bucket)
 
 
 def draw_flip(augmentation: Augmentation, random: Random) -> bool:
-    """The first draw for an image, so that cached latents flip exactly as pixels would."""
+    """Decide whether to flip: the first draw for an image, so that cached latents flip exactly as pixels would."""
     return augmentation.flip_aug and random.random() < 0.5
 
 
 def prepare_image(
     path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation, random: Random
 ) -> Prepared:
-    """One image in its bucket, not yet flipped, with the mask that belongs to it."""
+    """Return one image in its bucket with its mask, not yet flipped."""
     pixels, mask = read_image(path, alpha=augmentation.alpha_mask and mask_path is None)
     if mask_path is not None:
         mask = read_mask(mask_path)
@@ -201,7 +203,7 @@ def prepare_image(
 
 
 def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation) -> Pixels | None:
-    """The mask alone, (H, W), for images whose latents are cached: these are cropped in the middle."""
+    """Return only the mask, (H, W), centre-cropped like the cached latents it belongs to."""
     if mask_path is not None:
         mask = read_mask(mask_path)
     elif augmentation.alpha_mask:
@@ -212,13 +214,13 @@ def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentatio
 
 
 def stack_pixels(images: list[Pixels]) -> Tensor:
-    """(B, 3, H, W) float32 in -1..1 from images of one size."""
+    """Stack images of one size to (B, 3, H, W) float32 in -1..1."""
     stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     return stacked.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
 def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:
-    """Area averaging to shrink and Lanczos to enlarge, unless the filter is given by name."""
+    """Resize with area averaging to shrink and Lanczos to enlarge, unless `interpolation` names a filter."""
     height, width = pixels.shape[:2]
     if (width, height) == size:
         return pixels
@@ -231,7 +233,7 @@ def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:
 
 
 def vary_colour(pixels: Pixels, random: Random) -> Pixels:
-    """One image in three gets a hue turned by up to 16 degrees or a gamma of 0.95 to 1.05."""
+    """Shift the hue of one image in three by up to 16 degrees, or apply a gamma of 0.95 to 1.05."""
     if random.random() > 0.33:
         return pixels
     if random.random() < 0.5:
@@ -243,20 +245,20 @@ def vary_colour(pixels: Pixels, random: Random) -> Pixels:
 
 
 def _orientation(image: Image.Image, path: Path) -> int:
-    """How the image must be turned to be seen upright, 1 to 8; 1 where its EXIF is broken."""
+    """Return the EXIF orientation, 1 to 8; 1 where its EXIF is broken."""
     try:
         if image.format != "PNG":
             return image.getexif().get(_EXIF_ORIENTATION, 1)
-        # PNG's own getexif decodes the whole image, since its EXIF may stand behind the pixels
+        # PngImageFile.getexif decodes the whole image, since the EXIF may follow the pixels
         if (found := Image.Image.getexif(image).get(_EXIF_ORIENTATION)) is not None:
             return found
         return 1 if "exif" in image.info else _orientation_behind_pixels(path)
-    except Exception:  # what a broken block raises differs; the pixels may be whole
+    except Exception:  # a broken EXIF block raises anything; the pixels may be intact
         return 1
 
 
 def _orientation_behind_pixels(path: Path) -> int:
-    """The orientation in a PNG's eXIf chunk, found by skipping from chunk to chunk."""
+    """Return the orientation from a PNG's eXIf chunk, found by skipping from chunk to chunk."""
     with path.open("rb") as file:
         file.seek(8)  # signature
         while len(head := file.read(8)) == 8:
@@ -270,7 +272,7 @@ def _orientation_behind_pixels(path: Path) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey brought to 8 bits by its high byte, as Pillow does with 16-bit colours; others as they are."""
+    """Reduce 16-bit grey to its high byte, as Pillow does with 16-bit colours; return other images unchanged."""
     if image.mode not in SIXTEEN_BITS:
         return image
     return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -286,16 +288,16 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _place(fit: BucketFit, augmentation: Augmentation, random: Random) -> Placement:
-    """In the middle, or anywhere with random_crop."""
+    """Return a centre crop, or a random one with random_crop."""
     surplus = [have - need for have, need in zip(fit.resized, fit.bucket, strict=True)]
     left, top = (random.randint(0, more) if augmentation.random_crop else more // 2 for more in surplus)
     return Placement(resized=fit.resized, left=left, top=top)
 
 
 def _place_on_face(size: Size, face: FaceBox, bucket: Size, augmentation: Augmentation, random: Random) -> Placement:
-    """The face in the middle, the bucket's shorter side being face_crop_aug_range times the face.
+    """Centre the crop on the face, with the bucket's shorter side face_crop_aug_range times the face.
 
-    An image is enlarged only as far as it must be to cover the bucket.
+    The image is enlarged only as far as needed to cover the bucket.
     """
     assert augmentation.face_crop_aug_range is not None
     covering = max(bucket[0] / size[0], bucket[1] / size[1])
@@ -305,7 +307,7 @@ def _place_on_face(size: Size, face: FaceBox, bucket: Size, augmentation: Augmen
     corner = []
     for middle, have, need in zip((face.x, face.y), resized, bucket, strict=True):
         start = int(middle * scale) - need // 2
-        if augmentation.random_crop:  # the sum of two draws keeps the face near the middle more often than not
+        if augmentation.random_crop:  # a sum of two draws favours the centre
             start += random.randint(-need // 4, need // 4) + random.randint(-need // 4, need // 4)
         corner.append(max(0, min(start, have - need)))
     return Placement(resized=(resized[0], resized[1]), left=corner[0], top=corner[1])
@@ -321,7 +323,7 @@ def _resize_and_crop(pixels: Any, place: Placement, bucket: Size, interpolation:
 def _resize_visible(
     pixels: Pixels, opacity: Pixels | None, place: Placement, bucket: Size, interpolation: str | None
 ) -> Pixels:
-    """The bucket's part of an image, its edges without the colour that lies hidden beside them."""
+    """Resize and crop an image without letting hidden colours bleed into the edges of its opaque parts."""
     brought = _resize_and_crop(pixels, place, bucket, interpolation)
     size = (pixels.shape[1], pixels.shape[0])
     too_long = math.prod(place.resized) > MAX_RESIZED_AREA * math.prod(bucket)
@@ -340,7 +342,7 @@ def _resize_visible(
 
 
 def _resize_region(pixels: Any, place: Placement, bucket: Size, interpolation: str | None) -> Any:
-    """The bucket's part of an image, resized alone."""
+    """Resize only the region of an image that ends up in the bucket."""
     height, width = pixels.shape[:2]
     across, down = width / place.resized[0], height / place.resized[1]
     box = (place.left * across, place.top * down, (place.left + bucket[0]) * across, (place.top + bucket[1]) * down)

@@ -19,7 +19,7 @@ from sd_scripts.data.images import Augmentation, Prepared, UnreadableImage, prep
 from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_cache_key
 
 Progress = Callable[[int, int], None]
-"""(done, of how many)."""
+"""Called with (done, total)."""
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, H, W) float32 in -1..1 on the CPU -> (B, C, H/8, W/8) on any device."""
 READERS = 4
@@ -28,7 +28,7 @@ READERS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LatentJob:
-    """One image at one size, and what must be kept of it."""
+    """One image at one size to encode, and what to store with its latents."""
 
     item: Item
     flip: bool
@@ -50,18 +50,18 @@ def cache_latents(
     rank: int = 0,
     world: int = 1,
 ) -> LatentStore:
-    """Latents of training and validation images, of so many `channels`.
+    """Encode training and validation images to latents of `channels` channels.
 
-    `cache_key` names the autoencoder and all that changes its result. On disk, what is current is kept, and each of
-    `world` ranks makes its share: wait for all of them before loading. In memory every rank makes everything. With
-    `skip_check` a file that exists is believed. An image that cannot be read is told, and left to the loader.
+    `cache_key` identifies the VAE and all that changes its output. On disk, current files are kept and each of `world`
+    ranks encodes its share: wait for all ranks before loading. In memory, every rank encodes everything. With
+    `skip_check` any existing file is trusted. Unreadable images cause a warning; the loader replaces them.
     """
     require_static_images(plan, warn)
     jobs = _latent_jobs(plan)
     memory = LatentsInMemory()
     disk = LatentsOnDisk((each.item for each in jobs), suffix, channels) if to_disk else None
     if disk is not None:
-        # by file, since the sizes of one image share it
+        # split by file: all sizes of an image share one
         order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in jobs))}
         jobs = [each for each in jobs if order[disk.file(each.item)] % world == rank]
     total = len(jobs)
@@ -82,7 +82,7 @@ def cache_latents(
 
 
 def _latent_jobs(plan: DataPlan) -> list[LatentJob]:
-    """Each image at each of its sizes once, with all that any of its datasets needs of it."""
+    """Return one job per image and size, with everything that any of its datasets needs."""
     merged: dict[object, LatentJob] = {}
     for item in plan.every_item():
         key = (item.path, item.fit.bucket)
@@ -107,7 +107,7 @@ def _batches_of_one_size(jobs: Sequence[LatentJob], batch_size: int) -> Iterator
 def _prepared_ahead(
     batches: Iterator[list[LatentJob]],
 ) -> Iterator[tuple[list[LatentJob], list[Prepared | UnreadableImage]]]:
-    """Batches with their images, the next ones being read meanwhile."""
+    """Yield batches with their decoded images while threads decode the next ones."""
     with ThreadPoolExecutor(READERS) as pool:
 
         def submit(batch: list[LatentJob]) -> tuple[list[LatentJob], list[Future[Prepared | UnreadableImage]]]:
@@ -121,7 +121,7 @@ def _prepared_ahead(
 
 
 def _prepare(each: LatentJob) -> Prepared | UnreadableImage:
-    """The image in its bucket, without chance."""
+    """Return the image in its bucket, without random augmentation."""
     augmentation = Augmentation(
         resize_interpolation=each.item.subset.augmentation.resize_interpolation, alpha_mask=each.alpha
     )
@@ -150,7 +150,7 @@ def _encode(
     flipped = _finite(encode(pixels.flip(3)), batch) if any(each.flip for each, _ in batch) else None
     for row, (each, image) in enumerate(batch):
         entry = LatentEntry(
-            latents=latents[row].clone(),  # a row alone would keep the whole batch alive
+            latents=latents[row].clone(),  # a view would keep the whole batch alive
             flipped=flipped[row].clone() if flipped is not None and each.flip else None,
             alpha=image.mask if each.alpha else None,
         )
@@ -161,7 +161,7 @@ def _finite(latents: Tensor, batch: Sequence[tuple[LatentJob, Prepared]]) -> Ten
     latents = latents.detach().float().cpu()
     for row, (each, _) in enumerate(batch):
         if not torch.isfinite(latents[row]).all():
-            raise ValueError(f"vae: the latents of {each.item.path} are not finite; try no_half_vae")
+            raise ValueError(f"vae: the latents of {each.item.path} are not finite; turn on no_half_vae")
     return latents
 
 
@@ -175,10 +175,10 @@ def _check_latents(disk: LatentsOnDisk, each: LatentJob, *, cache_key: str, skip
 
 
 def require_static_images(plan: DataPlan, warn: Warn) -> None:
-    """ValueError where images of the plan are not the same in every step."""
+    """Raise ValueError if images of the plan vary between steps."""
     for augmentation in {item.subset.augmentation for item in plan.items}:
         for name in ("color_aug", "random_crop"):
             if getattr(augmentation, name):
-                raise ValueError(f"cache_latents: {name} changes images in every step; switch one of the two off")
+                raise ValueError(f"cache_latents: {name} changes images in every step; turn one of the two off")
         if augmentation.face_crop_aug_range:
-            warn("face_crop_aug_range: has no effect on cached latents; images are cropped in the middle")
+            warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")

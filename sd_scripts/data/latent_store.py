@@ -1,7 +1,7 @@
-"""Latents of images, in memory or in npz files beside them.
+"""Store latents in memory, or in npz files beside the images.
 
-Both dialects of the field are read, array names with and without the `_{height}x{width}` of the latents; the one with
-it is written, so that several sizes of an image share its file.
+We read array names with and without the `_{height}x{width}` of the latents, as sd-scripts has used both, and write
+them with it, so that several sizes of an image share a file.
 """
 
 import re
@@ -23,18 +23,18 @@ from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_different
 
 PIXELS_PER_LATENT = 8
 UNSUFFIXED = "sdxl"
-"""Suffix of the family whose caches once had none."""
+"""Suffix of the family whose cache files once had none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentEntry:
-    """What is kept of one image at one size."""
+    """The cached latents of one image at one size."""
 
     latents: Tensor
     flipped: Tensor | None = None
-    """The latents of the mirrored image, for flip_aug."""
+    """The latents of the flipped image, for flip_aug."""
     alpha: Pixels | None = None
-    """(H, W) opacity in the bucket, for alpha_mask."""
+    """(H, W): opacity in the bucket, for alpha_mask."""
 
 
 class LatentsInMemory:
@@ -46,14 +46,14 @@ class LatentsInMemory:
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         entry = self.entries.get((item.path, item.fit.bucket))
         if entry is None:
-            raise UnreadableImage(item.path, "its latents could not be made")
+            raise UnreadableImage(item.path, "it has no cached latents")
         latents = entry.flipped if flipped else entry.latents
         assert latents is not None, "cached without flip_aug"
         return latents, entry.alpha if item.subset.augmentation.alpha_mask else None
 
 
 class LatentsOnDisk:
-    """Latents in one file for each image, all its sizes together."""
+    """Latents in one file per image, which holds all its sizes."""
 
     def __init__(self, items: Iterable[Item], suffix: str, channels: int):
         self._suffix, self._channels = suffix, channels
@@ -63,7 +63,7 @@ class LatentsOnDisk:
         return self._files[item.path]
 
     def find(self, item: Item) -> Path | None:
-        """The file to read: ours, or the one that old versions of SDXL's training named after the image alone."""
+        """Return the file to read: ours, or one that older SDXL trainers named after the image alone."""
         old = [item.path.with_suffix(".npz")] if self._suffix == UNSUFFIXED else []
         return next((path for path in (self.file(item), *old) if path.is_file()), None)
 
@@ -72,8 +72,8 @@ class LatentsOnDisk:
             with open_arrays(self.find(item) or self.file(item)) as arrays:
                 name = _key("latents_flipped" if flipped else "latents", item, arrays)
                 latents = torch.from_numpy(arrays[name].astype(np.float32, copy=False))
-                if not self._has_expected_shape(latents, item, name):  # a file that was believed with skip_cache_check
-                    raise ValueError(f"its latents are {tuple(latents.shape)}; turn skip_cache_check off")
+                if not self._has_expected_shape(latents, item, name):  # skip_cache_check trusted the file
+                    raise ValueError(f"its latents have shape {tuple(latents.shape)}; turn off skip_cache_check")
                 wants_alpha = item.subset.augmentation.alpha_mask and item.mask is None
                 alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
         except DamagedCache as error:
@@ -81,10 +81,10 @@ class LatentsOnDisk:
         return latents, None if alpha is None else alpha.astype(np.uint8)
 
     def is_current(self, item: Item, encoder: str, *, flip: bool, alpha: bool) -> bool:
-        """Whether the file holds what `encoder` would make now; DamagedCache when it is broken.
+        """Return whether the file holds what `encoder` would produce now; raise DamagedCache if it is broken.
 
-        All that a step will read is read here, so that no damage is found after the encoder has gone. An entry without
-        fingerprint was written elsewhere: it counts when its sizes agree with image and bucket.
+        Everything that a step will read is read here, while the encoder is still loaded. An entry without a cache key
+        is from another program: it is current if its sizes match image and bucket.
         """
         path = self.find(item)
         if path is None:
@@ -96,14 +96,14 @@ class LatentsOnDisk:
             if any(key not in arrays for key in keys):
                 return False
             written = arrays.get(_key("fingerprint", item, arrays))
-            if written is None or not item.path.is_file():  # an image of which only the cache is left tells nothing
+            if written is None or not item.path.is_file():  # without the image there is no key to compare
                 return self._is_valid(arrays, keys, item) and _same_size_and_crop(arrays, item)
             return _is_made_from(str(written), item, encoder, alpha=alpha) and self._is_valid(arrays, keys, item)
 
     def _is_valid(self, arrays: Arrays, keys: Sequence[str], item: Item) -> bool:
         found = {key: arrays[key] for key in keys}
         if any(not np.isfinite(array).all() for array in found.values()):
-            raise ValueError("its values are not finite")
+            raise ValueError("it contains non-finite values")
         return all(self._has_expected_shape(array, item, key) for key, array in found.items())
 
     def _has_expected_shape(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
@@ -128,9 +128,9 @@ class LatentsOnDisk:
 
 
 def latent_cache_key(item: Item, encoder: str, *, alpha: bool) -> str | None:
-    """Of image file, way into the bucket, and encoder; None when only the cache is left of an image.
+    """Return the cache key from image file, resize, crop and encoder; None if the image file is gone.
 
-    With `alpha` the colours under transparency are kept, without they are white.
+    With `alpha` the colours under transparency are kept; without, they are white.
     """
     try:
         content = content_digest(item.path)
@@ -142,14 +142,14 @@ def latent_cache_key(item: Item, encoder: str, *, alpha: bool) -> str | None:
 def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> bool:
     if written == latent_cache_key(item, encoder, alpha=alpha):
         return True
-    # of earlier versions, which asked for the time of the image instead of its content
+    # earlier versions used the image's mtime instead of its content
     stat = item.path.stat()
     earlier = digest([stat.st_size, stat.st_mtime_ns, *_resize_key(item), encoder])
     return written == earlier and not is_decoded_differently(item.path, alpha=alpha)
 
 
 def _resize_key(item: Item) -> list[object]:
-    """What decides how the image comes into its bucket."""
+    """Return what determines the resize and crop of an image."""
     return [item.fit.bucket, item.fit.resized, item.subset.augmentation.resize_interpolation]
 
 
@@ -163,7 +163,7 @@ def _size_suffix(item: Item) -> str:
 
 
 def _key(name: str, item: Item, arrays: Arrays) -> str:
-    """The name in this file's dialect."""
+    """Return the array's name as this file spells it, with or without the size."""
     size = _size_suffix(item)
     return name + size if "latents" + size in arrays else name
 
@@ -176,7 +176,7 @@ def _same_size_and_crop(arrays: Arrays, item: Item) -> bool:
 
 
 def _other_sizes(path: Path) -> dict[str, NDArray[Any]]:
-    """The entries of a file that have a size in their name; none when the file is not there or broken."""
+    """Return the arrays with a size in their name; none if the file is missing or broken."""
     if not path.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""The batches of an epoch, read ahead: order and content are the same however many workers read them."""
+"""Load the batches of an epoch ahead of use; order and content do not depend on the number of workers."""
 
 import math
 import os
@@ -19,22 +19,22 @@ from sd_scripts.data.epochs import PlannedBatch, ShortBatches, batch_shapes, pla
 from sd_scripts.data.reader import REPLACED, BatchReader, Read, Request
 
 THREADS = 4
-"""Threads that read ahead where no worker processes do; each is a batch ahead."""
+"""Threads that read ahead without worker processes; each is one batch ahead."""
 
 
 Requests = Sequence[Request]
 
 
 class Source(Protocol):
-    """Who reads."""
+    """Reads batches: threads or worker processes."""
 
     def read(self, requests: Requests) -> Iterator[Read]:
-        """The answers in the order of the requests."""
+        """Yield the batches in the order of the requests."""
         ...
 
 
 class Threads:
-    """Reads ahead in this process: quickest where latents are cached, as handing tensors over costs more than them."""
+    """Reads ahead in this process: fastest with cached latents, where passing tensors between processes dominates."""
 
     def __init__(self, reader: BatchReader, pin_memory: bool):
         self._reader = reader
@@ -72,7 +72,7 @@ class Processes:
             num_workers=workers,
             persistent_workers=persistent,
             pin_memory=pin_memory,
-            generator=torch.Generator().manual_seed(0),  # or the loader would draw from the run's own
+            generator=torch.Generator().manual_seed(0),  # or the loader would draw from the global generator
         )
 
     def read(self, requests: Requests) -> Iterator[Read]:
@@ -81,7 +81,7 @@ class Processes:
 
 
 class _RequestSampler(Sampler[Request]):
-    """The requests of the epoch under way."""
+    """Yields the requests of the current epoch."""
 
     def __init__(self) -> None:
         self.requests: Requests = ()
@@ -94,11 +94,11 @@ class _RequestSampler(Sampler[Request]):
 
 
 class BatchLoader:
-    """The batches of one rank, epoch by epoch, from any batch on.
+    """Loads the batches of one rank, epoch by epoch, starting at any batch.
 
-    `accumulation` micro-batches make one step (the last step of an epoch may have fewer), which token_warmup_step
-    counts in. `workers` processes decode images, `persistent` ones live on between epochs; with cached latents, or
-    without workers, threads of this process read ahead. An image that cannot be read is told once through `warn` and
+    `accumulation` micro-batches make one step, the unit of token_warmup_step (the last step of an epoch may have
+    fewer). `workers` processes decode images; `persistent` ones survive between epochs. With cached latents, or
+    without workers, threads of this process read ahead. An unreadable image is reported once through `warn` and
     replaced by another of its bucket.
     """
 
@@ -132,11 +132,11 @@ class BatchLoader:
         )
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
+        """Return the number of batches of this rank in an epoch."""
         return self._length
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, counted from 1, beginning with batch number `start`, counted from 0."""
+        """Yield the batches of an epoch (counted from 1), starting with batch `start` (counted from 0)."""
         for batch, remarks in self._source.read(self._requests(epoch, start)):
             for remark in remarks:
                 if remark not in self._warned:
@@ -144,18 +144,20 @@ class BatchLoader:
                     self._warn(remark)
             if batch is None:
                 last = remarks[-1].removesuffix(REPLACED)
-                raise ValueError(f"train_data_dir: no image of a whole bucket can be read: {last}")
+                raise ValueError(f"train_data_dir: none of the images of a bucket can be read: {last}")
             yield batch
 
     def _count_batches(self) -> int:
-        """Batches of all ranks in an epoch; tells what fills none."""
+        """Return the number of batches of all ranks in an epoch; warn about images that fill none."""
         shapes = batch_shapes(self.plan, short_batches=self._short_batches)
         if not shapes:
-            raise ValueError("train_batch_size: no bucket has enough images for one batch; make it smaller")
+            raise ValueError("train_batch_size: no bucket has enough images for one batch; set it lower")
         seen = sum(shape.images * count for shape, count in shapes.items())
         planned = sum(self.plan.buckets().values())
         if seen < planned:
-            self._warn(f"train_batch_size: {planned - seen} of {planned} images of an epoch fill no batch")
+            self._warn(
+                f"train_batch_size: {planned - seen} of {planned} images per epoch fill no batch and are skipped"
+            )
         return sum(shapes.values())
 
     def _requests(self, epoch: int, start: int) -> "_EpochRequests":
@@ -166,7 +168,7 @@ class BatchLoader:
 
 
 class _EpochRequests(Sequence[Request]):
-    """What is asked for in the rest of an epoch, made when it is."""
+    """The requests of the rest of an epoch, built on access."""
 
     def __init__(
         self,
@@ -190,6 +192,6 @@ class _EpochRequests(Sequence[Request]):
 
 
 def _use_device(device: int | None) -> None:
-    """Page-locked memory belongs to the device of the thread that asks, and that is the first one by default."""
+    """Select the device of this thread: page-locked memory belongs to it, and the default is device 0."""
     if device is not None:
         torch.accelerator.set_device_index(device)

@@ -1,4 +1,4 @@
-"""What saved metadata and the start of a run tell about the data: counts, buckets, tags, folders."""
+"""Collect the dataset metadata for saved files and the start of a run: counts, buckets, tags, folders."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,20 +16,20 @@ Folders = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetMetadata:
-    """The values of the ss_* entries about data, before they become text; named as in TrainingMetadata."""
+    """The values of the ss_* entries about data, not yet converted to text; named as in TrainingMetadata."""
 
     num_train_images: int
-    """With repeats, regularisation images not counted."""
+    """Counts repeats, without regularisation images."""
     num_reg_images: int
     num_validation_images: int
     num_batches_per_epoch: int
-    """Of all ranks together."""
+    """All ranks together."""
     resolution: Size
     """Width and height of the first dataset."""
     batch_shapes: dict[BatchShape, int]
-    """How many batches of each shape an epoch has: each shape is a graph of its own to the compiler."""
+    """Batches of each shape per epoch: the compiler makes a graph for each shape."""
     tag_frequency: Tags
-    """Folder -> tag -> how many captions have it."""
+    """Folder -> tag -> number of captions with it."""
     dataset_dirs: Folders
     """Folder -> n_repeats, img_count."""
     reg_dataset_dirs: Folders
@@ -40,6 +40,7 @@ class DatasetMetadata:
 
 
 def dataset_metadata(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DatasetMetadata:
+    """Return the metadata of a plan's datasets."""
     first = plan.blueprint.datasets[0].buckets
     numbers = range(len(plan.blueprint.datasets))
     by_dataset = [[item for item in plan.items if item.dataset == number] for number in numbers]
@@ -66,7 +67,7 @@ def _seen(items: Iterable[Item], *, is_reg: bool) -> int:
 
 
 def _tag_frequency(items: Sequence[Item]) -> Tags:
-    """Words between commas, whatever caption_separator says: readers of the metadata expect it."""
+    """Count comma-separated tags, whatever caption_separator is: readers of the metadata expect commas."""
     tags: Tags = {}
     for item in items:
         folder = tags.setdefault(item.subset.name, {})
@@ -83,7 +84,7 @@ def _folders(items: Sequence[Item], *, is_reg: bool) -> Folders:
 
 
 def _merged(of_datasets: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """One table of several datasets; a folder that two of them name gets a number."""
+    """Merge the tables of several datasets; number the folders that occur in more than one."""
     merged: dict[str, Any] = {}
     for table in of_datasets:
         for name, value in table.items():

@@ -1,4 +1,4 @@
-"""From a planned batch to tensors, wherever it is read: all that chance depends on comes with the request."""
+"""Turn a planned batch into tensors, in any process or thread: all random draws derive from the request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from sd_scripts.data.images import UnreadableImage, draw_flip, prepare_image, pr
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a worker is asked for; it holds all that chance depends on, so that workers keep no state."""
+    """A batch for a worker to read, with all that its random draws depend on, so that workers keep no state."""
 
     batch: PlannedBatch
     epoch: int
@@ -29,9 +29,9 @@ class Request:
 
 
 Read = tuple[Batch | None, list[str]]
-"""A batch and remarks about it."""
+"""A batch and warnings about it."""
 REPLACED = "; another image of its bucket takes its place"
-"""How a remark ends that tells of an image."""
+"""Suffix of a warning about an unreadable image."""
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Sample:
 
 
 class BatchReader(TorchDataset[Read]):
-    """Reads a planned batch; has no state, so that any number of threads and processes may share it."""
+    """Reads planned batches; stateless, so that any number of threads and processes may share it."""
 
     def __init__(
         self, plan: DataPlan, max_train_steps: int, latents: LatentStore | None = None, text: TextStore | None = None
@@ -63,9 +63,10 @@ class BatchReader(TorchDataset[Read]):
         self.groups = plan.groups()
 
     def __getitem__(self, request: Request) -> Read:
-        """The batch, and a remark for each image that had to be replaced because it could not be read.
+        """Return the batch, and a warning for each unreadable image that was replaced.
 
-        No batch when none of its bucket can be: an error raised here would reach the user wrapped in a traceback.
+        The batch is None if no image of its bucket is readable: an exception from a worker would reach the user wrapped
+        in a traceback.
         """
         remarks: list[str] = []
         samples = [self._readable(item, repeat, request, remarks) for item, repeat in request.batch.picks]
@@ -73,7 +74,7 @@ class BatchReader(TorchDataset[Read]):
         return self._stack(found, request.batch.bucket) if len(found) == len(samples) else None, remarks
 
     def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample | None:
-        """The sample, or that of the next image of the bucket that can be read: shapes stay as planned."""
+        """Return the sample, or that of the next readable image of the bucket, so that shapes stay as planned."""
         for candidate in self._candidates(self.plan.items[item], request.batch):
             try:
                 return self._sample(candidate, repeat, request)
@@ -139,7 +140,7 @@ def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
 
 
 def _stack_masks(samples: Sequence[Sample], bucket: Size) -> Tensor:
-    """(B, 1, H, W) float32 in 0..1; an image without a mask counts fully."""
+    """Return (B, 1, H, W) float32 in 0..1; an image without a mask gets ones."""
     full = np.full((bucket[1], bucket[0]), 255, dtype=np.uint8)
     masks = [full if each.mask is None else each.mask for each in samples]
     masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]

@@ -15,7 +15,7 @@ from sd_scripts.data.latent_caching import Progress
 from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_cache_key
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
-"""Captions -> outputs by the names they have in files, batch first, on any device."""
+"""Captions -> outputs by their names in cache files, batch first, on any device."""
 
 
 def cache_text(
@@ -33,11 +33,11 @@ def cache_text(
     rank: int = 0,
     world: int = 1,
 ) -> TextStore:
-    """Encoded captions, prefix, suffix, first line and separators applied; each different caption is encoded once.
+    """Encode each distinct caption once, with prefix, suffix, first line and separators applied.
 
-    `cache_key` names the encoders and all that changes their result. A caption that changes between steps is refused
-    by the option's name. Ranks and `skip_check` as in cache_latents; a file that `fits` turns down is made anew all the
-    same. In memory outputs keep the dtype of the encoders.
+    `cache_key` identifies the encoders and all that changes their output. ValueError names the options that vary
+    captions between steps. Ranks and `skip_check` as in cache_latents, but a file that `fits` rejects is always
+    rebuilt. In memory, outputs keep the dtype of the encoders.
     """
     require_static_captions(plan)
     pairs = [(item, static_caption(item)) for item in plan.every_item()]
@@ -56,7 +56,7 @@ def cache_text(
         batch = captions[start : start + batch_size]
         outputs = {name: tensor.detach().cpu() for name, tensor in encode(batch).items()}
         for row, caption in enumerate(batch):
-            # a copy of its own: a row of the batch would keep the whole batch alive
+            # cloned: a view would keep the whole batch alive
             entry = {name: tensor[row].clone() for name, tensor in outputs.items()}
             memory.entries[caption] = entry
             if disk is not None:
@@ -69,7 +69,7 @@ def cache_text(
 
 
 def static_caption(item: Item) -> str:
-    """The caption of an image whose caption rules leave nothing to chance."""
+    """Return the caption of an image whose caption rules are not random."""
     return process_caption(item.caption, item.subset.captions, Random(0), epoch=1, step=0, max_train_steps=0)
 
 
@@ -80,7 +80,7 @@ def _check_text(
     cache_key: str | None,
     fits: Callable[[Arrays], bool] | None,
 ) -> CacheStatus:
-    """Whether the file need not be made; without `cache_key` it is not asked what it was made from."""
+    """Return whether the file is usable; without `cache_key` only `fits` is checked."""
     item, caption = pair
     try:
         if cache_key is None:
@@ -91,10 +91,10 @@ def _check_text(
 
 
 def require_static_captions(plan: DataPlan) -> None:
-    """ValueError where captions of the plan are not the same in every step."""
+    """Raise ValueError if captions of the plan vary between steps."""
     for rules in {item.subset.captions for item in plan.items}:
         if names := rules.random_fields():
             raise ValueError(
                 f"cache_text_encoder_outputs: captions change in every step with {', '.join(names)}; "
-                "switch one of the two off"
+                "turn one of the two off"
             )

@@ -24,7 +24,7 @@ class TextInMemory:
 
 
 class TextOnDisk:
-    """Encoded captions in one file for each image, and one more for each further caption it has in the plan."""
+    """Encoded captions, one file per image, plus one for each further caption that the image has in the plan."""
 
     def __init__(self, captions: Iterable[tuple[Item, str]], suffix: str):
         by_path: dict[Path, list[str]] = {}
@@ -52,9 +52,9 @@ class TextOnDisk:
             raise UnreadableImage(path, error.why) from error
 
     def is_current(self, item: Item, caption: str, cache_key: str) -> bool:
-        """Whether the file was made from this caption; DamagedCache when it is broken.
+        """Return whether the file's cache key matches; raise DamagedCache if it is broken.
 
-        One without fingerprint does not tell, so it does not count.
+        A file without a cache key is not current.
         """
         path = self.file(item, caption)
         if not path.is_file():
@@ -62,13 +62,13 @@ class TextOnDisk:
         with open_arrays(path) as arrays:
             if "fingerprint" not in arrays or str(arrays["fingerprint"]) != cache_key:
                 return False
-            for array in arrays.values():  # all of it, so that no damage is found after the encoders have gone
+            for array in arrays.values():  # read everything now: later the encoders are unloaded
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    raise ValueError("its values are not finite")
+                    raise ValueError("it contains non-finite values")
             return True
 
     def fits(self, item: Item, caption: str, fits: Callable[[Arrays], bool] | None) -> bool:
-        """Whether there is a file, whoever made it, and its arrays are what `fits` asks for."""
+        """Return whether the file exists and, if `fits` is given, passes it; any program may have written it."""
         path = self.file(item, caption)
         if fits is None or not path.is_file():
             return path.is_file()
@@ -76,7 +76,7 @@ class TextOnDisk:
             return fits(arrays)
 
     def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], cache_key: str) -> None:
-        """In the field's form: numpy has no bfloat16, so float32 takes its place."""
+        """Write sd-scripts' format; bfloat16, which NumPy lacks, becomes float32."""
         arrays = {name: _storable(tensor).numpy() for name, tensor in outputs.items()}
         write_arrays(self.file(item, caption), {**arrays, "fingerprint": np.array(cache_key)})
 
@@ -86,5 +86,5 @@ def _storable(tensor: Tensor) -> Tensor:
 
 
 def text_cache_key(caption: str, encoder: str) -> str:
-    """Of the words as the encoders read them, and the encoders."""
+    """Return the cache key of a caption, as processed, and the encoders."""
     return digest([caption, encoder])

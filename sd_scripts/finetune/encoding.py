@@ -1,4 +1,4 @@
-"""Images to latents beside them, exactly as a run with the same settings would encode them."""
+"""Encode images to cached latents beside them, exactly as a run with the same settings would."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from sd_scripts.training.training_data import weights_digest
 def encode(
     args: Namespace, family: str, settings: Settings, images: Sequence[Path], reporter: Reporter
 ) -> dict[Path, Size]:
-    """The size to train at of each image that can be read; ValueError names the option at fault.
+    """Encode the images; return the bucket of each readable one. ValueError names the option at fault.
 
-    `args` has the flags of prepare_buckets_latents.
+    `args` holds the flags of prepare_buckets_latents.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.mixed_precision == "fp16" and device.type == "cpu":
-        raise ValueError("mixed_precision: fp16 is for GPUs; set bf16, or no")
+        raise ValueError("mixed_precision: fp16 needs a GPU; set bf16 or no")
     record: Family = getattr(import_module(f"sd_scripts.families.{family}"), family.upper())
     plan = plan_images(
         images,
@@ -57,7 +57,7 @@ def encode(
             progress=reporter.phase("caching latents"),
         )
     except torch.OutOfMemoryError:
-        raise ValueError("batch_size: the memory of the GPU is full; lower batch_size or max_resolution") from None
+        raise ValueError("batch_size: out of GPU memory; lower batch_size or max_resolution") from None
     return {item.path: item.fit.bucket for item in plan.items}
 
 

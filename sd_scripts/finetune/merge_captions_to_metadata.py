@@ -1,4 +1,4 @@
-"""Captions into a metadata file.
+"""Gather captions into a metadata file.
 
 python sd_scripts/finetune/merge_captions_to_metadata.py images meta_cap.json
 """

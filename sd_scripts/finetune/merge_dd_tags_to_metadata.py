@@ -1,4 +1,4 @@
-"""Tags into a metadata file.
+"""Gather tags into a metadata file.
 
 python sd_scripts/finetune/merge_dd_tags_to_metadata.py images meta_clean.json --in_json meta_cap.json
 """

@@ -1,4 +1,4 @@
-"""From text files beside the images into a metadata file: what the two merging tools share."""
+"""Merge text files beside the images into a metadata file: the shared part of the two merging tools."""
 
 from argparse import SUPPRESS
 from pathlib import Path
@@ -8,15 +8,17 @@ from sd_scripts.options.metadata_file import Words, check_target, merge_words, r
 
 
 def main(script: str, words: Words, extension: str, argv: list[str] | None) -> int:
-    """Merge, and return the exit status; `extension` is the default of caption_extension."""
+    """Run a merging tool and return its exit status; `extension` is the default of caption_extension."""
     flags = parser(script, f"Gather the {words} of images into a metadata file.")
     flags.add_argument("out_json", help="Metadata file to write.")
-    flags.add_argument("--in_json", help="Metadata file to add to; without it out_json, where there is one.")
+    flags.add_argument("--in_json", help="Metadata file to add to; defaults to out_json if it exists.")
     flags.add_argument(
-        "--caption_extension", default=extension, help="Ending of the text files beside the images; %(default)s."
+        "--caption_extension",
+        default=extension,
+        help="Extension of the text files beside the images (default: %(default)s).",
     )
     flags.add_argument("--caption_extention", dest="caption_extension", default=SUPPRESS, help=SUPPRESS)
-    flags.add_argument("--debug", action="store_true", help="Show what each image gets.")
+    flags.add_argument("--debug", action="store_true", help="Print the result for each image.")
     args = flags.parse_args(argv)
 
     def work(reporter: Reporter) -> Path:

@@ -1,4 +1,4 @@
-"""Latents of the images beside them, and the size that each is trained at into the metadata file.
+"""Cache latents beside the images, and write each image's bucket resolution into the metadata file.
 
 python sd_scripts/finetune/prepare_buckets_latents.py images meta_clean.json meta_lat.json model.safetensors \
     --max_resolution 1024,1024 --mixed_precision bf16
@@ -17,29 +17,35 @@ from sd_scripts.options.words import some
 
 
 def setup_parser() -> argparse.ArgumentParser:
-    """What says how images are encoded has the names and the meaning that it has in training."""
+    """Return the parser; flags that affect encoding have the names and meaning of the training options."""
     flags = parser(__file__, "Encode the images of a metadata file ahead of training.")
     flags.add_argument("in_json", help="Metadata file to read.")
-    flags.add_argument("out_json", help="Metadata file to write; it may be the same.")
-    flags.add_argument("model_name_or_path", help="The model whose VAE encodes: file, diffusers folder or hub id.")
-    flags.add_argument("--family", choices=list(FAMILY_TITLES), help="Of the model, where its file does not tell it.")
-    flags.add_argument("--vae", help="SDXL: another VAE in place of the model's own.")
+    flags.add_argument("out_json", help="Metadata file to write; may be in_json.")
+    flags.add_argument(
+        "model_name_or_path", help="Model whose VAE encodes the images: file, diffusers folder or hub id."
+    )
+    flags.add_argument(
+        "--family", choices=list(FAMILY_TITLES), help="Model family, if it cannot be detected from the file."
+    )
+    flags.add_argument("--vae", help="SDXL: VAE to use instead of the model's own.")
     flags.add_argument("--no_half_vae", action="store_true", help="SDXL: keep the VAE in float32.")
-    flags.add_argument("--ae", help="FLUX.1: the file of the autoencoder.")
-    flags.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="As training will have.")
-    flags.add_argument("--batch_size", type=int, default=1, help="Images encoded at once.")
-    flags.add_argument("--max_data_loader_n_workers", type=int, help="Has no effect: images are always read ahead.")
-    flags.add_argument("--max_resolution", default="512,512", help="Size to train at: one number, or width,height.")
-    flags.add_argument("--enable_bucket", action=argparse.BooleanOptionalAction, default=True, help="Aspect buckets.")
-    flags.add_argument("--min_bucket_reso", type=int, default=256, help="Smallest side of a bucket.")
-    flags.add_argument("--max_bucket_reso", type=int, default=1024, help="Largest side of a bucket.")
-    flags.add_argument("--bucket_reso_steps", type=int, default=64, help="Sides are multiples of this.")
+    flags.add_argument("--ae", help="FLUX.1: autoencoder file.")
+    flags.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="As in training.")
+    flags.add_argument("--batch_size", type=int, default=1, help="Images to encode at once.")
+    flags.add_argument("--max_data_loader_n_workers", type=int, help="Ignored: images are always read ahead.")
+    flags.add_argument("--max_resolution", default="512,512", help="Training resolution: one number, or width,height.")
+    flags.add_argument(
+        "--enable_bucket", action=argparse.BooleanOptionalAction, default=True, help="Use aspect buckets."
+    )
+    flags.add_argument("--min_bucket_reso", type=int, default=256, help="Smallest bucket side.")
+    flags.add_argument("--max_bucket_reso", type=int, default=1024, help="Largest bucket side.")
+    flags.add_argument("--bucket_reso_steps", type=int, default=64, help="Bucket sides are multiples of this.")
     flags.add_argument("--bucket_no_upscale", action="store_true", help="Never enlarge an image.")
-    flags.add_argument("--resize_interpolation", help="Filter that resizes images.")
-    flags.add_argument("--flip_aug", action="store_true", help="Encode the mirrored image, too.")
-    flags.add_argument("--alpha_mask", action="store_true", help="Keep the opacity of the image as its mask.")
-    flags.add_argument("--disable_mmap_load_safetensors", action="store_true", help="Read model files in one go.")
-    flags.add_argument("--skip_existing", action="store_true", help="Believe every cache that is there.")
+    flags.add_argument("--resize_interpolation", help="Resize filter.")
+    flags.add_argument("--flip_aug", action="store_true", help="Also encode the flipped image.")
+    flags.add_argument("--alpha_mask", action="store_true", help="Store the image's opacity as its mask.")
+    flags.add_argument("--disable_mmap_load_safetensors", action="store_true", help="Read model files without mmap.")
+    flags.add_argument("--skip_existing", action="store_true", help="Trust existing cache files without checking them.")
     return flags
 
 
@@ -49,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
-    """Encode what is not there yet, and write the metadata file. ValueError names the option at fault."""
+    """Encode images without a current cache and write the metadata file. ValueError names the option at fault."""
     folder, source, out = Path(args.train_data_dir), Path(args.in_json), Path(args.out_json)
     entries = read_metadata(source, "in_json")
     images = require_images(folder, recursive=args.recursive)
@@ -59,9 +65,11 @@ def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
         raise ValueError(f"batch_size: {args.batch_size} must be at least 1")
     check_target(out, "out_json")
     if unknown := [path.name for path in images if keys[path] not in entries]:
-        reporter.warn(f"in_json: {len(unknown)} images are not in {source.name}, so they get no words: {some(unknown)}")
+        reporter.warn(
+            f"in_json: {len(unknown)} images are not in {source.name}, so they have no caption: {some(unknown)}"
+        )
     reporter.tell("phase", name="loading the VAE")
-    from sd_scripts.finetune.encoding import encode  # torch is slow: what names and small files tell is found before
+    from sd_scripts.finetune.encoding import encode  # torch is slow to import: fail on bad flags first
 
     for path, (width, height) in encode(args, family, _settings(args, family), images, reporter).items():
         entries[keys[path]] = {**entries.get(keys[path], {}), "train_resolution": [width, height]}
@@ -73,12 +81,12 @@ def _family(args: argparse.Namespace) -> str:
     model = args.model_name_or_path
     family = args.family or describe(Path(model)).family
     if family not in FAMILY_TITLES:
-        raise ValueError(f"family: '{model}' does not tell whether it is SDXL or FLUX.1; say it with --family")
+        raise ValueError(f"family: cannot tell whether '{model}' is SDXL or FLUX.1; set --family")
     return family
 
 
 def _settings(args: argparse.Namespace, family: str) -> Settings:
-    """Of a run that would encode with this VAE."""
+    """Return the settings of a training run that encodes with this VAE."""
     shared = ("mixed_precision", "disable_mmap_load_safetensors")
     own = {"sdxl": ("vae", "no_half_vae"), "flux": ("ae",)}[family]
     values = {name: getattr(args, name) for name in (*shared, *own)}

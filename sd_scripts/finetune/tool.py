@@ -1,4 +1,4 @@
-"""What the tools have in common: telling how far they are, hearing a wish to stop, and ending with one sentence."""
+"""Shared by the tools: report progress, obey the stop command, and fail with a one-sentence message."""
 
 import contextlib
 import sys
@@ -13,18 +13,18 @@ from sd_scripts.runs.folder import RunFolder
 
 Progress = Callable[[int, int], None]
 USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
-"""Exit status: something in what was asked for; something that happened; stopped."""
-RUN_DIR = "Folder in which the tool tells how far it is, as a run does, and is told to stop."
+"""Exit statuses: bad arguments or input; any other failure; stopped."""
+RUN_DIR = "Run folder for the tool's events and for commands such as stop."
 
 
 class Reporter:
-    """Speaks to the console and, where a run folder is given, as events."""
+    """Reports to the console and, with a run folder, as events."""
 
     def __init__(self, run_dir: str | None):
         self._folder = RunFolder(Path(run_dir)) if run_dir else None
         used = bool(self._folder and next(iter(self._folder.events()), None))
         self._log = self._folder.log() if self._folder else None
-        # in a fresh folder a wish may be older than this process: it takes a while to begin
+        # in a fresh folder the stop command may predate this process, which starts slowly
         self._began = time.time() if used else 0.0
 
     def tell(self, kind: Any, **payload: Any) -> None:
@@ -36,7 +36,7 @@ class Reporter:
         self.tell("warning", text=text)
 
     def phase(self, name: str) -> Progress:
-        """What to call with (done, total). Raises KeyboardInterrupt where the tool shall stop."""
+        """Begin a phase; return its progress callback (done, total), which raises KeyboardInterrupt on "stop"."""
         shown = 0.0
         self.tell("phase", name=name)
 
@@ -63,7 +63,7 @@ class Reporter:
 
 
 def run(work: Callable[[Reporter], Path], run_dir: str | None) -> int:
-    """Do the work, which returns the file it wrote, and return the exit status."""
+    """Run `work`, which returns the file it wrote, and return the exit status."""
     try:
         reporter = Reporter(run_dir)
     except OSError as error:
@@ -73,20 +73,20 @@ def run(work: Callable[[Reporter], Path], run_dir: str | None) -> int:
         path = work(reporter)
     except KeyboardInterrupt:
         reporter.tell("stopped")
-        print("Stopped; what is written is whole", flush=True)
+        print("Stopped; all files written so far are complete", flush=True)
         return INTERRUPTED
     except Exception as error:
         return _failed(reporter, error)
     else:
         reporter.tell("finished", path=str(path))
-        print(f"{path} is written", flush=True)
+        print(f"Wrote {path}", flush=True)
         return 0
     finally:
         reporter.close()
 
 
 def _failed(reporter: Reporter, error: Exception) -> int:
-    """One sentence for what a user can mend; the whole story for what only we can."""
+    """Report one sentence for user errors, and the traceback for errors of ours; return the exit status."""
     details = "".join(traceback.format_exception(error))
     known = isinstance(error, ValueError | OSError)
     sentence = str(error) if known else f"{type(error).__name__}: {error}"
@@ -97,10 +97,10 @@ def _failed(reporter: Reporter, error: Exception) -> int:
 
 
 def parser(script: str, description: str) -> Parser:
-    """With the flags that all tools have."""
+    """Return a parser with the flags that all tools share."""
     made = Parser(prog=Path(script).name, description=description)
-    made.add_argument("train_data_dir", help="Folder of the images.")
-    made.add_argument("--full_path", action="store_true", help="Keys are whole paths: for images in several folders.")
-    made.add_argument("--recursive", action="store_true", help="Images in folders below it, too.")
+    made.add_argument("train_data_dir", help="Image folder.")
+    made.add_argument("--full_path", action="store_true", help="Use full paths as keys, for images in several folders.")
+    made.add_argument("--recursive", action="store_true", help="Include images in subfolders.")
     made.add_argument("--run_dir", help=RUN_DIR)
     return made

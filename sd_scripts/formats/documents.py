@@ -1,4 +1,4 @@
-"""Read JSON and TOML whoever wrote them: whatever is wrong with a file or a text is one sentence in a ValueError."""
+"""Read JSON and TOML from any source: every problem with a file or text is a ValueError with one sentence."""
 
 import json
 import stat
@@ -12,12 +12,12 @@ else:
     import tomli as tomllib
 
 LARGEST = 512 * 2**20
-"""Bytes: no file that a person or a program writes for us is longer, and a longer one fills the memory."""
+"""Bytes: no legitimate file is larger, and a larger one would fill the memory."""
 TOO_DEEP = "it is nested too deeply"
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError for everything that is none, a text of endless brackets included."""
+    """Parse JSON. Raises ValueError for anything else, including endlessly nested brackets."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -25,7 +25,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text says. Raises ValueError for everything that is none, a text of endless brackets included."""
+    """Parse TOML. Raises ValueError for anything else, including endlessly nested brackets."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -33,16 +33,16 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_text(path: Path, *, most: int = LARGEST) -> str:
-    """The text of a file in UTF-8. Raises ValueError, in words that follow an option's name."""
+    """Return the text of a UTF-8 file. Raises ValueError, phrased to follow an option's name."""
     check_name(path)
     try:
         state = path.stat()
         if stat.S_ISDIR(state.st_mode):
             raise ValueError(f"'{path}' is a folder; name a file")
-        if not stat.S_ISREG(state.st_mode):  # reading a pipe would wait for ever
+        if not stat.S_ISREG(state.st_mode):  # reading a pipe would block forever
             raise ValueError(f"'{path}' is not a regular file")
         if state.st_size > most:
-            raise ValueError(f"'{path}' has {state.st_size:,} bytes; at most {most:,} are read")
+            raise ValueError(f"'{path}' has {state.st_size:,} bytes; the maximum is {most:,}")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"there is no file '{path}'") from None
@@ -53,7 +53,7 @@ def read_text(path: Path, *, most: int = LARGEST) -> str:
 
 
 def read_json(path: Path, *, most: int = LARGEST) -> Any:
-    """What a JSON file says. Raises ValueError, in words that follow an option's name."""
+    """Parse a JSON file. Raises ValueError, phrased to follow an option's name."""
     text = read_text(path, most=most)
     try:
         return parse_json(text)
@@ -62,7 +62,7 @@ def read_json(path: Path, *, most: int = LARGEST) -> Any:
 
 
 def read_toml(path: Path, *, most: int = LARGEST) -> dict[str, Any]:
-    """What a TOML file says. Raises ValueError, in words that follow an option's name."""
+    """Parse a TOML file. Raises ValueError, phrased to follow an option's name."""
     text = read_text(path, most=most)
     try:
         return parse_toml(text)
@@ -71,32 +71,32 @@ def read_toml(path: Path, *, most: int = LARGEST) -> dict[str, Any]:
 
 
 def read_document(path: Path, *, most: int = LARGEST) -> Any:
-    """What a JSON or TOML file says, told apart by its ending. Raises ValueError as read_json and read_toml do."""
+    """Parse a JSON or TOML file, by its extension. Raises ValueError as read_json and read_toml do."""
     return read_json(path, most=most) if path.suffix.lower() == ".json" else read_toml(path, most=most)
 
 
 LONGEST_PART, LONGEST_PATH = 255, 4095
-"""Bytes of a file's name and of a whole path, which Linux takes; Windows and macOS take no more."""
+"""Bytes that Linux allows for a file name and for a path; Windows and macOS allow no more."""
 
 
 def check_name(path: Path | str) -> None:
-    """Raises ValueError, in words that follow an option's name, for what no file can be called."""
+    """Raise ValueError, phrased to follow an option's name, for an impossible file name."""
     if problem := name_problem(str(path)):
         raise ValueError(problem)
 
 
 def name_problem(path: str) -> str:
-    """Why no file or folder can have this path, in words that follow an option's name; "" if one can."""
+    """Return why no file can have this path, phrased to follow an option's name; "" if one can."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
         return f"{path!r} is not UTF-8 text; rename the file"
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
         shown = path if len(path) <= 80 else path[:80] + "..."
-        return f"{shown!r} holds a control character, which a path cannot have; type the path anew"
+        return f"{shown!r} contains a control character, which a path cannot have; retype the path"
     if len(encoded) > LONGEST_PATH:
-        return f"a path of {len(encoded):,} bytes is too long; at most {LONGEST_PATH:,} are possible"
+        return f"a path of {len(encoded):,} bytes is too long; the maximum is {LONGEST_PATH:,}"
     longest = max(len(part.encode()) for part in path.replace("\\", "/").split("/"))
     if longest > LONGEST_PART:
-        return f"a name of {longest:,} bytes is too long; at most {LONGEST_PART} are possible"
+        return f"a name of {longest:,} bytes is too long; the maximum is {LONGEST_PART}"
     return ""

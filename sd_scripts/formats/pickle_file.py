@@ -1,4 +1,4 @@
-"""What a .ckpt or .pt file of torch.save names, read from its opcodes: nothing of it is run, no torch is needed."""
+"""Inspect a .ckpt or .pt file of torch.save by its pickle opcodes, without executing it and without torch."""
 
 import pickletools
 import re
@@ -10,26 +10,26 @@ from pathlib import Path
 from sd_scripts.formats.documents import check_name
 
 LARGEST_PICKLE = 64 * 2**20
-"""Bytes of the pickle beside its tensors: that of a model has one or two million."""
+"""Maximum bytes of the pickle without tensor data; a model's has one or two million."""
 OLD_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files of torch.save before 1.6 begin; in these the tensors follow the pickle."""
+"""First bytes of files from torch.save before 1.6, where the tensors follow the pickle."""
 HARMLESS = re.compile(r"(torch|collections|_codecs|builtins|__builtin__)(\..*)?")
-"""Modules of which PyTorch lets some names through where a pickle may hold nothing but weights."""
+"""Modules from which PyTorch's weights_only loading allows some names."""
 AGAIN = "download or copy it again"
 
 
 @dataclass(frozen=True)
 class PickleFile:
-    """What the opcodes tell."""
+    """What the opcodes reveal about a file."""
 
     texts: frozenset[str]
-    """All texts in it: the names of its tensors are among them."""
+    """All its strings, which include the tensor names."""
     strange: tuple[str, ...]
-    """Classes and functions that have nothing to do with weights."""
+    """Classes and functions that weights do not need."""
 
 
 def read_pickle_file(path: Path) -> PickleFile:
-    """Raises ValueError, in words that follow an option's name, for what torch.save did not write whole."""
+    """Inspect a file. Raises ValueError, phrased to follow an option's name, unless torch.save wrote it completely."""
     check_name(path)
     try:
         if not path.is_file():
@@ -54,7 +54,7 @@ def _pickle_in_zip(path: Path) -> bytes:
 
 
 def _old_pickle(path: Path, start: bytes) -> bytes:
-    """The pickles at the beginning of the file: magic number, version, system, and the table of tensors."""
+    """Return the last of the leading pickles: magic number, version, system info, and the table of tensors."""
     if start[:1] != b"\x80":
         raise ValueError(f"'{path}' is not a whole file of weights; {AGAIN}")
     with path.open("rb") as file:

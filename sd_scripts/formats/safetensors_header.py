@@ -1,4 +1,4 @@
-"""The header of a .safetensors file, believed only where all of it can be true; no torch, no weights read."""
+"""Read and fully validate the header of a .safetensors file, without torch and without reading weights."""
 
 import math
 import struct
@@ -9,11 +9,11 @@ from typing import Any, TypeGuard
 from sd_scripts.formats.documents import check_name, parse_json
 
 LARGEST_HEADER = 100_000_000
-"""The safetensors format allows no longer one."""
+"""The maximum of the safetensors format."""
 COMPILED = "_orig_mod."
-"""What torch.compile put into the keys of some files written elsewhere; they are read without it."""
+"""Prefix that torch.compile left in the keys of some files; we strip it."""
 MOST_DIMENSIONS = 64
-"""PyTorch has tensors of no more."""
+"""PyTorch's maximum."""
 BITS = {
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
@@ -22,7 +22,7 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Width of one value of each dtype that the format knows."""
+"""Bits per value of each dtype of the format."""
 AGAIN = "download or copy it again"
 
 
@@ -37,8 +37,8 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Raises ValueError, in words that follow an option's name, if the file is cut short, damaged or of another kind;
-    FileNotFoundError if there is none."""
+    """Return the header. Raises ValueError, phrased to follow an option's name, for an invalid file; FileNotFoundError
+    if there is none."""
     check_name(path)
     try:
         length, text, size = _read(path)
@@ -54,7 +54,7 @@ def read_header(path: Path) -> Header:
     if size < whole:
         raise ValueError(f"'{path}' is cut short: {size:,} of {whole:,} bytes; {AGAIN}")
     if size > whole:
-        raise ValueError(f"'{path}' is damaged: {size:,} bytes where its header counts {whole:,}; {AGAIN}")
+        raise ValueError(f"'{path}' is damaged: it has {size:,} bytes, but its header describes {whole:,}; {AGAIN}")
     return Header(
         metadata=metadata,
         shapes={key.replace(COMPILED, ""): tuple(entry["shape"]) for key, entry in entries.items()},
@@ -63,7 +63,7 @@ def read_header(path: Path) -> Header:
 
 
 def _read(path: Path) -> tuple[int, bytes, int]:
-    """The length that the file tells of its header, as much of the header as is there, and the size of the file."""
+    """Return the declared header length, as much of the header as exists, and the file size."""
     size = path.stat().st_size
     if not path.is_file():
         raise ValueError(f"'{path}' is not a file")
@@ -72,27 +72,27 @@ def _read(path: Path) -> tuple[int, bytes, int]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
         if length > LARGEST_HEADER:
-            raise ValueError(f"'{path}' is not a safetensors file; is it a web page or a .ckpt with a wrong name?")
+            raise ValueError(f"'{path}' is not a safetensors file; is it a web page, or a renamed .ckpt?")
         return length, file.read(length), size
 
 
 def _parsed(path: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """The entries of the tensors, and the metadata."""
+    """Return the tensor entries and the metadata."""
     try:
         entries = parse_json(text.decode())
     except ValueError:
         raise ValueError(f"'{path}' is cut short or damaged; {AGAIN}") from None
     if not isinstance(entries, dict):
-        raise ValueError(f"'{path}' is damaged: its header is not a table; {AGAIN}")
+        raise ValueError(f"'{path}' is damaged: its header is not a JSON object; {AGAIN}")
     metadata = entries.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError(f"'{path}' is damaged: its metadata are not a table of texts; {AGAIN}")
+        raise ValueError(f"'{path}' is damaged: its metadata is not a map of strings; {AGAIN}")
     return entries, metadata
 
 
 def _check_entries(path: Path, entries: dict[str, Any]) -> int:
-    """Where the data of the last tensor end. Raises ValueError unless the tensors lie one behind the other, each as
-    long as its shape and dtype say."""
+    """Return where the tensor data ends. Raises ValueError unless tensors are contiguous and each as long as its shape
+    and dtype imply."""
     for key, entry in entries.items():
         if why := _entry_problem(entry):
             raise ValueError(f"'{path}' is damaged: the tensor {_short(key)} has {why}; {AGAIN}")
@@ -107,18 +107,18 @@ def _check_entries(path: Path, entries: dict[str, Any]) -> int:
 
 
 def _entry_problem(entry: Any) -> str:
-    """What is wrong with one tensor's entry, in words that follow "has"; "" if nothing is."""
+    """Return what is wrong with a tensor's entry, phrased to follow "has"; "" if nothing is."""
     if not isinstance(entry, dict):
         return "no dtype, shape and offsets"
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         return f"the unknown dtype {_short(dtype)}"
     if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= 2**63:
-        return "a shape that is not a list of sizes"
+        return "an invalid shape"
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        return "offsets that are not two places in the file"
+        return "invalid offsets"
     if math.prod(shape) * BITS[dtype] != 8 * (offsets[1] - offsets[0]):
-        return "a shape that does not fit its data"
+        return "a shape that does not match its data"
     return ""
 
 

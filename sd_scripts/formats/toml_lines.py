@@ -1,4 +1,4 @@
-"""On which line of a TOML text each key stands: tomllib does not tell."""
+"""Find the line of each key in a TOML text, which tomllib does not report."""
 
 import re
 
@@ -8,15 +8,15 @@ TEXTS = ('"""', "'''")
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Return the line, from 1, of each key and heading of a TOML text, by paths like `datasets[0].subsets[1].flip_aug`.
+    """Return the 1-based line of each key and heading of a TOML text, by paths like `datasets[0].subsets[1].flip_aug`.
 
-    Keys within inline tables are not found.
+    Keys inside inline tables are not found.
     """
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
     table, until = "", ""
     for number, line in enumerate(text.splitlines(), 1):
-        if until:  # within a text of several lines
+        if until:  # inside a multi-line string
             until = "" if until in line else until
         elif heading := HEADING.match(line):
             table = _table_path(_parts(heading[2]), counts, is_list=heading[1] == "[[")
@@ -29,7 +29,7 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def line_of(path: str, lines: dict[str, int]) -> int | None:
-    """The line of a key, or of the nearest table around it."""
+    """Return the line of a key, or of the nearest table around it."""
     while path and path not in lines:
         path = re.sub(r"(\.?[^.\[\]]+|\[\d+\])$", "", path)
     return lines.get(path)
@@ -40,7 +40,7 @@ def _parts(dotted: str) -> list[str]:
 
 
 def _table_path(parts: list[str], counts: dict[str, int], *, is_list: bool) -> str:
-    """`datasets.subsets` as the last of the tables of that name: `datasets[2].subsets[0]`."""
+    """Return the path of the latest table of a name: `datasets[2].subsets[0]` for `datasets.subsets`."""
     path = ""
     for place, part in enumerate(parts):
         path = f"{path}.{part}" if path else part
