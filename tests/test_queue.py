@@ -481,7 +481,7 @@ def test_a_run_that_died_with_the_gui_is_lost_with_its_last_words(place: Place):
     os.killpg(int(row.process.split()[0]), signal.SIGKILL)
     queue = place.queue()
     wait_for(lambda: queue.row(id).state == "lost")
-    assert "left no word" in queue.row(id).error
+    assert "disappeared" in queue.row(id).error
     assert queue.watch(id).refresh().failure["details"] == "last words"
 
 
@@ -527,7 +527,7 @@ def test_when_the_leader_dies_the_trainer_saves_and_nobody_is_left(place: Place,
         queue = place.queue()
     wait_for(lambda: over(queue))
     assert queue.row(id).state == "stopped"
-    assert "led the run is gone" in "".join(queue.watch(id).refresh().warnings)
+    assert "main process of the run is gone" in "".join(queue.watch(id).refresh().warnings)
     assert not process.group_members(leader, RunFolder(queue.row(id).folder))
 
 
@@ -566,7 +566,7 @@ def test_a_queued_run_whose_folder_was_deleted_fails_with_a_sentence(place: Plac
     shutil.rmtree(queue.row(id).folder)
     queue.open()
     wait_for(lambda: over(queue))
-    assert "deleted or damaged while it waited" in queue.row(id).error
+    assert "deleted or damaged while it was queued" in queue.row(id).error
 
 
 def test_a_wish_that_cannot_be_written_is_one_sentence(place: Place):
@@ -574,9 +574,9 @@ def test_a_wish_that_cannot_be_written_is_one_sentence(place: Place):
     id = queue.add(place.plan(LASTING))
     row = wait_for(lambda: (row := queue.row(id)).process and row)
     (row.folder / "commands.jsonl").mkdir()  # as good as a full disk: it cannot be written
-    with pytest.raises(ValueError, match="the wish cannot be written"):
+    with pytest.raises(ValueError, match="the command cannot be written"):
         queue.ask(id, "stop")
-    with pytest.raises(ValueError, match="the wish cannot be written"):
+    with pytest.raises(ValueError, match="the command cannot be written"):
         queue.ask(id, "sample")
     queue.end_now(id)
     wait_for(lambda: over(queue))
@@ -619,7 +619,7 @@ def test_a_full_disk_is_told_in_sentences_and_the_queue_goes_on_when_there_is_ro
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     told = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
     save, pause, *rest = told.stdout.splitlines()
-    assert save.startswith("save: the wish cannot be written"), told.stderr
+    assert save.startswith("save: the command cannot be written"), told.stderr
     assert "the list of runs cannot be used" in pause
     assert rest == ["running True True", "on it went"]
 

@@ -1,4 +1,4 @@
-"""Starting a training, finding it again, and ending it: gently first, the whole process group if it must be."""
+"""Start a training process, find it again, and end it: gracefully, or by killing its process group."""
 
 import contextlib
 import ctypes
@@ -16,51 +16,51 @@ from pathlib import Path
 from sd_scripts.runs.folder import RunFolder, read_json, write_whole
 
 GRACE = 300.0
-"""Seconds without a sign of life that a run has between "stop" and being ended; a step that compiles takes minutes."""
+"""Seconds without activity between "stop" and termination; a step that compiles takes minutes."""
 WINDOWS_GROUP = 0x00000200 | 0x08000000 if sys.platform == "win32" else 0
 """CREATE_NEW_PROCESS_GROUP and CREATE_NO_WINDOW."""
 TERM_GRACE = 10.0
 """Seconds between asking the processes to end and killing them."""
 MARK = "SD_SCRIPTS_RUN"
-"""Environment variable that names the run folder to all processes of a run: by it they are known as ours."""
+"""Environment variable with the run folder, by which we recognise the processes of a run."""
 
 
 @dataclass
 class RunningRun:
-    """A training process, whoever started it. Its pid alone could belong to another program by now."""
+    """A training process, whoever started it; a pid alone could have been reused."""
 
     folder: RunFolder
     pid: int
     born: str
-    """When the system says that this pid was started; the same pid with another birth is another process."""
+    """The system's start time of the pid; the same pid with another start time is another process."""
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
     def alive(self) -> bool:
-        """Whether any process of the run is left: the one that was started, or those that it started."""
+        """Whether any process of the run is alive: the leader or its children."""
         return self.leader_alive or self.orphaned
 
     @property
     def leader_alive(self) -> bool:
-        """Whether the process that was started is alive."""
+        """Whether the process that we started is alive."""
         if self._child is not None:
             return self._child.poll() is None
         return process_born(self.pid) == self.born
 
     @property
     def orphaned(self) -> bool:
-        """Whether the process that was started is gone and others of its group are left."""
-        # a number is not given out again while its group lives: if another process has it, nobody of ours is left
+        """Whether the leader is gone while others of its process group are alive."""
+        # a pid is not reused while its group exists: if another process has it, ours are gone
         return not self.leader_alive and process_born(self.pid) is None and bool(group_members(self.pid, self.folder))
 
     @property
     def exit_code(self) -> int | None:
-        """How the process that was started ended; None while it runs, and when another GUI started it."""
+        """The leader's exit code; None while it runs, or if another GUI started it."""
         return self._child.poll() if self._child is not None else None
 
     def wait(self, seconds: float) -> bool:
-        """Whether the run ended within `seconds`."""
+        """Wait for the run to end; return whether it did within `seconds`."""
         end = time.monotonic() + seconds
         while self.alive:
             if time.monotonic() > end:
@@ -69,16 +69,16 @@ class RunningRun:
         return True
 
     def stop(self, grace: float = GRACE) -> None:
-        """Ask the run to end its step, save and leave; end it when it has shown no sign of life for `grace` seconds.
+        """Ask the run to finish its step, save and exit; terminate it after `grace` seconds without activity.
 
-        Raises OSError when the wish cannot be written.
+        Raises OSError if the command cannot be written.
         """
         if not self._stopping.is_set():
             self.folder.command("stop")
         self.end_after_grace(grace)
 
     def end_after_grace(self, grace: float = GRACE) -> None:
-        """It was asked to stop: end it when it has shown no sign of life for `grace` seconds."""
+        """Terminate a run that was asked to stop after `grace` seconds without activity."""
         if not self._stopping.is_set():
             self._stopping.set()
             threading.Thread(target=self._end_after, args=(grace,), daemon=True).start()
@@ -98,7 +98,7 @@ class RunningRun:
             return 0.0
 
     def terminate(self, grace: float = TERM_GRACE) -> None:
-        """End the run and all its processes now; nothing more is saved."""
+        """Terminate all processes of the run now, without saving."""
         self._signal_group(kill=False)
         if not self.wait(grace):
             self._signal_group(kill=True)
@@ -110,15 +110,15 @@ class RunningRun:
         if sys.platform == "win32":
             subprocess.run(["taskkill", "/T", "/F", "/PID", str(self.pid)], capture_output=True, check=False)
             return
-        with contextlib.suppress(ProcessLookupError):  # it may end by itself just now
+        with contextlib.suppress(ProcessLookupError):  # it may have just exited
             # start() made the process the leader of its own group
             os.killpg(self.pid, signal.SIGKILL if kill else signal.SIGTERM)
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> RunningRun:
-    """Run `argv` in a process group of its own, with `env` added to ours and all it prints in the folder's console.log.
+    """Run `argv` in its own process group, with `env` added to our environment and its output in console.log.
 
-    Raises ValueError when the program cannot be started, or the folder cannot be written.
+    Raises ValueError if the program cannot be started or the folder cannot be written.
     """
     more = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", MARK: str(folder.path.absolute())}
     try:
@@ -142,17 +142,16 @@ def start(argv: Sequence[str], env: Mapping[str, str], folder: RunFolder) -> Run
     run = RunningRun(folder, child.pid, process_born(child.pid) or "", child)
     try:
         write_whole(folder.process, json.dumps({"pid": run.pid, "born": run.born}) + "\n")
-    except OSError as error:  # a run that no later GUI could find must not go on
+    except OSError as error:  # a run that no later GUI could find must not continue
         run.terminate(grace=1.0)
         raise ValueError(f"run folder: '{folder.process}' cannot be written ({error.strerror})") from error
     return run
 
 
 def find(folder: RunFolder, process_key: str = "") -> RunningRun | None:
-    """The processes of a run that somebody started earlier, if any is still alive; `process_key` is what its
-    `process_key` was.
+    """Return the run's processes if any is still alive; `process_key` is the key of its leader, if known.
 
-    The folder knows the process, too, unless somebody deleted it, or the GUI was killed before it wrote it down.
+    The run folder names the process, too, unless it was deleted or the GUI was killed before it wrote process.json.
     """
     record = read_json(folder.process)
     if isinstance(record, dict) and record.get("born") and isinstance(record.get("pid"), int):
@@ -168,43 +167,43 @@ def find(folder: RunFolder, process_key: str = "") -> RunningRun | None:
 
 
 def process_key(pid: int | None = None) -> str:
-    """A process, by default this one, as no other process of this machine is ever called."""
+    """Return a key for a process, by default this one, that is unique on this machine, also over time."""
     pid = os.getpid() if pid is None else pid
     return f"{pid} {process_born(pid)}"
 
 
 def is_alive(process_key: str) -> bool:
-    """Whether the process that is called so is still there."""
+    """Return whether the process with this key is alive."""
     pid, _, born = process_key.partition(" ")
     return pid.isdecimal() and process_born(int(pid)) == born
 
 
 def group_members(leader: int, folder: RunFolder) -> list[int]:
-    """The processes of the group that `leader` led, as far as they belong to the run of this folder.
+    """Return the processes of the group of `leader` that belong to the run of this folder.
 
-    The number of a group may be in use again; so a process counts only if it carries the mark of the run. Where a
-    system does not show the environment of a process, no orphans are found.
+    Group ids are reused, so only processes with the run's environment variable count. Systems that hide the
+    environment of a process find no orphans.
     """
     if sys.platform != "linux":
         return []
     try:
         os.killpg(leader, 0)
-    except OSError:  # the usual case: nobody is left
+    except OSError:  # the usual case: the group is gone
         return []
     return [pid for pid, group in _groups_linux() if group == leader and _carries_mark(pid, folder)]
 
 
 def _marked(folder: RunFolder) -> int | None:
-    """The leader of the processes that carry the mark of a run; it may be gone itself."""
+    """Return the group id of the processes that carry a run's environment variable; the leader itself may be gone."""
     groups = _groups_linux() if sys.platform == "linux" else iter(())
     return next((group for pid, group in groups if _carries_mark(pid, folder)), None)
 
 
 def _groups_linux() -> Iterator[tuple[int, int]]:
-    """All processes that have not ended, each with the leader of its group."""
+    """Yield all live processes, each with its group id."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it ends just now
+            with contextlib.suppress(OSError):  # it just exited
                 state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
                 if state != "Z":
                     yield int(entry.name), int(group)
@@ -213,13 +212,13 @@ def _groups_linux() -> Iterator[tuple[int, int]]:
 def _carries_mark(pid: int, folder: RunFolder) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # another user's, or it ends just now
+    except OSError:  # another user's, or it just exited
         return False
     return f"{MARK}={folder.path.absolute()}".encode() in environment
 
 
 def process_born(pid: int) -> str | None:
-    """A word for the moment at which a process began; None if there is no such process."""
+    """Return an opaque start time of a process; None if there is no such process."""
     if sys.platform == "linux":
         return _born_linux(pid)
     if sys.platform == "win32":
@@ -235,7 +234,7 @@ def _born_linux(pid: int) -> str | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
+    fields = stat.rpartition(")")[2].split()  # the name before it may contain spaces
     return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
 
 

@@ -1,4 +1,4 @@
-"""The queue: starts runs when their cards are free, one after another, and keeps the list of runs true."""
+"""Start queued runs when their GPUs are free, and keep the list of runs up to date."""
 
 import contextlib
 import json
@@ -24,9 +24,9 @@ logger = logging.getLogger("sd_scripts")
 UPDATE_EVERY = 1.0
 """Seconds between two updates of the row of a running run."""
 STARTING_SECONDS = 30.0
-"""After which a run that this GUI was about to start will not come any more."""
+"""After these, a run that this GUI was about to start counts as failed."""
 KEPT_RUN_STATES = 16
-"""Runs that are over and were looked at last: their stories stay in memory."""
+"""Finished runs whose states stay in memory, the most recently viewed."""
 KEPT_REMOVED = 20
 """Runs removed from the queue that can be put back."""
 
@@ -35,14 +35,14 @@ Where = Literal["up", "down", "first", "last"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run that is ready to start: its folder with the settings in it, and the command."""
+    """A run that is ready to start: its folder with the settings, and its command."""
 
     folder: RunFolder
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of the GUI; stands in the folder to be read, so no secrets."""
+    """Added to the GUI's environment; stored in the run folder, so it must not contain secrets."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Added to it too; never written anywhere."""
+    """Added to it, too; never written to disk."""
     name: str = ""
     tab: str = ""
     family: str = ""
@@ -51,7 +51,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class _Removed:
-    """A run that was taken out of the queue, with all that is needed to put it back."""
+    """A run removed from the queue, with what is needed to restore it."""
 
     row: RunRow
     files: Mapping[Path, bytes]
@@ -59,7 +59,7 @@ class _Removed:
 
 
 def gpu_set(gpu_ids: str, on_cpu: bool) -> str:
-    """The cards that a run with these gpu_ids needs: "cpu", "all", or numbers such as "0,1"."""
+    """Return the GPUs that a run with these gpu_ids needs: "cpu", "all", or indices such as "0,1"."""
     if on_cpu:
         return "cpu"
     ids = {part.strip() for part in gpu_ids.split(",") if part.strip()}
@@ -69,7 +69,7 @@ def gpu_set(gpu_ids: str, on_cpu: bool) -> str:
 
 
 class RunQueue:
-    """One thread looks after all runs; every method may be called from any thread. Several GUIs may share a store."""
+    """Runs the queue in one thread; all methods are thread-safe. Several GUIs may share a store."""
 
     def __init__(
         self,
@@ -80,18 +80,18 @@ class RunQueue:
     ):
         self.store = store
         self._why_not = why_not
-        """Asked when the turn of a run comes: why it cannot be trained, or nothing."""
+        """Called before a run starts: returns why it cannot be trained, or an empty string."""
         self._every, self._grace = every, grace
         self._me = process.process_key()
         self._watched: dict[int, WatchedRun] = {}
         self._secrets: dict[int, Mapping[str, str]] = {}
         self._written: dict[int, tuple[float, dict[str, Any]]] = {}
-        """When the row of a living run was last written, and with what."""
+        """When the row of a live run was last written, and its values."""
         self._lock = threading.Lock()
         self._alive: dict[int, RunRow] = {}
-        """The rows of the living and the queued at the last look, for the case that the list is damaged."""
+        """The rows of live and queued runs at the last tick, in case the list gets damaged."""
         self._removed: dict[int, _Removed] = {}
-        """Runs that were taken out of the queue last."""
+        """The runs that were removed last."""
         self._damage = store.notice
         self._warned = ""
         self._tools: list[tuple[str, WatchedRun]] = []
@@ -100,14 +100,14 @@ class RunQueue:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Find the runs of an earlier GUI, and begin to look after them and the queue."""
+        """Find the runs of an earlier GUI, and start the thread."""
         assert self._thread is None
         self._tick()
         self._thread = threading.Thread(target=self._loop, name="run queue", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """No longer look after them; what runs goes on."""
+        """Stop the thread; running processes continue."""
         self._closing.set()
         self._wake.set()
         if self._thread:
@@ -115,10 +115,10 @@ class RunQueue:
         self.store.close()
 
     def add(self, planned: PlannedRun) -> int:
-        """Put a run at the end of the queue. Raises ValueError when its folder cannot be written."""
+        """Append a run to the queue. Raises ValueError if its folder cannot be written."""
         row_facts = {name: getattr(planned, name) for name in ("name", "tab", "family", "gpus")}
         launch = {
-            **row_facts,  # a list that is lost is made anew from them
+            **row_facts,  # a lost list is rebuilt from them
             "owner": self._me,
             "created": time.time(),
             "argv": list(planned.argv),
@@ -139,7 +139,7 @@ class RunQueue:
         return self.store.row(id)
 
     def rows(self, limit: int = 200) -> list[RunRow]:
-        """Newest first."""
+        """Return the runs, newest first."""
         return self.store.rows(limit)
 
     def running(self) -> list[RunRow]:
@@ -147,11 +147,11 @@ class RunQueue:
 
     @property
     def version(self) -> int:
-        """Grows with every change that `rows`, `paused` or `after_failure` would show."""
+        """Increases with every change of `rows`, `paused` or `after_failure`."""
         return self.store.version
 
     def watch(self, id: int) -> WatchedRun:
-        """A run with its story; `refresh` reads on. Raises ValueError for an id that is in no row."""
+        """Return a run with its state; `refresh` updates it. Raises ValueError for an unknown id."""
         row = self._row(id)
         with self._lock:
             watched = self._watched.pop(id, None)
@@ -168,13 +168,13 @@ class RunQueue:
                 del self._watched[id]
 
     def move(self, id: int, where: Where) -> None:
-        """Change the order of the queue. Raises ValueError for a run that does not wait."""
+        """Reorder the queue. Raises ValueError for a run that is not queued."""
         place = self._waiting(id).place or 1
         self.store.move(id, {"up": place - 1, "down": place + 1, "first": 1, "last": 10**9}[where])
         self._wake.set()
 
     def remove(self, id: int) -> None:
-        """Take a run out of the queue; its folder goes too. Raises ValueError for one that does not wait."""
+        """Remove a run and its folder from the queue. Raises ValueError for a run that is not queued."""
         row = self._waiting(id)
         files = _files_of_unused(RunFolder(row.folder))
         if not self.store.forget(id, state="queued"):
@@ -187,12 +187,12 @@ class RunQueue:
                 del self._removed[oldest]
 
     def put_back(self, id: int) -> None:
-        """Put a run that was removed into the queue again, at its place. Raises ValueError when it is not known any
-        more, or its folder cannot be written."""
+        """Restore a removed run at its place in the queue. Raises ValueError if it is no longer known or its folder
+        cannot be written."""
         with self._lock:
             removed = self._removed.get(id)
         if removed is None:
-            raise ValueError("This run cannot be put back any more: load its settings and start it again")
+            raise ValueError("This run can no longer be restored: load its settings and start it again")
         try:
             for file, content in removed.files.items():
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -207,34 +207,34 @@ class RunQueue:
         self._wake.set()
 
     def describe(self, id: int, name: str, note: str) -> None:
-        """Give a run another name in the list, and a note. Raises ValueError for an id that is in no row."""
+        """Set the name and note of a run in the list. Raises ValueError for an unknown id."""
         self._row(id)
         self.store.update(id, name=name, note=note)
 
     def forget(self, id: int) -> None:
-        """Take a run that is over from the list; its folder stays. Raises ValueError for another one."""
+        """Remove a finished run from the list; its folder stays. Raises ValueError for any other run."""
         row = self._row(id)
         if row.state not in ENDED or not self.store.forget(id, state=row.state):
-            raise ValueError(f"{row.name} is not over: stop it, or take it out of the queue, first")
+            raise ValueError(f"{row.name} has not ended: stop it, or remove it from the queue, first")
         with self._lock:
             self._watched.pop(id, None)
 
     def ask(self, id: int, kind: Command) -> None:
-        """Ask a run for something at the end of its step: `save`, `sample` or `stop`. Raises ValueError."""
+        """Send `save`, `sample` or `stop` to a run, for the end of its step. Raises ValueError if it cannot."""
         self._living(id).ask(kind)
 
     def end_now(self, id: int) -> None:
-        """Do not wait for the end of the step. Returns at once. Raises ValueError for a run that is not on."""
+        """Terminate a run without waiting for the step; does not block. Raises ValueError unless it is running."""
         threading.Thread(target=self._living(id).end_now, daemon=True).start()
 
     def run_on(self, gpus: str) -> RunRow | None:
-        """A run that is on and uses one of these cards."""
+        """Return a running run that uses one of these GPUs."""
         return next((row for row in self.store.living() if gpus_overlap(gpus, row.gpus)), None)
 
     def when_free(self, gpus: str, start: Callable[[], WatchedRun | None]) -> None:
-        """Start a tool, no run of the list, when no run is on that uses these cards: before the runs that wait.
+        """Start a tool, which is not in the list of runs, once these GPUs are free, ahead of queued runs.
 
-        `start` returns what it started; None when nobody wants it any more.
+        `start` returns what it started, or None if it was cancelled.
         """
         with self._lock:
             self._waiting_tools.append((gpus, start))
@@ -253,12 +253,12 @@ class RunQueue:
                 self.reserve(gpus, tool)
 
     def reserve(self, gpus: str, tool: WatchedRun) -> None:
-        """Let no queued run start on these cards while the tool, which is no run of the list, is at work."""
+        """Keep queued runs off these GPUs while the tool, which is not in the list of runs, is running."""
         with self._lock:
             self._tools = [(taken_gpus, each) for taken_gpus, each in self._tools if each.alive] + [(gpus, tool)]
 
     def _is_free(self, gpus: str) -> bool:
-        """Whether no tool is at work on these cards, or waits for them."""
+        """Return whether no tool uses these GPUs or waits for them."""
         with self._lock:
             taken = [taken_gpus for taken_gpus, tool in self._tools if tool.alive] + [
                 taken_gpus for taken_gpus, _ in self._waiting_tools
@@ -267,7 +267,7 @@ class RunQueue:
 
     @property
     def paused(self) -> bool:
-        """No queued run starts until somebody goes on."""
+        """Whether queued runs are held back."""
         return self.store.paused
 
     @paused.setter
@@ -277,12 +277,12 @@ class RunQueue:
 
     @property
     def pause_reason(self) -> str:
-        """Why the queue paused itself, in a sentence; empty when a person did."""
+        """Why the queue paused itself, in a sentence; empty if a user paused it."""
         return self.store.pause_reason
 
     @property
     def after_failure(self) -> bool:
-        """Go on with the next run after one that failed; else the queue pauses."""
+        """Whether the queue continues after a failed run; otherwise it pauses."""
         return self.store.after_failure
 
     @after_failure.setter
@@ -292,19 +292,19 @@ class RunQueue:
     def _row(self, id: int) -> RunRow:
         row = self.store.row(id)
         if row is None:
-            raise ValueError(f"there is no run {id} in the list any more")
+            raise ValueError(f"run {id} is no longer in the list")
         return row
 
     def _waiting(self, id: int) -> RunRow:
         row = self._row(id)
         if row.state != "queued":
-            raise ValueError(f"{row.name} does not wait in the queue")
+            raise ValueError(f"{row.name} is not in the queue")
         return row
 
     def _living(self, id: int) -> WatchedRun:
         row, watched = self._row(id), self.watch(id)
         if row.state == "queued":
-            raise ValueError(f"{row.name} has not started: take it out of the queue instead")
+            raise ValueError(f"{row.name} has not started: remove it from the queue instead")
         if not watched.alive:
             raise ValueError(f"{row.name} is not running" + ("" if row.state in ENDED else " yet, or no longer"))
         return watched
@@ -317,7 +317,7 @@ class RunQueue:
                 self._tick()
 
     def _tick(self) -> None:
-        """Write down what the living runs tell, and start what can start. Whatever happens, the thread goes on."""
+        """Update the rows of live runs, and start what can start. Errors do not end the thread."""
         try:
             living, queued = self.store.living(), self.store.queued()
             if self.store.notice != self._damage:
@@ -327,45 +327,45 @@ class RunQueue:
             for row in living:
                 self._follow_safely(row)
             self._start_next()
-        except Exception as error:  # the disk is full, say: the next look may go better
-            self._warn(f"The queue of runs could not be looked after: {error}")
+        except Exception as error:  # such as a full disk: the next tick may succeed
+            self._warn(f"The run queue could not be updated: {error}")
 
     def _restore(self) -> None:
-        """The list was damaged or deleted: what the folders of the runs did not bring back is in our memory."""
+        """After the list was damaged or deleted, add the rows in memory that the run folders did not restore."""
         notice = self.store.notice
         queued = [row for row in self._alive.values() if row.state == "queued"]
         self.store.restore(list(self._alive.values()))
         for place, row in enumerate(queued, 1):
             self.store.move(row.id, place)
         if queued:
-            self.store.pause(True, notice)  # perhaps it was paused, and for a reason
+            self.store.pause(True, notice)  # it may have been paused for a reason
         self._damage = notice
 
     def _follow_safely(self, row: RunRow) -> None:
         try:
             self._follow(row)
-        except ValueError as error:  # the list cannot be written now
+        except ValueError as error:  # the list cannot be written
             self._warn(str(error))
-        except Exception as error:  # of this run only
-            self._warn(f"{row.folder}: what it tells could not be taken in ({type(error).__name__}: {error})")
+        except Exception as error:  # affects only this run
+            self._warn(f"{row.folder}: its events could not be processed ({type(error).__name__}: {error})")
             with contextlib.suppress(ValueError):
-                self.store.update(row.id, error=f"what it tells could not be taken in ({error})")
+                self.store.update(row.id, error=f"its events could not be processed ({error})")
 
     def _warn(self, text: str) -> None:
-        if text != self._warned:  # not at every look
+        if text != self._warned:  # not at every tick
             self._warned = text
             logger.warning(text)
 
     def _follow(self, row: RunRow) -> None:
-        """Write down where a living run is by now, and how it ended if it did."""
+        """Update the row of a live run, and record its end."""
         if row.owner != self._me and process.is_alive(row.owner):
-            return  # the GUI that started it knows more: its exit code, say
+            return  # the GUI that started it knows its exit code
         if not self._has_begun(row):
             return
         watched = self.watch(row.id)
         run_state = watched.refresh()
         if watched.run and watched.run.orphaned:
-            watched.warn_once("the process that led the run is gone; the others were asked to save and to stop")
+            watched.warn_once("the main process of the run is gone; the others were told to save and stop")
             _stop_orphans(watched.run, self._grace)
             run_state.mark_stopping()
         elif watched.run and run_state.state == "stopping":
@@ -380,7 +380,7 @@ class RunQueue:
         self._written.pop(row.id, None)
 
     def _has_begun(self, row: RunRow) -> bool:
-        """Whether a run that was claimed has a process; one whose GUI died before it made one waits again."""
+        """Return whether a claimed run has a process; queue it again if its GUI died before starting one."""
         folder = RunFolder(row.folder)
         if row.state != "starting" or row.process or folder.process.exists():
             return True
@@ -390,10 +390,10 @@ class RunQueue:
             return True
         if row.owner == self._me:
             if time.time() - (row.started or 0.0) > STARTING_SECONDS:
-                self.store.end(row.id, "failed", error="it could not be started, and the list could not be told why")
+                self.store.end(row.id, "failed", error="it could not be started, and the reason could not be recorded")
             return False
         if folder.console.exists():
-            return True  # it may have begun, and must not begin twice
+            return True  # it may have started, and must not start twice
         self.store.update(row.id, state="queued", started=None)
         return False
 
@@ -406,16 +406,16 @@ class RunQueue:
 
     def _pause_after(self, row: RunRow, state: State) -> None:
         if state in ("failed", "lost") and not self.store.after_failure and not self.store.paused:
-            self.store.pause(True, f"{row.name} failed, and the queue is not to go on after a failed run")
+            self.store.pause(True, f"{row.name} failed, and the queue is set to pause after a failed run")
 
     def _start_next(self) -> None:
         self._start_tools()
         passing: set[int] = set()
         for row in self.store.queued():
-            if self.store.notice != self._damage:  # the living runs are not in the list: none starts beside them
+            if self.store.notice != self._damage:  # the live runs are missing from the list: start nothing beside them
                 return
             if row.owner != self._me and process.is_alive(row.owner):
-                continue  # the GUI that queued it has the environment that it was queued in, and its secrets
+                continue  # the GUI that queued it has its environment and its secrets
             with self._lock:
                 mine = self._secrets.get(row.id)
             launch = read_json(RunFolder(row.folder).launch)
@@ -431,7 +431,7 @@ class RunQueue:
         try:
             if why := self._check(row):
                 raise ValueError(why)
-            with self._lock:  # nobody is to find the process in the folder and watch it twice
+            with self._lock:  # so that no other thread finds the process in the folder and watches it twice
                 run = process.start(*_command(launch, secrets), folder)
                 self._watched[row.id] = WatchedRun(folder, run)
                 self._secrets.pop(row.id, None)
@@ -442,18 +442,18 @@ class RunQueue:
         self.store.update(row.id, process=f"{run.pid} {run.born}")
 
     def _check(self, row: RunRow) -> str:
-        """Why a run cannot be trained; a check that fails itself says nothing of the run."""
+        """Return why a run cannot be trained; an error in the check itself does not block the run."""
         try:
             return self._why_not(row)
         except ValueError as error:
             return str(error)
         except Exception as error:
-            self._warn(f"{row.name} could not be checked before its start ({type(error).__name__}: {error})")
+            self._warn(f"{row.name} could not be checked before it started ({type(error).__name__}: {error})")
             return ""
 
 
 def _open_run(row: RunRow) -> WatchedRun:
-    """A run of the list, with its processes if they are alive."""
+    """Return a run of the list, with its processes if they are alive."""
     folder = RunFolder(row.folder)
     if row.state == "queued":
         return WatchedRun(folder, None, waiting=True, run_state=RunState(state="queued"))
@@ -464,10 +464,10 @@ def _open_run(row: RunRow) -> WatchedRun:
 
 
 def _stop_orphans(run: RunningRun, grace: float) -> None:
-    """There is no accelerate launch that would end them: they save what they have, and go."""
+    """Stop the processes of a run whose launcher, which would end them, is gone: they save and exit."""
     try:
         run.stop(grace)
-    except OSError:  # a full disk: they cannot be asked
+    except OSError:  # a full disk: the command cannot be written
         run.end_after_grace(grace)
 
 
@@ -482,26 +482,26 @@ def _row_values(run_state: RunState) -> dict[str, Any]:
 
 
 def _missing(launch: Any, mine: Mapping[str, str]) -> str:
-    """What a queued run waits for: secrets are in the memory of the GUI that queued it, and nowhere else."""
+    """Return which secrets a queued run lacks: only the GUI that queued it has them, in memory."""
     names = launch.get("secrets", []) if isinstance(launch, dict) else []
     missing = [name for name in names if name not in mine]
     if not missing:
         return ""
-    return f"waits for {' and '.join(missing)}, which is never written down: load its settings and start it again"
+    return f"waits for {' and '.join(missing)}, which is never saved to disk: load its settings and start it again"
 
 
 def _command(launch: Any, secrets: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What to start, and what to add to the environment."""
+    """Return the command line, and the additions to the environment."""
     try:
-        return [str(process_key) for process_key in launch["argv"]], {**launch["environment"], **secrets}
+        return [str(argument) for argument in launch["argv"]], {**launch["environment"], **secrets}
     except (KeyError, TypeError) as error:
         raise ValueError(
-            "its folder, or launch.json in it, was deleted or damaged while it waited; start it again"
+            "its folder or launch.json was deleted or damaged while it was queued; start it again"
         ) from error
 
 
 def _files_of_unused(folder: RunFolder) -> dict[Path, bytes]:
-    """What `_delete_unused` deletes."""
+    """Return the files that `_delete_unused` deletes, with their contents."""
     found = {}
     for file in (folder.config, folder.launch, folder.console):
         with contextlib.suppress(OSError):
@@ -510,7 +510,7 @@ def _files_of_unused(folder: RunFolder) -> dict[Path, bytes]:
 
 
 def _delete_unused(folder: RunFolder) -> None:
-    """Delete the folder of a run that never started; whatever else somebody put there stays."""
+    """Delete the folder of a run that never started; keep it if it contains other files."""
     if folder.events_file.exists() or folder.process.exists():
         return
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The list of runs made anew from their folders: where the folders are stands in a file of lines beside the list."""
+"""Rebuild the list of runs from the run folders, whose paths are kept in an index file beside the list."""
 
 import json
 import logging
@@ -16,24 +16,24 @@ from sd_scripts.runs.run_state import ENDED, RunState
 logger = logging.getLogger("sd_scripts")
 
 KEPT = 500
-"""Runs that come back, the newest: to read the folders of all that ever were would take long."""
+"""How many of the newest runs are restored: reading all folders would take too long."""
 LAST_BYTES = 65536
-"""Of the events of a run: its last words are in them."""
+"""Bytes read from the end of the events, which hold the final ones."""
 TOLD = ("name", "tab", "family", "gpus", "owner")
-"""What launch.json tells of a run for its row, all of it text."""
+"""Row values in launch.json, all of them text."""
 
 DESCRIBED = ("name", "note")
-"""What a person may write about a run."""
+"""Row values that a user may edit."""
 
 
 class FolderIndex:
-    """A line for each run of the list and for each that was forgotten; a list that is lost is not lost with it."""
+    """A log of runs added to and removed from the list, from which a lost list is rebuilt."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def begin(self, folders: Iterable[tuple[int, str]]) -> None:
-        """Write it for a list that has none."""
+        """Create the index for a list that has none."""
         if not self.path.exists():
             self._append([{"run": id, "folder": folder} for id, folder in folders])
 
@@ -41,14 +41,14 @@ class FolderIndex:
         self._append([{"run": id, "folder": str(folder), **described}])
 
     def describe(self, id: int, **described: str) -> None:
-        """A person gave the run another name, or a note: its folder does not know them."""
+        """Record a name or note by the user, which the run folder does not have."""
         self._append([{"run": id, **described}])
 
     def forget(self, id: int) -> None:
         self._append([{"run": id, "forgotten": True}])
 
     def runs(self) -> dict[int, dict[str, str]]:
-        """What it says of the newest runs by id, oldest first: the folder, and what a person wrote."""
+        """Return folder, name and note of the newest runs by id, oldest first."""
         found: dict[int, dict[str, str]] = {}
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -70,7 +70,7 @@ class FolderIndex:
         return dict(list(found.items())[-KEPT:])
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The runs whose folders are there, as rows; those that wait in the order in which they were added."""
+        """Yield rows of the runs whose folders exist; queued ones in the order in which they were added."""
         place = 0
         seen: set[str] = set()
         for id, texts in self.runs().items():
@@ -89,12 +89,12 @@ class FolderIndex:
             with private_file(self.path).open("a", encoding="utf-8") as file:
                 file.write("".join(f"{json.dumps(line)}\n" for line in lines))
         except OSError as error:
-            logger.warning(f"{self.path}: which runs there are cannot be noted ({error.strerror})")
+            logger.warning(f"{self.path}: the index of runs cannot be written ({error.strerror})")
 
 
 def ended_below(folder: Path) -> list[dict[str, Any]]:
-    """Rows of the runs that are over and lie in `runs` of a folder or of one in it, oldest first. Those that wait or
-    run are none of them: nothing starts because somebody looked for it."""
+    """Return rows of the finished runs in `runs` below a folder or one of its subfolders, oldest first. Queued and
+    running ones are excluded, so that a search never starts anything."""
     found: list[Path] = []
     for parent in (folder, *_folders_in(folder)):
         found += [path for path in _folders_in(parent / "runs") if RunFolder(path).events_file.is_file()]
@@ -111,7 +111,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def row_of(folder: RunFolder) -> dict[str, Any]:
-    """What the folder of a run tells of it, for its row."""
+    """Return the row of a run, from its folder."""
     launch = read_json(folder.launch)
     launch = launch if isinstance(launch, dict) else {}
     run_state = RunState()
@@ -120,7 +120,7 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
     run = None if run_state.over else process.find(folder)
     waits = bool(launch) and not (run or run_state.event_count or folder.process.exists() or folder.console.exists())
     if not run_state.over and run is None and not waits:
-        run_state.mark_lost("The training process is gone and left no word about why")
+        run_state.mark_lost("The training process disappeared without reporting an error")
     made = _made(folder, launch)
     return {
         "folder": str(folder.path),
@@ -150,7 +150,7 @@ def _results(run_state: RunState) -> list[str]:
 
 
 def _events(file: Path) -> list[dict[str, Any]]:
-    """The first events and the last: what a run was to do, and how it ended. Of the rest nothing is needed here."""
+    """Return the first and the last events: what the run was to do, and how it ended."""
     try:
         with file.open("rb") as opened:
             first = opened.read(LAST_BYTES)
@@ -158,5 +158,5 @@ def _events(file: Path) -> list[dict[str, Any]]:
             last = opened.read()
     except OSError:
         return []
-    # None: cut where the reading began or ended
+    # None: a line cut at the edge of the read
     return [event for line in [*first.splitlines(), *last.splitlines()] if (event := read_event(line)) is not None]

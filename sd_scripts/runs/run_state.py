@@ -1,4 +1,4 @@
-"""What the events of a run add up to: where it is, how fast, how long still, and what it made."""
+"""Fold a run's events into its state: progress, speed, time left, and output files."""
 
 import contextlib
 import math
@@ -18,16 +18,16 @@ LIVING: tuple[State, ...] = ("starting", "running", "stopping")
 ENDED: tuple[State, ...] = ("stopped", "finished", "failed", "lost")
 
 WARM_UP_STEPS = 3
-"""Steps at the beginning that the speed leaves out: they allocate, compile and tune."""
+"""First steps, which the speed excludes: they allocate, compile and autotune."""
 LATER = 30.0
-"""Seconds between the event and the time of its file that are left to the clock of a file system."""
+"""Seconds of clock skew tolerated between an event and its file's mtime."""
 SLOW = 4.0
-"""A step this many times slower than the median compiled something new; the speed leaves it out too."""
+"""A step this many times slower than the median recompiled something; the speed excludes it too."""
 
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that the run wrote: a sample image, or a checkpoint."""
+    """A file that the run wrote: a sample image or a checkpoint."""
 
     path: Path
     step: int
@@ -36,29 +36,29 @@ class OutputFile:
     bytes: int = 0
     mtime_ns: int = 0
     number: int | None = None
-    """Of a sample: which of the prompts it is of, from 0."""
+    """Index of a sample's prompt, from 0."""
     seed: int | None = None
     width: int = 0
     height: int = 0
 
     time: float | None = None
-    """When the run told of it."""
+    """When the run reported it."""
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """By which outputs.find_saved knows the file again; None where the run did not note it."""
+        """The identity for outputs.find_saved; None if the run did not record it."""
         return Fingerprint(self.bytes, self.mtime_ns) if self.mtime_ns else None
 
     def find(self) -> Path | None:
-        """Where a saved file or state lies now. None when another run's has taken its name, and it is not kept under
-        another one; a path at which nothing lies is returned as it is."""
+        """Return the current path of a saved file or state; None if another run overwrote it and no renamed copy
+        exists. A path without a file is returned unchanged."""
         found = find_saved(self.path, self.fingerprint)
         if found is None:
             return None if os.path.lexists(self.path) else self.path
         return None if self.fingerprint is None and self._is_replaced() else found
 
     def _is_replaced(self) -> bool:
-        """Whether what lies there cannot be what an event without a fingerprint told of."""
+        """Return whether the file at the path is not the one that an event without a fingerprint reported."""
         now = fingerprint(self.path)
         if now is None:
             return False
@@ -68,26 +68,26 @@ class OutputFile:
 
 @dataclass
 class SentCommand:
-    """What a person asked of the run by a command."""
+    """A command that a user sent to the run."""
 
     kind: str
     id: str = ""
     time: float = 0.0
     handled_step: int | None = None
-    """The step at which the trainer took it up; None while it has not."""
+    """The step at which the trainer handled it; None while it is pending."""
 
 
 @dataclass
 class RunState:
-    """Fold events in with `apply`; read the rest."""
+    """The state of a run; `apply` folds an event in."""
 
     state: State = "starting"
     phase: str = ""
     done: int = 0
     total: int = 0
-    """Progress of the phase; of the training itself see `step` and `max_steps`."""
+    """Progress of the phase; for the training itself see `step` and `max_steps`."""
     phase_note: str = ""
-    """What else the phase told: "12 graphs so far"."""
+    """The phase's note, such as "12 graphs so far"."""
     phase_since: float | None = None
     """When the phase began."""
     step: int = 0
@@ -98,12 +98,12 @@ class RunState:
     average: float | None = None
     learning_rates: dict[str, float] = field(default_factory=dict)
     rates: dict[str, Series] = field(default_factory=dict)
-    """The learning rates of the groups, step by step."""
+    """The learning rate curve of each parameter group."""
     vram: int = 0
-    """The most that was used, in bytes."""
+    """Peak use in bytes."""
     vram_now: int = 0
     ram: int = 0
-    """What the process uses, in bytes."""
+    """Memory use of the process in bytes."""
     started: float | None = None
     ended: float | None = None
     losses: Series = field(default_factory=Series)
@@ -114,13 +114,13 @@ class RunState:
     compile: dict[str, Any] = field(default_factory=dict)
     compile_lines: list[str] = field(default_factory=list)
     failure: dict[str, str] = field(default_factory=dict)
-    """error: one sentence; remedy; details: the full text."""
+    """Keys: error (one sentence), remedy, details (the full text)."""
     commands: list[SentCommand] = field(default_factory=list)
-    """What people asked of it, oldest first."""
+    """Commands sent to it, oldest first."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """All that `started` said."""
+    """The payload of the `started` event."""
     event_count: int = 0
-    """How many events there were: a view that has seen as many is fresh."""
+    """Number of changes so far: a view that has seen as many is up to date."""
     _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _steps_here: int = 0
     _heard: dict[str, int] = field(default_factory=dict)
@@ -131,8 +131,8 @@ class RunState:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The mean of the recent steps, without warm-up and without those that compiled."""
-        recent = list(self._seconds)  # at once: more may come meanwhile
+        """The mean of the recent steps, without warm-up and recompiling steps."""
+        recent = list(self._seconds)  # a snapshot: another thread may append
         if not recent:
             return None
         usual = statistics.median(recent)
@@ -150,31 +150,32 @@ class RunState:
 
     @property
     def pending_commands(self) -> list[str]:
-        """What was asked and has not been taken up yet."""
+        """Kinds of the commands that the trainer has not handled yet."""
         return (
             [] if self.over else list(dict.fromkeys(sent.kind for sent in self.commands if sent.handled_step is None))
         )
 
     @property
     def fraction(self) -> float:
-        """Of the training that is done, 0 to 1."""
+        """The completed fraction of the training, 0 to 1."""
         return min(self.step / self.max_steps, 1.0) if self.max_steps else 0.0
 
     def apply(self, event: dict[str, Any]) -> None:
+        """Fold one event in."""
         self.event_count += 1
         kind = event.get("kind")
-        if self.state in ("queued", "starting"):  # it speaks, so it runs; `started` comes once the data is known
+        if self.state in ("queued", "starting"):  # any event means that it runs; `started` comes once the data is known
             self.state = "running"
         if self.started is None:
             self.started = event.get("time")
-        teller = getattr(self, f"_on_{kind}", None)
-        if teller:
-            # an event that lacks something, or says it in another way, harms none of the others
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler:
+            # a malformed event must not affect the others
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                teller(event)
+                handler(event)
 
     def mark_ended(self, state: State, why: str = "", details: str = "", ended: float | None = None) -> None:
-        """What is known of the end of a run that told nothing of it itself."""
+        """Record the end of a run that did not report it itself."""
         if not self.over:
             self.state = state
             self.ended = ended or self.ended
@@ -183,21 +184,21 @@ class RunState:
             self.event_count += 1
 
     def mark_lost(self, why: str, details: str = "", ended: float | None = None) -> None:
-        """The process is gone and said nothing of it."""
+        """Record that the process is gone without an event about its end."""
         self.mark_ended("lost", why, details, ended)
 
     @property
     def was_killed(self) -> bool:
-        """Whether a person ended the processes at once, as the folder of the run remembers it."""
+        """Whether a user killed the processes, as recorded in the run folder."""
         return any(sent.kind == END for sent in self.commands)
 
     def warn(self, text: str) -> None:
-        """Something went wrong with the telling itself."""
+        """Add a warning about reading the run itself."""
         self.warnings.append(text)
         self.event_count += 1
 
     def add_command(self, command: dict[str, Any]) -> None:
-        """A person asked for something: one line of the commands."""
+        """Record a command that a user sent: one line of the commands file."""
         sent = SentCommand(str(command.get("kind")), str(command.get("id") or ""), command.get("time") or 0.0)
         sent.handled_step = self._heard.get(sent.id)
         self.commands.append(sent)
@@ -217,7 +218,7 @@ class RunState:
             sent.handled_step = self._heard.get(sent.id, sent.handled_step)
 
     def _on_started(self, event: dict[str, Any]) -> None:
-        if self.over:  # the same folder again: it goes on
+        if self.over:  # resumed in the same folder
             self.state, self.ended, self.failure = "running", None, {}
         self.facts, self.step = event, event.get("step") or 0
         self.max_steps, self.epochs = event.get("max_steps") or 0, event.get("epochs") or 0

@@ -1,4 +1,4 @@
-"""A run as one process sees it, read once for every viewer: started here, found again, or over."""
+"""Watch a run on behalf of all viewers, whether started here, found again, or over."""
 
 import contextlib
 import threading
@@ -11,12 +11,12 @@ from sd_scripts.runs.process import RunningRun
 from sd_scripts.runs.run_state import RunState, State
 
 FRESH = 0.2
-"""Seconds for which what was read counts as new: several browsers ask, the file is read once."""
+"""Seconds before the files are read again, however many browsers poll."""
 
 
 @dataclass(frozen=True)
 class End:
-    """What the list of runs says of the end of a run, for one that told nothing of it itself."""
+    """The end of a run according to the list of runs, for a run that did not report it itself."""
 
     state: State
     why: str = ""
@@ -25,16 +25,16 @@ class End:
 
 @dataclass
 class WatchedRun:
-    """A run with its process, if that is alive, and its story so far."""
+    """A run with its process, if alive, and its state so far."""
 
     folder: RunFolder
     run: RunningRun | None
     end: End | None = None
     run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
-    """It has no process yet."""
+    """Whether it has no process yet."""
     was_killed: bool = False
-    """A person did not wait for the end of the step."""
+    """Whether a user ended it without waiting for the step."""
     _tail: EventTail = field(init=False, repr=False)
     _commands: EventTail = field(init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -44,12 +44,12 @@ class WatchedRun:
         self._tail, self._commands = self.folder.events(), self.folder.commands()
 
     def refresh(self) -> RunState:
-        """The story with all that was told by now. A process that is gone without a last word is told as lost."""
+        """Read the newest events and return the state. A process that is gone without a final event is lost."""
         with self._lock:
             fresh = self._read and time.monotonic() - self._read < FRESH
             if fresh or (self._read and self.run_state.over) or self.waiting:
                 return self.run_state
-            alive = self.alive  # asked before reading: the last words of a process come before its end
+            alive = self.alive  # checked before reading: a process writes its last events before it exits
             trouble = self._read_files()
             self._read = time.monotonic()
             if not alive and self.end:
@@ -59,7 +59,7 @@ class WatchedRun:
             return self.run_state
 
     def _record_end(self, trouble: str) -> None:
-        """The process is gone and did not say why: tell what is known."""
+        """Record why the process is gone, as far as known, as no event says so."""
         ended = time.time() if self.run else self._last_activity()
         if self.was_killed or self.run_state.was_killed:
             self.run_state.mark_ended("stopped", self._ended_at_once(), ended=ended)
@@ -67,7 +67,7 @@ class WatchedRun:
             self.run_state.mark_lost(trouble or self._explain_end(), self.folder.console_tail(), ended)
 
     def _last_activity(self) -> float | None:
-        """When a run that ended unseen wrote its last line."""
+        """Return when a run that ended unobserved wrote its last line."""
         written = [path.stat().st_mtime for path in (self.folder.events_file, self.folder.console) if path.is_file()]
         return max(written, default=None)
 
@@ -77,16 +77,16 @@ class WatchedRun:
         return f"You stopped this run at once{step}, without saving. {kept}"
 
     def _read_files(self) -> str:
-        """Take in what was told and asked since; a sentence if it cannot be read."""
+        """Read new events and commands; return a sentence if they cannot be read."""
         if self.run and not self.folder.path.is_dir():
-            self.warn_once("the folder of the run was deleted: what it tells cannot be seen any more")
+            self.warn_once("the run folder was deleted, so its progress can no longer be shown")
         try:
             for event in self._tail:
                 self.run_state.apply(event)
             for command in self._commands:
                 self.run_state.add_command(command)
         except OSError as error:
-            return self.warn_once(f"what the run tells cannot be read ({error.strerror}: {error.filename})")
+            return self.warn_once(f"the run's events cannot be read ({error.strerror}: {error.filename})")
         return ""
 
     def warn_once(self, text: str) -> str:
@@ -96,7 +96,7 @@ class WatchedRun:
 
     @property
     def stopped_by_user(self) -> bool:
-        """Whether somebody wished it to end, so that its end is no failure."""
+        """Whether a user stopped it, so that its end is not a failure."""
         return self.was_killed or any(sent.kind in ("stop", END) for sent in self.run_state.commands)
 
     @property
@@ -104,7 +104,7 @@ class WatchedRun:
         return self.run is not None and self.run.alive
 
     def ask(self, kind: Command) -> None:
-        """Ask for something at the end of the current step. Raises ValueError when the wish cannot be written."""
+        """Send a command for the end of the current step. Raises ValueError if it cannot be written."""
         try:
             if kind == "stop" and self.run:
                 self.run.stop()
@@ -113,7 +113,7 @@ class WatchedRun:
                 self.folder.command(kind)
         except OSError as error:
             raise ValueError(
-                f"{kind}: the wish cannot be written into '{self.folder.path}' ({error.strerror}); "
+                f"{kind}: the command cannot be written to '{self.folder.path}' ({error.strerror}); "
                 "free some space there, or stop the run now"
             ) from error
 
@@ -122,10 +122,10 @@ class WatchedRun:
             self.ask("stop")
 
     def end_now(self) -> None:
-        """Do not wait for the step: end the processes."""
+        """End the processes without waiting for the step."""
         if self.run:
             self.was_killed = True
-            with contextlib.suppress(OSError):  # on a full disk no later GUI will know that it was a person
+            with contextlib.suppress(OSError):  # with a full disk, a later GUI cannot tell that a user did it
                 self.folder.command(END)
             self.run_state.mark_stopping()
             self.run.terminate()
@@ -134,16 +134,14 @@ class WatchedRun:
         code = self.run.exit_code if self.run else None
         if code == 0:
             return (
-                "The run ended by itself, and what it told is gone: was its folder deleted? What it saved may be there"
+                "The run exited normally, but its events are gone: was its folder deleted? Saved files may still exist"
             )
         if self.run_state.state == "stopping":
-            return "The run was ended before it could save; what it had saved earlier is still there"
+            return "The run was ended before it could save; earlier saves still exist"
         if not self.folder.path.is_dir():
-            return (
-                "The training process is gone, and so is the folder of the run; what it saved elsewhere is still there"
-            )
+            return "The training process and the run folder are gone; files saved elsewhere still exist"
         if code is None:
-            return "The training process is gone and left no word about why"
+            return "The training process disappeared without reporting an error"
         if code < 0 or code == 137:
-            return "The training process was killed by the system: often a sign that the memory was full"
-        return f"The training process ended with exit code {code}; its last lines are under Details"
+            return "The training process was killed by the system, often because memory ran out"
+        return f"The training process ended with exit code {code}; see its last lines under Details"
