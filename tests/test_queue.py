@@ -179,7 +179,7 @@ def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_somebody_put_somet
     assert queue.rows() == []
     assert not plans[0].folder.path.exists()
     assert (plans[1].folder.path / "notes.txt").exists()
-    with pytest.raises(ValueError, match="no run"):
+    with pytest.raises(ValueError, match="no longer in the list"):
         queue.remove(ids[0])
 
 
@@ -193,7 +193,7 @@ def test_a_run_taken_out_of_the_queue_can_be_put_back_with_all_it_had(place: Pla
     queue.put_back(b)
     assert (queue.row(b), launch.read_bytes()) == before
     assert [(row.id, row.place) for row in queue.store.queued()] == [(a, 1), (b, 2), (c, 3)]
-    with pytest.raises(ValueError, match="cannot be put back"):
+    with pytest.raises(ValueError, match="can no longer be restored"):
         queue.put_back(b)
     queue.open()
     wait_for(lambda: over(queue))
@@ -289,9 +289,9 @@ def test_a_running_run_hears_what_it_is_asked(place: Place):
     wait_for(lambda: [asked.handled_step for asked in queue.watch(id).refresh().commands if asked.handled_step])
     with pytest.raises(ValueError, match="has not started"):
         queue.ask(waiting, "save")
-    with pytest.raises(ValueError, match="does not wait"):
+    with pytest.raises(ValueError, match="not in the queue"):
         queue.move(id, "up")
-    with pytest.raises(ValueError, match="not over"):
+    with pytest.raises(ValueError, match="has not ended"):
         queue.forget(id)
     queue.remove(waiting)
     queue.ask(id, "stop")
@@ -303,7 +303,7 @@ def test_a_running_run_hears_what_it_is_asked(place: Place):
     queue.forget(id)
     assert queue.rows() == []
     assert row.folder.is_dir()
-    with pytest.raises(ValueError, match="no run"):
+    with pytest.raises(ValueError, match="no longer in the list"):
         queue.watch(id)
 
 
