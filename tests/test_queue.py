@@ -336,10 +336,10 @@ QUEUES_A_SECRET = """
 import sys
 from pathlib import Path
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
 folder = RunFolder(Path(sys.argv[2]))
-RunQueue(RunStore(Path(sys.argv[1]))).add(Planned(folder=folder, argv=["x"], secrets={"HF_TOKEN": "1"}, name="secret"))
+RunQueue(RunStore(Path(sys.argv[1]))).add(PlannedRun(folder=folder, argv=["x"], secrets={"HF_TOKEN": "1"}, name="secret"))
 """
 
 
@@ -586,12 +586,12 @@ FULL_DISK = """
 import resource, signal, sys, time
 from pathlib import Path
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.queue import Planned, RunQueue
+from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
 store, folder, trainer = sys.argv[1:]
 queue = RunQueue(RunStore(Path(store)), every=0.05)
 queue.open()
-id = queue.add(Planned(folder=RunFolder(Path(folder)), argv=[sys.executable, "-c", trainer, folder, "250"]))
+id = queue.add(PlannedRun(folder=RunFolder(Path(folder)), argv=[sys.executable, "-c", trainer, folder, "250"]))
 while queue.row(id).step < 2:
     time.sleep(0.02)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
