@@ -339,7 +339,8 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
 folder = RunFolder(Path(sys.argv[2]))
-RunQueue(RunStore(Path(sys.argv[1]))).add(PlannedRun(folder=folder, argv=["x"], secrets={"HF_TOKEN": "1"}, name="secret"))
+planned = PlannedRun(folder=folder, argv=["x"], secrets={"HF_TOKEN": "1"}, name="secret")
+RunQueue(RunStore(Path(sys.argv[1]))).add(planned)
 """
 
 
