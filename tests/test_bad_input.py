@@ -41,7 +41,7 @@ def cut(path: Path, source: Path, share: float) -> Path:
 
 def test_no_model(told: Any, miniature: Any, tmp_path: Path) -> None:
     sentence = told(train(miniature, tmp_path / "out", pretrained_model_name_or_path=None))
-    assert sentence.startswith("pretrained_model_name_or_path: no base model is named")
+    assert sentence.startswith("pretrained_model_name_or_path: not set; choose a .safetensors file")
 
 
 def test_a_run_that_never_began_leaves_no_folder(miniature: Any, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_no_mistake_hides_another(capsys):
         "-x: unknown option",
         "max_train_steps: 0 is outside 1..10000000",
         "mixed_precision: 'banana' is not one of no, fp16, bf16",
-        "output_dir: no folder for the results is named; set it",
+        "output_dir: not set; choose a folder for the results",
         "resolution: the training size is not set; 1024 suits SDXL and FLUX.1",
         "color_aug: changes the image each time, so latents cannot be cached; turn off one of the two",
     ]

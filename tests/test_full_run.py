@@ -256,7 +256,7 @@ def test_bad_input_is_one_sentence(
     ("values", "why"),
     [
         ({"block_lr": "1,2"}, "block_lr: has 2 values; give 23"),
-        ({"block_lr": "a,b"}, "block_lr: 'a,b' is not numbers with commas between them"),
+        ({"block_lr": "a,b"}, "block_lr: 'a,b' is not a comma-separated list of numbers"),
         ({"train_text_encoder": True}, "cache_text_encoder_outputs: cached text encoders cannot be trained"),
     ],
 )

@@ -265,7 +265,7 @@ def test_names_that_no_file_can_have_are_told(good: dict[str, Any]) -> None:
 
 def test_an_ending_that_no_file_name_has_is_told(good: dict[str, Any], tmp_path: Path) -> None:
     (problem,) = told({**good, "caption_extension": "/../x"})
-    assert problem.startswith("caption_extension: '/../x' is not the ending of a file name")
+    assert problem.startswith("caption_extension: '/../x' is not a file extension")
     config = tmp_path / "data.toml"
     config.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{tmp_path}'\ncaption_extension = '/x'\n")
-    assert "(line 4) must be the ending of a file name" in told({**good, "dataset_config": str(config)})[0]
+    assert "(line 4) must be a file extension" in told({**good, "dataset_config": str(config)})[0]

@@ -79,7 +79,7 @@ def test_launch_options_are_known_in_a_file_and_say_nothing():
 
 def test_an_option_that_does_nothing_yet_is_a_remark_not_silence():
     (said,) = remarks(xformers=True)
-    assert said.startswith("xformers: has no effect: attention always runs on PyTorch's")
+    assert said.startswith("xformers: has no effect: attention always uses PyTorch's")
     assert remarks(xformers=False) == []
     assert remarks(sdpa=True) == [], "it is what is always done"
 

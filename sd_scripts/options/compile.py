@@ -12,63 +12,62 @@ OF_PYTORCH = (
     *("eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager_default_partitioner"),
     *("aot_eager_decomp_partition", "ts", "aot_ts"),
 )
-"""Backends that PyTorch registers too; they are for finding faults."""
+"""More backends that PyTorch registers, for debugging."""
 OF_PACKAGES = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
-"""Backends that PyTorch registers for a package, which may be missing."""
+"""Backend -> the package it needs, which may be missing though PyTorch registers the backend."""
 
 
 def registered_backends() -> set[str]:
-    """The other backends that torch.compile knows on this machine; found without loading PyTorch."""
+    """Return the other torch.compile backends of this machine, found without importing torch."""
     of_packages = {name for name, package in OF_PACKAGES.items() if importlib.util.find_spec(package)}
     return {*OF_PYTORCH, *of_packages, *entry_points(group="torch_dynamo_backends").names}
 
 
 class CompileOptions(OptionGroup, title="Torch Compile Settings"):
-    """Pay once at the first step, save on all the others. Needs PyTorch 2.1 or newer, and Triton on NVIDIA cards."""
+    """Slow first steps, faster ones afterwards. Needs PyTorch 2.1 or newer, and Triton on NVIDIA GPUs."""
 
     compile: bool = option(
         False,
-        "Compile each block of the model with torch.compile: the first step of each size of batch takes up to a "
-        "minute, all later ones are faster.",
+        "Compile each block of the model with torch.compile. The first step of each batch shape takes up to a "
+        "minute; later ones are faster.",
         label="Enable torch.compile",
     )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] = option(
         "inductor",
-        "What compiles the captured graphs. inductor makes training faster. cudagraphs replays PyTorch's own "
-        "kernels; eager and aot_eager are for finding faults. Another backend that an installed package registers can "
-        "be named, too.",
+        "Backend that compiles the captured graphs. inductor makes training faster; cudagraphs replays PyTorch's own "
+        "kernels; eager and aot_eager are for debugging. Backends registered by installed packages work too.",
         more_choices=registered_backends,
         shown_when="compile",
         also_with=MORE,
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
         "default",
-        "reduce-overhead replays CUDA graphs: fastest at small batches. max-autotune searches for minutes. On one H200 "
-        "at batch 1 a step of SDXL takes 140 ms with default, 76 with reduce-overhead, 197 uncompiled. Only inductor "
-        "takes a mode.",
+        "reduce-overhead replays CUDA graphs: fastest at small batch sizes. max-autotune searches for minutes. An SDXL "
+        "step at batch size 1 on an H200 takes 140 ms with default, 76 with reduce-overhead, 197 uncompiled. Only "
+        "inductor has modes.",
         shown_when="compile",
         also_with=MORE,
         active_with=("compile_backend", "inductor"),
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
         "auto",
-        "auto makes a set of graphs for each size of batch, up to 4 sizes; with more, PyTorch makes graphs that take "
-        "any size. true wants those at once, false always makes a set for each size.",
+        "auto compiles each batch shape separately, up to 4; with more, PyTorch compiles graphs that take any shape. "
+        "true does so from the start, false always compiles each shape.",
         label="Dynamic shapes",
         shown_when="compile",
         also_with=MORE,
     )
     compile_fullgraph: bool = option(
         False,
-        "End the run with an error where a block cannot be captured whole or compiling fails, instead of going on "
-        "without compiling there.",
+        "Stop with an error if a block cannot be captured as one graph or fails to compile, instead of running it "
+        "uncompiled.",
         shown_when="compile",
         also_with=MORE,
     )
     compile_cache_size_limit: int = option(
         0,
-        "How many graphs to keep for each kind of block; what comes after them runs uncompiled. 0 computes it from the "
-        "model and the number of sizes in the dataset.",
+        "Number of graphs to keep for each kind of block; further shapes run uncompiled. 0 computes it from the model "
+        "and the number of batch shapes in the dataset.",
         label="Cache size limit",
         within=(0, 8192),
         shown_when="compile",
@@ -81,24 +80,24 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         if self.compile_backend != "inductor" and self.compile_mode != "default":
             yield (
                 "compile_mode",
-                f"{self.compile_mode} is a mode of inductor; the backend {self.compile_backend} takes none. "
+                f"{self.compile_mode} needs the inductor backend; {self.compile_backend} has no modes. "
                 "Set compile_mode = default or compile_backend = inductor",
             )
 
 
-class CompileMoreOptions(OptionGroup, title="Compile more"):
-    """What runs beside the U-Net or transformer; worth it only where it runs at every step. Both go with `compile` or
-    without it, and by its backend and mode, but for CUDA graphs."""
+class CompileMoreOptions(OptionGroup, title="Compile text encoders and VAE"):
+    """Compile more than the U-Net or transformer, which pays only for what runs at every step. Both work with or
+    without `compile` and use its backend and mode, but never CUDA graphs."""
 
     compile_text_encoder: bool = option(
         False,
-        "Compile the text encoders too. Worth it where they are trained or captions are not cached.",
+        "Compile the text encoders. Worth it if they are trained or captions are not cached.",
         label="Compile text encoders",
         offered_with="compile",
     )
     compile_vae: bool = option(
         False,
-        "Compile the VAE's encoder too. Worth it where latents are not cached, or many images of few sizes are.",
+        "Compile the VAE encoder. Worth it if latents are not cached, or for caching many images of few sizes.",
         label="Compile the VAE",
         offered_with="compile",
     )

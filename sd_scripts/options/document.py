@@ -1,5 +1,6 @@
 """The options as a page of Markdown: `python -m sd_scripts.options.document > docs/options.md`."""
 
+import inspect
 import sys
 
 from sd_scripts.options.catalog import FAMILY_TITLES, FILE_ONLY, METHOD_TITLES, SCRIPTS
@@ -55,7 +56,7 @@ def _section(group: type[OptionGroup]) -> str:
     where = "These are keys of a file and controls of the page, not flags.\n" if group in FILE_ONLY else ""
     rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(_help(o))}{_effect(o)} |" for o in works]
     table = ["| option | type | default | meaning |", "|---|---|---|---|", *rows]
-    return "\n".join([f"## {group.title}\n", f"{group.__doc__}\n", *([where] if where else []), *table, ""])
+    return "\n".join([f"## {group.title}\n", f"{inspect.getdoc(group)}\n", *([where] if where else []), *table, ""])
 
 
 def _without_effect(groups: Groups) -> str:

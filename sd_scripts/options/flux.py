@@ -1,4 +1,4 @@
-"""Options of FLUX.1 alone: its files, what it learns at which timesteps, its memory, its layers."""
+"""Options that only FLUX.1 has: its files, its timesteps and objective, its memory, its layers."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -13,11 +13,11 @@ RECOMMENDED = {
     "model_prediction_type": "raw",
     "guidance_scale": 1.0,
 }
-"""How FLUX.1 dev learns well; the defaults are those of the field."""
+"""Values that train FLUX.1 dev well; the defaults are those of sd-scripts."""
 
 
 class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
-    """The parts that FLUX.1 is shipped in beside the transformer, and how captions are read."""
+    """FLUX.1's text encoders and autoencoder, and how captions are read."""
 
     clip_l: str | None = option(
         None,
@@ -46,14 +46,14 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
     )
     t5xxl_max_token_length: int | None = option(
         None,
-        "How many tokens of a caption T5 reads; unset is 512 for dev and 256 for schnell. Fewer are faster.",
+        "Number of caption tokens that T5 reads. Unset is 512 for dev and 256 for schnell. Fewer are faster.",
         label="T5 token length",
         within=(1, 4096),
         families=FLUX,
     )
     apply_t5_attn_mask: bool = option(
         False,
-        "Hide the padding behind short captions from T5 and from the transformer. Off is how FLUX.1 was trained.",
+        "Mask the padding of short captions for T5 and the transformer. FLUX.1 was trained with this off.",
         label="T5 attention mask",
         families=FLUX,
     )
@@ -62,21 +62,21 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         None,
         "A FLUX.1 ControlNet.",
         families=FLUX,
-        not_yet="ControlNets are not trained here; leave it out",
+        not_yet="ControlNet training is not supported; remove it",
         path=True,
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.model_type == "chroma":
-            yield "model_type", "Chroma is not trained here; choose a FLUX.1 model and set model_type = flux"
+            yield "model_type", "Chroma is not supported; choose a FLUX.1 model and set model_type = flux"
 
 
 class FluxObjectiveOptions(OptionGroup, title="FLUX.1 timesteps"):
-    """At which timesteps FLUX.1 is trained, and what of the prediction is compared."""
+    """At which timesteps FLUX.1 is trained, and how its prediction enters the loss."""
 
     timestep_sampling: Literal["sigma", "uniform", "sigmoid", "shift", "flux_shift"] = option(
         "sigma",
-        "How timesteps are drawn. shift with discrete_flow_shift = 3.1582, or flux_shift, is recommended.",
+        "How timesteps are sampled. shift with discrete_flow_shift = 3.1582, or flux_shift, is recommended.",
         label="Timestep sampling",
         families=FLUX,
     )
@@ -89,41 +89,41 @@ class FluxObjectiveOptions(OptionGroup, title="FLUX.1 timesteps"):
     )
     discrete_flow_shift: float = option(
         3.0,
-        "Moves timesteps towards more noise, for sigma and shift. 3.1582 suits 1024x1024.",
+        "Shifts timesteps towards more noise, for sigma and shift. 3.1582 suits 1024x1024.",
         within=(0.001, 100.0),
         families=FLUX,
     )
     guidance_scale: float = option(
         3.5,
-        "Guidance embedded in FLUX.1 dev during training; 1.0 is recommended. schnell takes none: leave it at 3.5.",
+        "Guidance embedded in FLUX.1 dev during training; 1.0 is recommended. schnell has none: leave it at 3.5.",
         label="Guidance",
         within=(0.0, 100.0),
         families=FLUX,
     )
     sigmoid_scale: float = option(
         1.0,
-        "Spread of the timesteps around the middle, for sigmoid, shift and flux_shift.",
+        "Scale of the timestep distribution around the middle, for sigmoid, shift and flux_shift.",
         within=(0.001, 100.0),
         families=FLUX,
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = option(
         "uniform",
-        "Which timesteps are drawn more often (logit_normal, mode; with sigma) or count more (sigma_sqrt, cosmap; "
+        "Samples some timesteps more often (logit_normal, mode; with sigma) or weights them more (sigma_sqrt, cosmap; "
         "with sigma_scaled).",
         families=FLUX,
     )
-    logit_mean: float = option(0.0, "Middle of logit_normal.", within=(-100.0, 100.0), families=FLUX)
-    logit_std: float = option(1.0, "Spread of logit_normal.", within=(0.0, 100.0), families=FLUX)
+    logit_mean: float = option(0.0, "Mean of logit_normal.", within=(-100.0, 100.0), families=FLUX)
+    logit_std: float = option(1.0, "Standard deviation of logit_normal.", within=(0.0, 100.0), families=FLUX)
     mode_scale: float = option(1.29, "Scale of mode.", within=(-100.0, 100.0), families=FLUX)
 
 
 class FluxMemoryOptions(OptionGroup, title="FLUX.1 memory"):
-    """How a model of 24 GB trains on a smaller card."""
+    """Train a 24 GB model on a smaller GPU."""
 
     blocks_to_swap: int | None = option(
         None,
-        "Keep so many blocks in main memory and bring each to the GPU when it is needed, while others compute. "
-        "0 is off; FLUX.1 takes up to 35. Each saves about 0.6 GB.",
+        "Keep this many blocks in RAM and load each onto the GPU when needed, while others compute. "
+        "Each saves about 0.6 GB of GPU memory. FLUX.1 takes up to 35; 0 is off.",
         label="Blocks to swap",
         within=(0, 1000),
         zero_is_off=True,
@@ -131,8 +131,8 @@ class FluxMemoryOptions(OptionGroup, title="FLUX.1 memory"):
     )
     fp8_compute: bool = option(
         False,
-        "Multiply by the frozen weights in fp8, on RTX 40, RTX 50, H100 and newer: about a quarter faster than bf16, "
-        "slightly less exact. Alone it saves no memory, with fp8_base_unet as much as that.",
+        "Run the matrix products with frozen weights in fp8, on RTX 40, RTX 50, H100 and newer: about a quarter faster "
+        "than bf16, slightly less exact. Saves no memory on its own; combine it with fp8_base_unet for that.",
         label="Compute in fp8",
         methods=("lora",),
         families=FLUX,
@@ -140,99 +140,98 @@ class FluxMemoryOptions(OptionGroup, title="FLUX.1 memory"):
 
 
 class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
-    """How much each kind of layer learns, and which blocks. Each can stand in network_args too, under the same name."""
+    """The rank of each kind of layer, and which blocks are trained. All of them work in network_args too."""
 
     img_attn_dim: int | None = option(
         None,
-        "Rank in the attention of images; unset is network_dim, 0 leaves it out.",
+        "Rank of the image attention; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     txt_attn_dim: int | None = option(
         None,
-        "Rank in the attention of text; unset is network_dim, 0 leaves it out.",
+        "Rank of the text attention; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     img_mlp_dim: int | None = option(
         None,
-        "Rank in the MLP of images; unset is network_dim, 0 leaves it out.",
+        "Rank of the image MLP; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     txt_mlp_dim: int | None = option(
         None,
-        "Rank in the MLP of text; unset is network_dim, 0 leaves it out.",
+        "Rank of the text MLP; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     img_mod_dim: int | None = option(
         None,
-        "Rank in the modulation of images; unset is network_dim, 0 leaves it out.",
+        "Rank of the image modulation; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     txt_mod_dim: int | None = option(
         None,
-        "Rank in the modulation of text; unset is network_dim, 0 leaves it out.",
+        "Rank of the text modulation; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     single_dim: int | None = option(
         None,
-        "Rank in the single blocks; unset is network_dim, 0 leaves them out.",
+        "Rank of the single blocks; unset is network_dim, 0 skips them.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     single_mod_dim: int | None = option(
         None,
-        "Rank in the modulation of single blocks; unset is network_dim, 0 leaves it out.",
+        "Rank of the modulation in single blocks; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
         methods=("lora",),
     )
     in_dims: str | None = option(
         None,
-        "Ranks in the layers before the blocks, five numbers: image, time, vector, guidance, text. "
-        "Unset leaves them out.",
+        "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Unset skips them.",
         placeholder="4,0,0,0,4",
         families=FLUX,
         methods=("lora",),
     )
     train_blocks: Literal["all", "double", "single"] = option(
-        "all", "Which kind of block learns.", families=FLUX, methods=("lora",)
+        "all", "Which kind of block to train.", families=FLUX, methods=("lora",)
     )
     train_double_block_indices: str | None = option(
         None,
-        "Which of the double blocks learn: all, none, or numbers and ranges.",
+        "Double blocks to train: all, none, or numbers and ranges.",
         placeholder="0-3,7",
         families=FLUX,
         methods=("lora",),
     )
     train_single_block_indices: str | None = option(
         None,
-        "Which of the single blocks learn: all, none, or numbers and ranges.",
+        "Single blocks to train: all, none, or numbers and ranges.",
         placeholder="0-7,12",
         families=FLUX,
         methods=("lora",),
     )
     split_qkv: bool = option(
         False,
-        "Give query, key and value (and the MLP of single blocks) a rank of their own.",
+        "Give query, key and value (and the MLP of single blocks) a LoRA each.",
         label="Split q, k, v",
         families=FLUX,
         methods=("lora",),
     )
     train_t5xxl: bool = option(
         False,
-        "Adapt T5-XXL too, where text encoders are trained.",
+        "Train T5-XXL too when text encoders are trained.",
         label="Train T5-XXL",
         families=FLUX,
         methods=("lora",),
@@ -245,6 +244,6 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
 
 
 def trains_t5xxl(network: NetworkOptions, flux: FluxNetworkOptions) -> bool:
-    """Whether T5 is adapted too, by the option or by network_args."""
+    """Whether T5 is trained too, by the option or by network_args."""
     given = (item.lower().replace(" ", "") for item in network.network_args)
     return flux.train_t5xxl or any(item in ("train_t5xxl=true", "train_t5xxl=1") for item in given)

@@ -1,4 +1,4 @@
-"""Options of full training: what of the model learns, what its optimizer holds, in which form the model is saved."""
+"""Options of full training: what is trained, how its optimizer saves memory, how the model is saved."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -8,40 +8,40 @@ from sd_scripts.options.spec import OptionGroup, option
 FULL = ("full",)
 FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 SDXL_BLOCKS = 23
-"""Values of block_lr: one before the blocks, 9 down, 3 in the middle, 9 up, one after them."""
+"""Number of values in block_lr: one before the blocks, 9 down, 3 middle, 9 up, one after them."""
 
 
 class FullOptions(OptionGroup, title="Full training"):
-    """What of the model learns, and how fast."""
+    """Which weights of the model are trained, and at which learning rates."""
 
     train_text_encoder: bool = option(
         False,
-        "Train both text encoders too. They learn much with little data, and forget as easily; 1e-6 to 5e-6 is usual.",
+        "Train both text encoders too. They overfit quickly on little data; 1e-6 to 5e-6 is usual.",
         label="Train the text encoders",
         families=("sdxl",),
         methods=FULL,
     )
     learning_rate_te1: float | None = option(
         None,
-        "Learning rate of the first text encoder (CLIP-L); unset is learning_rate, with 0 it stays as it is.",
-        label="Learning rate of CLIP-L",
+        "Learning rate of the first text encoder (CLIP-L). Unset is learning_rate; 0 freezes it.",
+        label="CLIP-L learning rate",
         within=(0.0, 1000.0),
         families=("sdxl",),
         methods=FULL,
     )
     learning_rate_te2: float | None = option(
         None,
-        "Learning rate of the second text encoder (CLIP-G); unset is learning_rate, with 0 it stays as it is.",
-        label="Learning rate of CLIP-G",
+        "Learning rate of the second text encoder (CLIP-G). Unset is learning_rate; 0 freezes it.",
+        label="CLIP-G learning rate",
         within=(0.0, 1000.0),
         families=("sdxl",),
         methods=FULL,
     )
     block_lr: str | None = option(
         None,
-        "Learning rate of each block of the U-Net, 23 numbers: time and size embedding, 9 down, 3 middle, 9 up, "
-        "output. A block with 0 stays as it is.",
-        label="Learning rates of the blocks",
+        "Learning rate of each U-Net block, 23 numbers: time and size embedding, 9 down, 3 middle, 9 up, "
+        "output. 0 freezes a block.",
+        label="Block learning rates",
         placeholder="1e-6,1e-6,...",
         families=("sdxl",),
         methods=FULL,
@@ -49,7 +49,7 @@ class FullOptions(OptionGroup, title="Full training"):
 
     @property
     def block_rates(self) -> list[float]:
-        """block_lr as numbers; empty where it is not set, or is none."""
+        """Return block_lr as numbers; empty if it is unset or not a list of numbers."""
         try:
             return [float(word) for word in (self.block_lr or "").strip(" '\"[]()").split(",")]
         except ValueError:
@@ -58,27 +58,27 @@ class FullOptions(OptionGroup, title="Full training"):
     def check(self) -> Iterable[tuple[str, str]]:
         rates = self.block_rates
         if self.block_lr and not rates:
-            yield "block_lr", f"{self.block_lr!r} is not numbers with commas between them"
+            yield "block_lr", f"{self.block_lr!r} is not a comma-separated list of numbers"
         if rates and len(rates) != SDXL_BLOCKS:
             yield "block_lr", f"has {len(rates)} values; give {SDXL_BLOCKS}"
         if not all(0 <= rate < float("inf") for rate in rates):
-            yield "block_lr", "holds a number that is no learning rate; each is 0 or more"
+            yield "block_lr", "has a negative or infinite value; each must be 0 or more"
 
 
 class FusedOptions(OptionGroup, title="Updates within the backward pass"):
-    """Gradients that are used as soon as they are there need not be held together."""
+    """Update weights during the backward pass, so that the gradients need not all be held in memory."""
 
     fused_backward_pass: bool = option(
         False,
-        "Update each weight within the backward pass and drop its gradient at once: saves the memory of all gradients. "
-        "Gradients are then shortened (max_grad_norm) each by itself.",
+        "Update each weight during the backward pass and free its gradient at once. Saves the memory of all gradients; "
+        "max_grad_norm then clips each gradient on its own.",
         label="Fused backward pass",
         methods=FULL,
     )
     fused_optimizer_groups: int | None = option(
         None,
-        "As fused_backward_pass, in so many groups of weights: fewer groups are faster and hold more gradients. "
-        "4 to 10 is usual.",
+        "Like fused_backward_pass, with the weights in this many groups: fewer groups are faster and hold more "
+        "gradients. 4 to 10 is usual.",
         within=(0, 10_000),
         zero_is_off=True,
         families=("sdxl",),
@@ -86,7 +86,7 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass"):
     )
     blockwise_fused_optimizers: bool = option(
         False,
-        "As fused_backward_pass, a block at a time.",
+        "Like fused_backward_pass, one block at a time.",
         label="Fused backward pass by block",
         families=("flux",),
         methods=FULL,
@@ -96,37 +96,37 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass"):
         "Use xformers through diffusers.",
         families=("sdxl",),
         methods=FULL,
-        not_yet="attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose",
+        not_yet="attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off",
     )
 
     @property
     def chosen(self) -> str:
-        """Which of them is on; empty where none is."""
+        """Return the name of the first option that is on; empty if none is."""
         return next((name for name in FUSED if getattr(self, name)), "")
 
     def check(self) -> Iterable[tuple[str, str]]:
         chosen = [name for name in FUSED if getattr(self, name)]
         if len(chosen) > 1:
-            yield chosen[0], f"is the same as {chosen[1]} in other portions; choose one of them"
+            yield chosen[0], f"cannot be combined with {chosen[1]}, another form of it; choose one of them"
 
 
 class ModelFileOptions(OptionGroup, title="Model file"):
-    """In which form a trained model is saved."""
+    """The format in which a trained model is saved."""
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = option(
         None,
-        "safetensors is one file that every program loads, diffusers a folder (diffusers_safetensors is the same). "
-        "Unset is what the base model is. FLUX.1 is always saved as safetensors.",
+        "safetensors is one file that every program loads; diffusers is a folder (diffusers_safetensors is the same). "
+        "Unset keeps the format of the base model. FLUX.1 is always saved as safetensors.",
         label="File format",
         methods=FULL,
     )
     use_safetensors: bool = option(
-        False, "Old form of save_model_as = safetensors, for where that is not set.", label="safetensors", methods=FULL
+        False, "Old form of save_model_as = safetensors; ignored if that is set.", label="safetensors", methods=FULL
     )
     mem_eff_save: bool = option(
         False,
-        "Write the model tensor by tensor, without a second copy in main memory.",
-        label="Save with little memory",
+        "Write the model tensor by tensor, without a second copy in RAM.",
+        label="Memory-efficient saving",
         families=("flux",),
         methods=FULL,
     )

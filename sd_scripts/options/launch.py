@@ -1,4 +1,4 @@
-"""Options of `accelerate launch`: read where the command is built; a training script knows them and does nothing."""
+"""Options of `accelerate launch`: used where the command is built; a training script accepts and ignores them."""
 
 from collections.abc import Iterable
 
@@ -7,24 +7,22 @@ from sd_scripts.options.words import shell_words
 
 
 class LaunchOptions(OptionGroup, title="Accelerate launch"):
-    """How many processes train, on which cards. The precision is mixed_precision of the training options."""
+    """How many processes train, on which GPUs. The precision comes from mixed_precision."""
 
-    num_processes: int = option(1, "Processes in all, one for each GPU.", label="Processes", within=(1, 1024))
-    num_machines: int = option(1, "Machines that train together.", label="Machines", within=(1, 256))
+    num_processes: int = option(1, "Total number of processes, one per GPU.", label="Processes", within=(1, 1024))
+    num_machines: int = option(1, "Number of machines that train together.", label="Machines", within=(1, 256))
     num_cpu_threads_per_process: int = option(
-        2, "CPU threads of each process.", label="CPU threads of each process", within=(1, 256)
+        2, "CPU threads that each process may use.", label="CPU threads per process", within=(1, 256)
     )
     gpu_ids: str = option(
-        "", "GPUs to use, such as 0,1; empty uses what CUDA shows first.", label="GPU IDs", placeholder="0,1"
+        "", "GPUs to use, such as 0,1; empty uses the first ones that CUDA lists.", label="GPU IDs", placeholder="0,1"
     )
     main_process_port: int = option(
-        0, "Port at which the processes meet; 0 lets accelerate choose.", label="Main process port", within=(0, 65535)
+        0, "Port over which processes connect; 0 lets accelerate choose.", label="Main process port", within=(0, 65535)
     )
-    multi_gpu: bool = option(
-        False, "Train on several GPUs; set by itself when num_processes is above 1.", label="Multi-GPU"
-    )
+    multi_gpu: bool = option(False, "Train on several GPUs; automatic if num_processes is above 1.", label="Multi-GPU")
     extra_accelerate_launch_args: str = option(
-        "", "More arguments for accelerate launch, quoted as in a shell.", label="More accelerate arguments"
+        "", "More arguments for accelerate launch, quoted as in a shell.", label="Extra accelerate arguments"
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -32,10 +30,10 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
         if ids and ids != ["all"] and not all(part.isdecimal() for part in ids):
             yield "gpu_ids", f"{self.gpu_ids!r} is not a list of numbers; write 0 or 0,1"
         elif ids and ids != ["all"] and len(ids) * self.num_machines < self.num_processes:
-            yield "gpu_ids", f"names {len(ids)} for num_processes = {self.num_processes}; name one for each process"
+            yield "gpu_ids", f"lists {len(ids)} for num_processes = {self.num_processes}; list one for each process"
         if self.multi_gpu and self.num_processes < 2:
             yield "multi_gpu", "needs num_processes of 2 or more; turn it off for one GPU"
         try:
             shell_words(self.extra_accelerate_launch_args)
         except ValueError:
-            yield "extra_accelerate_launch_args", "has a quotation mark that is not closed"
+            yield "extra_accelerate_launch_args", "has an unclosed quotation mark"

@@ -9,41 +9,39 @@ from sd_scripts.options.spec import OptionGroup, option
 
 
 class LoggingOptions(OptionGroup, title="Logging"):
-    """TensorBoard, wandb and the console. The page shows a run without any of these."""
+    """TensorBoard, wandb and the console. The page shows runs without any of these."""
 
-    logging_dir: str | None = option(
-        None, "Folder for TensorBoard's files. Unset, TensorBoard is not written.", path=True
-    )
+    logging_dir: str | None = option(None, "Folder for TensorBoard logs. Unset writes none.", path=True)
     log_with: Literal["tensorboard", "wandb", "all"] | None = option(
-        None, "Where to send the numbers of the run; unset is TensorBoard if logging_dir is set, else nowhere."
+        None, "Where to log metrics; unset is TensorBoard if logging_dir is set, otherwise nowhere."
     )
-    log_prefix: str | None = option(None, "Put before the time in the name of the log folder.")
+    log_prefix: str | None = option(None, "Prefix for the name of the log folder, before the time.")
     log_tracker_name: str | None = option(
         None, "Project name for TensorBoard and wandb; unset is network_train.", label="Project name"
     )
     wandb_run_name: str | None = option(None, "Name of the run in wandb.", label="wandb run name")
     log_tracker_config: str | None = option(
         None,
-        "TOML file with more arguments for the tracker, one table for each.",
+        "TOML file with more arguments for the trackers, one table for each.",
         label="Tracker settings file",
         path=True,
     )
     wandb_api_key: str | None = option(
         None,
-        "Key of your wandb account. It is handed to the run as WANDB_API_KEY and never saved.",
+        "API key of your wandb account. Passed to the run as WANDB_API_KEY and never saved.",
         label="wandb API key",
         secret=True,
     )
-    log_config: bool = option(False, "Send the settings of the run to the tracker too.")
+    log_config: bool = option(False, "Log the settings of the run to the trackers too.")
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = option(
-        None, "How much the console tells; unset is INFO."
+        None, "Lowest level of console messages; unset is INFO."
     )
-    console_log_file: str | None = option(None, "Write the console's messages to this file instead.", path=True)
-    console_log_simple: bool = option(False, "Plain messages without colour.")
+    console_log_file: str | None = option(None, "Write console messages to this file instead.", path=True)
+    console_log_simple: bool = option(False, "Print plain messages without colour.")
 
     @property
     def trackers(self) -> list[str]:
-        """Where the numbers of the run go."""
+        """Return the trackers that receive the metrics of the run."""
         if self.log_with == "all":
             return ["tensorboard", "wandb"]
         if self.log_with:
@@ -51,7 +49,7 @@ class LoggingOptions(OptionGroup, title="Logging"):
         return ["tensorboard"] if self.logging_dir else []
 
     def tracker_arguments(self) -> dict[str, Any]:
-        """The tables of log_tracker_config, by tracker. Raises ValueError, one sentence that names the option."""
+        """Return the tables of log_tracker_config by tracker. Raises ValueError, one sentence that names the option."""
         if not self.log_tracker_config:
             return {}
         path = Path(self.log_tracker_config)
@@ -60,7 +58,7 @@ class LoggingOptions(OptionGroup, title="Logging"):
         except ValueError as error:
             raise ValueError(f"log_tracker_config: {error}") from None
         if loose := [name for name, value in document.items() if not isinstance(value, dict)]:
-            raise ValueError(f"log_tracker_config: {loose[0]} stands outside of a table such as [wandb] in '{path}'")
+            raise ValueError(f"log_tracker_config: {loose[0]} in '{path}' must be inside a table such as [wandb]")
         return document
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -7,34 +7,34 @@ from sd_scripts.options.spec import OptionGroup, option
 
 
 class NoiseOptions(OptionGroup, title="Noise"):
-    """What is added to the latents, and at which timesteps."""
+    """The noise added to the latents, and the range of timesteps."""
 
     noise_offset: float | None = option(
         None,
-        "Shift the noise of each colour plane by a random amount of this strength, so that very dark and very bright "
-        "images can be learned. Around 0.05.",
+        "Offset the noise of each latent channel by a random amount of this strength, so that very dark and very "
+        "bright images can be learned. Around 0.05.",
         within=(0.0, 10.0),
         families=("sdxl",),
     )
     noise_offset_random_strength: bool = option(
-        False, "Draw that strength anew for each image, from 0 to noise_offset.", families=("sdxl",)
+        False, "Draw the strength at random for each image, from 0 to noise_offset.", families=("sdxl",)
     )
     adaptive_noise_scale: float | None = option(
         None,
-        "Add this times the mean of the latents to noise_offset.",
+        "Add the mean of the latents times this to noise_offset.",
         within=(-10.0, 10.0),
         families=("sdxl",),
     )
     multires_noise_iterations: int | None = option(
         None,
-        "Add noise of coarser and coarser grain, so many times; another way to dark and bright images. 6 to 10; "
-        "0 is off.",
+        "Add this many layers of increasingly coarse noise, another way to learn dark and bright images. 6 to 10 is "
+        "usual; 0 is off.",
         within=(0, 64),
         zero_is_off=True,
         families=("sdxl",),
     )
     multires_noise_discount: float = option(
-        0.3, "How much weaker each coarser noise is.", within=(0.0, 1.0), families=("sdxl",)
+        0.3, "Strength of each coarser layer, relative to the one before.", within=(0.0, 1.0), families=("sdxl",)
     )
     ip_noise_gamma: float | None = option(
         None,
@@ -43,47 +43,49 @@ class NoiseOptions(OptionGroup, title="Noise"):
         within=(0.0, 10.0),
     )
     ip_noise_gamma_random_strength: bool = option(
-        False, "Draw that strength anew each time, from 0 to ip_noise_gamma.", label="Random input perturbation"
+        False, "Draw the strength at random each time, from 0 to ip_noise_gamma.", label="Random input perturbation"
     )
     zero_terminal_snr: bool = option(
         False,
-        "Let the last timestep be pure noise. For v-prediction models that were trained so.",
+        "Make the last timestep pure noise. For v-prediction models that were trained that way.",
         label="Zero terminal SNR",
         families=("sdxl",),
     )
     min_timestep: int | None = option(
         None,
-        "Train on timesteps from here on, 0 to 999; small ones are fine detail. FLUX.1's are drawn as for the whole "
-        "range, then squeezed between min_timestep and max_timestep.",
+        "Lowest timestep to train, 0 to 999; low ones are fine detail. FLUX.1's timesteps are sampled from the whole "
+        "range, then rescaled to lie between min_timestep and max_timestep.",
         within=(0, 999),
     )
     max_timestep: int | None = option(
         None,
-        "Train on timesteps below this, 1 to 1000; large ones are composition.",
+        "Train only timesteps below this, 1 to 1000; high ones are composition.",
         within=(1, 1000),
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.adaptive_noise_scale and not self.noise_offset:
-            yield "adaptive_noise_scale", "needs noise_offset, to which it adds"
+            yield "adaptive_noise_scale", "needs noise_offset, which it adds to"
         if (self.min_timestep or 0) > (self.max_timestep or 1000):
             yield "min_timestep", f"{self.min_timestep} is above max_timestep = {self.max_timestep}; lower it"
 
 
 class LossOptions(OptionGroup, title="Loss"):
-    """How the prediction is compared with the target, and which timesteps weigh more."""
+    """How the prediction is compared with the target, and how timesteps are weighted."""
 
     loss_type: Literal["l1", "l2", "huber", "smooth_l1"] = option(
-        "l2", "How differences are counted: l2 is usual; huber and smooth_l1 make less of outliers."
+        "l2", "Loss function: l2 is usual; huber and smooth_l1 reduce the effect of outliers."
     )
     huber_schedule: Literal["constant", "exponential", "snr"] = option(
-        "snr", "How huber_c changes with the timestep, for huber and smooth_l1. FLUX.1 takes constant and exponential."
+        "snr", "How huber_c changes with the timestep, for huber and smooth_l1. FLUX.1 takes constant or exponential."
     )
-    huber_c: float = option(0.1, "Where huber and smooth_l1 turn from square to linear.", within=(1e-06, 1000.0))
-    huber_scale: float = option(1.0, "Factor on huber_c, for constant and exponential.", within=(1e-06, 1000.0))
+    huber_c: float = option(
+        0.1, "Difference at which huber and smooth_l1 turn from quadratic to linear.", within=(1e-06, 1000.0)
+    )
+    huber_scale: float = option(1.0, "Multiplies huber_c, for constant and exponential.", within=(1e-06, 1000.0))
     min_snr_gamma: float | None = option(
         None,
-        "Let easy timesteps count less; 5 is usual and makes training steadier. 0 is off.",
+        "Weight easy timesteps less, which makes training more stable. 5 is usual; 0 is off.",
         label="Min-SNR gamma",
         within=(0.0, 100.0),
         zero_is_off=True,
@@ -91,13 +93,13 @@ class LossOptions(OptionGroup, title="Loss"):
     )
     scale_v_pred_loss_like_noise_pred: bool = option(
         False,
-        "Weigh the loss of a v-prediction model as that of a noise-prediction model.",
+        "Weight the loss of a v-prediction model like that of a noise-prediction model.",
         label="Scale v-prediction loss",
         families=("sdxl",),
     )
     v_pred_like_loss: float | None = option(
         None,
-        "Add a loss as a v-prediction model has it, with this weight. Not for v-prediction models.",
+        "Add a v-prediction-like loss with this weight. Not for v-prediction models.",
         label="v-prediction-like loss",
         within=(0.0, 100.0),
         zero_is_off=True,
@@ -105,7 +107,7 @@ class LossOptions(OptionGroup, title="Loss"):
     )
     debiased_estimation_loss: bool = option(
         False,
-        "Weigh timesteps by 1/sqrt(SNR); another way than min_snr_gamma, do not use both.",
+        "Weight timesteps by 1/sqrt(SNR). An alternative to min_snr_gamma; do not use both.",
         label="Debiased estimation",
         families=("sdxl",),
     )

@@ -1,4 +1,4 @@
-"""Options: metadata."""
+"""Options: metadata of the saved file."""
 
 import base64
 import mimetypes
@@ -7,40 +7,42 @@ from pathlib import Path
 from sd_scripts.options.spec import OptionGroup, option
 
 LARGEST_THUMBNAIL = 10_000_000
-"""Bytes: programs read the metadata of each model that they list."""
+"""In bytes. Kept small, since programs read the metadata of every model that they list."""
 
 
 class MetadataOptions(OptionGroup, title="Metadata"):
-    """What the saved file says of itself."""
+    """Information stored in the saved file."""
 
-    metadata_title: str | None = option(None, "Title of the file; unset is output_name.", label="Title")
-    metadata_author: str | None = option(None, "Who made it.", label="Author")
-    metadata_description: str | None = option(None, "What it does.", label="Description")
-    metadata_license: str | None = option(None, "How it may be used.", label="Licence")
-    metadata_tags: str | None = option(None, "Words to find it by, with commas between.", label="Tags")
-    metadata_usage_hint: str | None = option(None, "How to use it.", label="Usage hint")
+    metadata_title: str | None = option(None, "Title of the model; unset is output_name.", label="Title")
+    metadata_author: str | None = option(None, "Creator of the model.", label="Author")
+    metadata_description: str | None = option(None, "What the model does.", label="Description")
+    metadata_license: str | None = option(None, "Terms under which the model may be used.", label="Licence")
+    metadata_tags: str | None = option(None, "Search keywords, separated by commas.", label="Tags")
+    metadata_usage_hint: str | None = option(None, "Advice on how to use the model.", label="Usage hint")
     metadata_thumbnail: str | None = option(
         None,
-        "Image of it: a file, which is put into the metadata, or a data URL.",
+        "Preview image: a file, which is embedded in the metadata, or a data URL.",
         label="Thumbnail",
         path=True,
     )
-    metadata_merged_from: str | None = option(None, "Models it was merged from.", label="Merged from")
-    metadata_trigger_phrase: str | None = option(None, "Words that call it up in a prompt.", label="Trigger phrase")
-    metadata_preprocessor: str | None = option(None, "Preprocessor it needs.", label="Preprocessor")
-    metadata_is_negative_embedding: str | None = option(
-        None, "Whether it is an embedding for negative prompts.", label="Negative embedding"
+    metadata_merged_from: str | None = option(None, "Models that this one was merged from.", label="Merged from")
+    metadata_trigger_phrase: str | None = option(
+        None, "Words in a prompt that activate the LoRA.", label="Trigger phrase"
     )
-    training_comment: str | None = option(None, "A note to yourself, kept in the file.", label="Comment")
+    metadata_preprocessor: str | None = option(None, "Preprocessor that the model needs.", label="Preprocessor")
+    metadata_is_negative_embedding: str | None = option(
+        None, "Whether the file is an embedding for negative prompts.", label="Negative embedding"
+    )
+    training_comment: str | None = option(None, "Note to yourself, stored in the file.", label="Comment")
     no_metadata: bool = option(
         False,
-        "Tell as little as possible: settings, folder names and captions stay out of the file.",
-        label="Leave out the training details",
+        "Keep settings, folder names and captions out of the saved file.",
+        label="Leave out training details",
     )
 
 
 def thumbnail_url(thumbnail: str) -> str:
-    """An image file as text that a browser shows; a data URL is given back as it is."""
+    """Return an image file as a data URL; a data URL is returned unchanged."""
     if thumbnail.startswith("data:"):
         return thumbnail
     path = Path(thumbnail)
@@ -52,7 +54,7 @@ def thumbnail_url(thumbnail: str) -> str:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"metadata_thumbnail: '{thumbnail}' cannot be read: {why}") from None
     if not is_image:
-        raise ValueError(f"metadata_thumbnail: '{thumbnail}' is neither an image file nor a data URL; name an image")
+        raise ValueError(f"metadata_thumbnail: '{thumbnail}' is neither an image file nor a data URL; choose an image")
     if len(data) > LARGEST_THUMBNAIL:
         raise ValueError(f"metadata_thumbnail: '{thumbnail}' is larger than 10 MB; choose a smaller image")
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,4 +1,4 @@
-"""Options: the network that learns."""
+"""Options: the LoRA network."""
 
 from collections.abc import Iterable
 
@@ -8,15 +8,15 @@ from sd_scripts.options.spec import OptionGroup, option
 
 OURS = ("networks.lora", "networks.lora_flux")
 LARGEST_RANK = 4096
-"""Of our LoRA. LyCORIS knows no such bound: its users write 10000 or 100000 for a layer's whole rank."""
+"""The bound of our LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
 
 
 class NetworkOptions(OptionGroup, title="Network"):
-    """How much a LoRA can learn, and where."""
+    """What the LoRA adapts, and how much it can learn."""
 
     network_module: str | None = option(
         None,
-        "Module that makes the network; unset is networks.lora, our LoRA. A third party's module, such as "
+        "Python module that builds the network. Unset is networks.lora, the built-in LoRA. An external one, such as "
         "lycoris.kohya, must be installed.",
         methods=("lora",),
         suggestions=("networks.lora", "lycoris.kohya"),
@@ -30,15 +30,15 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     network_alpha: float = option(
         1.0,
-        "Strength: what is learned is scaled by network_alpha / network_dim. Half of the rank, or the rank itself, "
-        "is usual; adjust the learning rate when you change it.",
+        "Scales the LoRA by network_alpha / network_dim. Half the rank, or the rank itself, is usual. Adjust the "
+        "learning rate when you change it.",
         label="Alpha",
         within=(0.0, 1_000_000.0),
         methods=("lora",),
     )
     network_dropout: float | None = option(
         None,
-        "Share of the LoRA's inner values that is dropped at random in each step, 0 to 1; reduces overfitting.",
+        "Fraction of the LoRA's inner activations dropped at random in each step, 0 to 1. Reduces overfitting.",
         label="Dropout",
         within=(0.0, 1.0),
         methods=("lora",),
@@ -54,7 +54,7 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     network_weights: str | None = option(
         None,
-        "Start from the weights of this LoRA file; optimizer and step count start at zero.",
+        "Start from the weights of this LoRA file, with a new optimizer and step count.",
         label="Continue from LoRA file",
         methods=("lora",),
         path=True,
@@ -74,14 +74,14 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     base_weights_multiplier: list[float] = option(
         [],
-        "Strength of each file of base_weights; 1 where none is given.",
+        "Strength of each file in base_weights. Unset is 1 for all.",
         label="Strengths of merged LoRA files",
         within=(-100.0, 100.0),
         methods=("lora",),
     )
     scale_weight_norms: float | None = option(
         None,
-        "Keep the norm of each LoRA weight below this, so that none dominates; 1 is a good start, 0 is off.",
+        "Keep the norm of each LoRA weight below this, so that none dominates. 1 is a good start, 0 is off.",
         label="Largest weight norm",
         within=(0.0, 1000.0),
         zero_is_off=True,
@@ -89,12 +89,12 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     network_train_unet_only: bool = option(
         False,
-        "Adapt only the U-Net of SDXL or the transformer of FLUX.1 and leave the text encoders as they are. Usual.",
+        "Train only SDXL's U-Net or FLUX.1's transformer and freeze the text encoders. The usual choice.",
         label="Train U-Net or transformer only",
         methods=("lora",),
     )
     network_train_text_encoder_only: bool = option(
-        False, "Adapt the text encoders alone.", label="Train the text encoders only", methods=("lora",)
+        False, "Train the text encoders and freeze the rest.", label="Train text encoders only", methods=("lora",)
     )
     unet_lr: float | None = option(
         None,
@@ -105,8 +105,8 @@ class NetworkOptions(OptionGroup, title="Network"):
     )
     text_encoder_lr: list[float] = option(
         [],
-        "Learning rate of the text encoders: one for both, or one for each; unset is learning_rate. An encoder with 0 "
-        "stays as it is.",
+        "Learning rate of the text encoders: one for both, or one for each. Unset is learning_rate; 0 freezes an "
+        "encoder.",
         label="Text encoder LR",
         within=(0.0, 1000.0),
         methods=("lora",),
@@ -114,11 +114,11 @@ class NetworkOptions(OptionGroup, title="Network"):
 
     @property
     def is_ours(self) -> bool:
-        """Whether network_module means the LoRA of this program."""
+        """Whether network_module is the built-in LoRA."""
         return (self.network_module or OURS[0]).removeprefix("sd_scripts.") in OURS
 
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
-        """Learning rate of the text encoder `number`, from 0; a single one is for all."""
+        """Return the learning rate of the text encoder `number`, from 0; a single rate is for all."""
         rates = self.text_encoder_lr or [learning_rate]
         return rates[min(number, len(rates) - 1)]
 
@@ -131,23 +131,23 @@ class NetworkOptions(OptionGroup, title="Network"):
             yield (
                 "network_dim",
                 f"{self.network_dim} is above {LARGEST_RANK}, more than any layer has; 8 to 32 suits most. Only "
-                "LyCORIS takes a larger number, as the whole rank",
+                "LyCORIS accepts a larger number, which means full rank",
             )
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield (
                 "network_train_unet_only",
-                "together with network_train_text_encoder_only nothing is left to train; turn one of them off",
+                "leaves nothing to train together with network_train_text_encoder_only; turn one of them off",
             )
         if self.dim_from_weights and not self.network_weights:
             yield "dim_from_weights", "needs network_weights, the file to take the ranks from"
         if self.base_weights_multiplier and len(self.base_weights_multiplier) != len(self.base_weights):
             yield (
                 "base_weights_multiplier",
-                f"has {len(self.base_weights_multiplier)} values for {len(self.base_weights)} files of base_weights; "
+                f"has {len(self.base_weights_multiplier)} values for {len(self.base_weights)} files in base_weights; "
                 "give one for each",
             )
         if len(self.text_encoder_lr) > 2:
             yield (
                 "text_encoder_lr",
-                f"has {len(self.text_encoder_lr)} values; give one, or one for each of two encoders",
+                f"has {len(self.text_encoder_lr)} values; give one for both encoders, or one for each",
             )

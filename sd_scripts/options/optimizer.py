@@ -47,12 +47,12 @@ SCHEDULERS = (
 
 
 class OptimizerOptions(OptionGroup, title="Optimizer"):
-    """How gradients change the weights. Old switches such as use_8bit_adam become optimizer_type."""
+    """How gradients update the weights. Old switches such as use_8bit_adam become optimizer_type."""
 
     optimizer_type: str = option(
         "",
-        "Empty is AdamW, the usual choice; AdamW8bit saves memory; Prodigy finds the learning rate by itself "
-        "(learning_rate = 1). Any class by dotted path, such as pytorch_optimizer.CAME.",
+        "Empty is AdamW, the usual choice; AdamW8bit saves memory; Prodigy finds the learning rate itself "
+        "(learning_rate = 1). Any class works by dotted path, such as pytorch_optimizer.CAME.",
         label="Optimizer",
         suggestions=OPTIMIZERS,
     )
@@ -69,7 +69,10 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
         placeholder="weight_decay=0.01",
     )
     max_grad_norm: float = option(
-        1.0, "Gradients longer than this are shortened, which tames outliers. 0 leaves them.", within=(0.0, 1_000_000.0)
+        1.0,
+        "Clip gradients to this norm, which limits the effect of outliers. 0 is off.",
+        label="Max gradient norm",
+        within=(0.0, 1_000_000.0),
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -83,49 +86,51 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
 
     lr_scheduler: str = option(
         "constant",
-        "How the learning rate changes during the run: constant stays, cosine and linear fall to 0, "
-        "cosine_with_restarts falls several times, adafactor leaves it to Adafactor.",
+        "Learning rate schedule: constant keeps it, cosine and linear decay to 0, cosine_with_restarts decays several "
+        "times, adafactor leaves it to Adafactor.",
         label="Schedule",
         suggestions=SCHEDULERS,
     )
     lr_warmup_steps: float = option(
         0.0,
-        "Steps in which the learning rate rises from 0; below 1 (or 10%) a share of all steps.",
+        "Steps over which the learning rate rises from 0; below 1 (or 10%) a fraction of all steps.",
         label="Warm-up",
         within=(0, 10_000_000),
         steps_or_fraction=True,
     )
     lr_decay_steps: float = option(
         0.0,
-        "Steps in which warmup_stable_decay falls at the end; below 1 (or 10%) a share of all steps.",
+        "Steps over which warmup_stable_decay decays at the end; below 1 (or 10%) a fraction of all steps.",
         label="Decay steps",
         within=(0, 10_000_000),
         steps_or_fraction=True,
     )
     lr_scheduler_num_cycles: int = option(
-        1, "How often cosine_with_restarts starts again.", label="Restart cycles", within=(1, 100_000)
+        1, "Number of cycles of cosine_with_restarts.", label="Restart cycles", within=(1, 100_000)
     )
-    lr_scheduler_power: float = option(1.0, "Exponent of polynomial.", label="Polynomial power", within=(0.0, 1000.0))
+    lr_scheduler_power: float = option(
+        1.0, "Exponent of the polynomial schedule.", label="Polynomial power", within=(0.0, 1000.0)
+    )
     lr_scheduler_timescale: int | None = option(
         None,
-        "Time scale of inverse_sqrt; unset takes the warm-up.",
+        "Time scale of the inverse_sqrt schedule, in steps; unset is the warm-up.",
         label="inverse_sqrt time scale",
         within=(0, 10_000_000),
         zero_is_off=True,
     )
     lr_scheduler_min_lr_ratio: float | None = option(
         None,
-        "Where cosine_with_min_lr and warmup_stable_decay end, as a share of learning_rate.",
-        label="Lowest learning rate",
+        "Lowest learning rate of cosine_with_min_lr and warmup_stable_decay, as a fraction of learning_rate.",
+        label="Min learning rate ratio",
         within=(0.0, 1.0),
     )
     lr_scheduler_type: str = option(
         "",
-        "A scheduler class by dotted path in place of lr_scheduler, such as torch.optim.lr_scheduler.StepLR.",
+        "Scheduler class by dotted path, such as torch.optim.lr_scheduler.StepLR. Replaces lr_scheduler.",
         label="Scheduler class",
     )
     lr_scheduler_args: list[str] = option(
-        [], "Arguments of that class or schedule as key=value, such as gamma=0.9.", label="Schedule arguments"
+        [], "Arguments of the scheduler class or schedule as key=value, such as gamma=0.9.", label="Schedule arguments"
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -135,13 +140,13 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
         if not self.lr_scheduler_type and (name not in SCHEDULERS or (start and name != "adafactor")):
             yield (
                 "lr_scheduler",
-                f"{self.lr_scheduler!r} is not one of {', '.join(SCHEDULERS)}; name a class of your own in "
+                f"{self.lr_scheduler!r} is not one of {', '.join(SCHEDULERS)}; for a class of your own set "
                 "lr_scheduler_type",
             )
 
 
 def pairs(name: str, items: list[str]) -> Iterable[tuple[str, str]]:
-    """A problem for each item of the list option `name` that is not key=value."""
+    """Yield a problem for each item of the list option `name` that is not key=value."""
     for item in items:
         key, equals, _ = item.partition("=")
         if not equals or not key.strip():

@@ -1,69 +1,69 @@
-"""Options: training, state and resume, several processes."""
+"""Options: training, state and resume, multi-process training."""
 
 from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
 
-ALWAYS_SDPA = "attention always runs on PyTorch's scaled_dot_product_attention, which is as fast; nothing to choose"
-NO_DEEPSPEED = "DeepSpeed is not used here; set gradient_checkpointing and cache_latents to save memory"
+ALWAYS_SDPA = "attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off"
+NO_DEEPSPEED = "DeepSpeed is not supported; set gradient_checkpointing and cache_latents to save memory"
 LATEST = "latest"
-"""resume: the newest state of this output_name in output_dir."""
-NO_DDP = "gradients are averaged in few messages, without DDP's buffers; leave it off"
+"""Value of resume that means the newest state of this output_name in output_dir."""
+NO_DDP = "gradients are averaged in a few large messages, without DDP's buffers; leave it off"
 
 
 class TrainingOptions(OptionGroup, title="Training"):
-    """How long, in which precision, and from which seed."""
+    """How long to train, in which precision, from which seed."""
 
     max_train_steps: int = option(
-        1600, "How many steps to train; max_train_epochs, where set, decides instead.", within=(1, 10_000_000)
+        1600, "Number of training steps. Ignored if max_train_epochs is set.", within=(1, 10_000_000)
     )
     max_train_epochs: int | None = option(
         None,
-        "How many times to go through the dataset, repeats included. Set, it takes the place of max_train_steps.",
+        "Number of passes over the dataset, repeats included. Replaces max_train_steps.",
         within=(0, 1_000_000),
         zero_is_off=True,
     )
     seed: int | None = option(
-        None, "Same seed, same run. Unset draws one and notes it in the file.", within=(0, 2**32 - 1)
+        None, "The same seed repeats a run. Unset draws one and records it in the saved file.", within=(0, 2**32 - 1)
     )
     gradient_accumulation_steps: int = option(
         1,
-        "Accumulate the gradients of this many batches before each update: like a larger batch, without its memory.",
+        "Accumulate the gradients of this many batches before each update, like a larger batch without its memory.",
         label="Gradient accumulation",
         within=(1, 1024),
     )
     gradient_checkpointing: bool = option(
         False,
-        "Compute parts of the forward pass a second time instead of keeping them. Saves a lot of memory, "
-        "costs about a quarter of the speed.",
+        "Recompute activations in the backward pass instead of storing them. Saves a lot of memory and costs about a "
+        "quarter of the speed.",
     )
     cpu_offload_checkpointing: bool = option(
         False,
-        "Keep the checkpoints of gradient_checkpointing in main memory.",
+        "Offload the activations that gradient_checkpointing keeps to RAM.",
         families=("flux",),
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = option(
         "no",
-        "Number format of the computation. bf16 is right for cards from RTX 30 on, fp16 for older ones; "
-        "no computes in float32 and is slow.",
+        "Precision of the computation: bf16 for RTX 30 and newer GPUs, fp16 for older ones; no computes in float32 and "
+        "is slow.",
     )
     full_fp16: bool = option(
         False,
-        "Hold weights and gradients of what is trained in fp16 too. Updates are rounded by chance, as with full_bf16.",
+        "Store trained weights and gradients in fp16 too. Updates use stochastic rounding, as with full_bf16.",
         label="Full fp16",
         methods=("full",),
     )
     full_bf16: bool = option(
         False,
-        "Hold weights and gradients of what is trained in bf16 too: half the memory, for full training. Updates are "
-        "rounded by chance, so that small ones count.",
-        notes={"lora": "It saves little for a LoRA, which learns worse by it."},
+        "Store trained weights and gradients in bf16 too: half the memory, for full training. Updates use stochastic "
+        "rounding, so that small ones are not lost.",
+        notes={"lora": "Saves little memory for a LoRA and lowers its quality."},
         label="Full bf16",
     )
     fp8_base: bool = option(
         False,
-        "Hold the frozen weights of transformer and T5 in fp8, half the memory of bf16; they still compute in "
+        "Store the frozen weights of the transformer and T5 in fp8, half the memory of bf16. Computation stays in "
         "mixed_precision.",
         label="Base in fp8",
         families=("flux",),
@@ -71,7 +71,7 @@ class TrainingOptions(OptionGroup, title="Training"):
     )
     fp8_base_unet: bool = option(
         False,
-        "As fp8_base, but only for the transformer.",
+        "Like fp8_base, but only for the transformer.",
         label="Transformer in fp8",
         families=("flux",),
         methods=("lora",),
@@ -95,12 +95,14 @@ class TrainingOptions(OptionGroup, title="Training"):
 
 
 class ResumeOptions(OptionGroup, title="State and resume"):
-    """A state holds all that a run needs to go on."""
+    """A state holds everything that a run needs to resume."""
 
     save_state: bool = option(
-        False, "With every saved file, save a state too: optimizer, schedule, counters, so that training can go on."
+        False, "Save a state with every saved file (optimizer, scheduler, counters), so that training can resume."
     )
-    save_state_on_train_end: bool = option(False, "Save a state at the end.", label="Save a state at the end")
+    save_state_on_train_end: bool = option(
+        False, "Save a state when training ends, to train longer later.", label="Save state at the end"
+    )
     save_last_n_epochs_state: int | None = option(
         None,
         "Keep only the states of the last n epochs; unset follows save_last_n_epochs.",
@@ -115,63 +117,62 @@ class ResumeOptions(OptionGroup, title="State and resume"):
     )
     resume: str | None = option(
         None,
-        "Folder of a state to go on from. Step, epoch and order of images continue where it ended; a learning rate, "
-        "schedule or weight decay that was changed since applies from there on. latest finds the newest state of "
-        "output_name in output_dir, and begins anew where there is none yet: so the same command can be given again "
-        "after whatever ended it.",
+        "Resume from the state in this folder. Step, epoch and image order continue where it ended; a changed learning "
+        "rate, schedule or weight decay applies from there on. latest picks the newest state of output_name in "
+        "output_dir and starts from scratch if there is none, so the same command can be repeated after any "
+        "interruption.",
         label="Resume from state",
         path=True,
     )
     resume_changed_model: bool = option(
         False,
-        "Resume although the base model or the alpha of the network is not that of the state, which changes what was "
-        "learned so far.",
+        "Resume even if the base model or network_alpha differs from the state's, which alters what was learned.",
         label="Resume with a changed model",
     )
     initial_epoch: int | None = option(
         None,
-        "Begin counting at this epoch; the first is 1. Not needed with resume.",
+        "Start counting at this epoch; the first is 1. Not needed with resume.",
         within=(0, 1_000_000),
         zero_is_off=True,
     )
     initial_step: int | None = option(
         None,
-        "Begin counting at this step; wins over initial_epoch. Not needed with resume.",
+        "Start counting at this step; overrides initial_epoch. Not needed with resume.",
         within=(0, 10_000_000),
         zero_is_off=True,
     )
     skip_until_initial_step: bool = option(
-        False, "Leave out the batches before initial_step instead of training on them again."
+        False, "Skip the batches before initial_step instead of training on them again."
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.skip_until_initial_step and not (self.initial_step or self.initial_epoch):
-            yield "skip_until_initial_step", "needs initial_step or initial_epoch; a resumed run skips by itself"
+            yield "skip_until_initial_step", "needs initial_step or initial_epoch; a resumed run skips automatically"
 
 
-class DistributedOptions(OptionGroup, title="Several processes"):
-    """For training on several GPUs."""
+class DistributedOptions(OptionGroup, title="Multi-GPU training"):
+    """How the processes of a multi-GPU run work together."""
 
     ddp_timeout: int | None = option(
         None,
-        "Minutes that processes wait for each other; raise it where one caches much longer than another.",
+        "Minutes that processes wait for each other. Raise it if caching takes much longer on one than on another.",
         within=(0, 100_000),
         zero_is_off=True,
     )
-    ddp_gradient_as_bucket_view: bool = option(False, "Let gradients live in DDP's buffers.", not_yet=NO_DDP)
-    ddp_static_graph: bool = option(False, "Promise DDP that every step uses the same weights.", not_yet=NO_DDP)
+    ddp_gradient_as_bucket_view: bool = option(False, "Keep gradients in DDP's buffers.", not_yet=NO_DDP)
+    ddp_static_graph: bool = option(False, "Tell DDP that every step uses the same weights.", not_yet=NO_DDP)
     deepspeed: bool = option(False, "Use DeepSpeed.", not_yet=NO_DEEPSPEED)
     zero_stage: int = option(2, "ZeRO stage of DeepSpeed.", choices=(0, 1, 2, 3), not_yet=NO_DEEPSPEED)
     offload_optimizer_device: Literal["cpu", "nvme"] | None = option(
-        None, "Where DeepSpeed puts the optimizer's state.", not_yet=NO_DEEPSPEED
+        None, "Where DeepSpeed keeps the optimizer state.", not_yet=NO_DEEPSPEED
     )
     offload_optimizer_nvme_path: str | None = option(
-        None, "Folder for the optimizer's state on NVMe.", not_yet=NO_DEEPSPEED
+        None, "Folder for the optimizer state on NVMe.", not_yet=NO_DEEPSPEED
     )
     offload_param_device: Literal["cpu", "nvme"] | None = option(
-        None, "Where DeepSpeed puts weights.", not_yet=NO_DEEPSPEED
+        None, "Where DeepSpeed keeps the weights.", not_yet=NO_DEEPSPEED
     )
     offload_param_nvme_path: str | None = option(None, "Folder for weights on NVMe.", not_yet=NO_DEEPSPEED)
-    zero3_init_flag: bool = option(False, "Make models under ZeRO-3.", not_yet=NO_DEEPSPEED)
+    zero3_init_flag: bool = option(False, "Create models under ZeRO-3.", not_yet=NO_DEEPSPEED)
     zero3_save_16bit_model: bool = option(False, "Gather 16-bit weights when saving.", not_yet=NO_DEEPSPEED)
     fp16_master_weights_and_gradients: bool = option(False, "fp16 master weights.", not_yet=NO_DEEPSPEED)

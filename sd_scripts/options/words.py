@@ -1,18 +1,18 @@
-"""Texts that hold several words: quoted as in a shell, or told to a reader."""
+"""Split and join lists of words: quoted as in a shell, or listed in a message."""
 
 import shlex
 from collections.abc import Sequence
 
 
 def shell_words(text: str) -> list[str]:
-    """`a "b c"` -> ["a", "b c"]. A backslash is a letter, as in Windows' paths. Raises ValueError at an open quote."""
+    """Split `a "b c"` into ["a", "b c"]; a backslash is a plain character. An open quote raises ValueError."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
     return list(lexer)
 
 
 def some(names: Sequence[str]) -> str:
-    """The first three: a, b, c and 7 more"""
+    """List the first three names: a, b, c and 7 more"""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -20,7 +20,7 @@ LONGEST_SENTENCE = 600
 
 
 def shortened(sentence: str) -> str:
-    """A sentence that quotes somebody's endless text, without its middle."""
+    """Cut out the middle of a sentence that quotes an overlong text."""
     if len(sentence) <= LONGEST_SENTENCE:
         return sentence
     return f"{sentence[:300]} ... {sentence[-250:]}"
