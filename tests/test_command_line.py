@@ -56,7 +56,7 @@ def test_no_mistake_hides_another(capsys):
         start="--pretrained_model_name_or_path m --train_data_dir p",
     )
     assert told == [
-        "my: is not preceded by an option; put text with spaces into quotation marks",
+        "my: does not follow an option; put text with spaces in quotation marks",
         "--netwrok_dim: unknown option. Did you mean --network_dim?",
         "--lr: unknown option",
         "network_dim: needs a value",
@@ -64,8 +64,8 @@ def test_no_mistake_hides_another(capsys):
         "max_train_steps: 0 is outside 1..10000000",
         "mixed_precision: 'banana' is not one of no, fp16, bf16",
         "output_dir: not set; choose a folder for the results",
-        "resolution: the training size is not set; 1024 suits SDXL and FLUX.1",
-        "color_aug: changes the image each time, so latents cannot be cached; turn off one of the two",
+        "resolution: not set; 1024 suits SDXL and FLUX.1",
+        "color_aug: changes the image each time, so latents cannot be cached; turn off color_aug or cache_latents",
     ]
 
 
@@ -89,7 +89,7 @@ def test_old_flags_are_understood():
         ("--max_token_length -1", "max_token_length: -1 is not one of 150, 225"),
         ("--network_dim", "network_dim: needs a value"),
         ("--config_file nowhere/at_all", "config_file: there is no file 'nowhere/at_all.toml'"),
-        ("my cats", "my: is not preceded by an option; put text with spaces into quotation marks"),
+        ("my cats", "my: does not follow an option; put text with spaces in quotation marks"),
         ("--num_processes 2", "--num_processes: unknown option"),
     ],
 )

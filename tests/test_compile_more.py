@@ -142,14 +142,13 @@ def test_what_is_compiled_for_nothing_is_told(each_miniature: Any, tmp_path: Pat
         return [event["text"] for event in run.told("warning")]
 
     assert told("cached", **TEXT, compile_vae=True) == [
-        "compile_text_encoder: has no effect: captions are cached, and no text encoder learns",
-        "compile_vae: latents are cached, so the VAE runs before the first step only; pays with many images",
+        "compile_text_encoder: has no effect: captions are cached and no text encoder is trained",
+        "compile_vae: latents are cached, so the VAE only runs before the first step; worth it for many images only",
     ]
     assert told("used", **CAPTIONS_IN_THE_STEP, **UNCACHED, **TEXT, compile_vae=True) == []
     graphed = {**TEXT, "compile_backend": "cudagraphs", "compile_fullgraph": False}
     assert told("graphed", **CAPTIONS_IN_THE_STEP, **graphed) == [
-        "compile_text_encoder: has no effect with compile_backend = cudagraphs, which is for whole steps; "
-        "choose inductor"
+        "compile_text_encoder: has no effect with compile_backend = cudagraphs; set compile_backend = inductor"
     ]
 
 

@@ -95,7 +95,9 @@ def test_a_value_is_taken_from_subset_then_dataset_then_general_then_settings() 
 
 
 def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
-    with pytest.raises(ValueError, match=r"datasets\[0\]\.enable_buckets is unknown here: is enable_bucket meant\?"):
+    with pytest.raises(
+        ValueError, match=r"datasets\[0\]\.enable_buckets is unknown here\. Did you mean enable_bucket\?"
+    ):
         resolve({"datasets": [{"enable_buckets": True}]}, settings(resolution="512"))
 
 
@@ -105,7 +107,7 @@ def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
         ({"general": {"alpha_mask": True}}, r"\[\[datasets\.subsets\]\]"),
         ({"datasets": [{"subsets": [{"image_dir": "a", "batch_size": 2}]}]}, r"\[\[datasets\]\] or \[general\]"),
         ({"datasets": [{"subsets": [{"image_dir": "a", "conditioning_data_dir": "b"}]}]}, "it needs masked_loss"),
-        ({"datasets": [{"subsets": [{"metadata_file": "a", "class_tokens": "b"}]}]}, "brings the captions itself"),
+        ({"datasets": [{"subsets": [{"metadata_file": "a", "class_tokens": "b"}]}]}, "contains the captions itself"),
     ],
 )
 def test_a_key_in_the_wrong_place_is_told_where_it_belongs(config: dict[str, Any], hint: str) -> None:
@@ -248,7 +250,7 @@ def test_num_repeats_trains_a_flat_folder_as_it_is(tmp_path: Path) -> None:
     assert folders_of(told, **asked) == [("photos", 7, None, False), ("3_cat", 3, "cat", True)]
     assert [line.partition(":")[0] for line in told] == ["train_data_dir", "reg_data_dir"]
     assert "10_cat" in told[0]
-    with pytest.raises(ValueError, match=r"train_data_dir: no images in .* itself, which num_repeats = 7 asks for"):
+    with pytest.raises(ValueError, match=r"train_data_dir: no images directly in .*, where num_repeats = 7"):
         folders_of(told, train_data_dir=tmp_path, num_repeats=7)
 
 
@@ -274,9 +276,9 @@ def test_a_folder_named_like_10_cat_is_taken_itself(tmp_path: Path, monkeypatch:
 def test_a_date_in_a_folder_name_is_not_taken_for_repeats(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/20241122_photos", [(64, 64)])
     make_folder(tmp_path / "long/5000_cat", [(64, 64)])
-    with pytest.raises(ValueError, match=r"'20241122_photos' asks for 20,241,122 repeats .* rename it to '1_photos'$"):
+    with pytest.raises(ValueError, match=r"'20241122_photos' means 20,241,122 repeats .* rename it to '1_photos'$"):
         folders_of([], train_data_dir=tmp_path / "train", allow_many_repeats=True)
-    with pytest.raises(ValueError, match=r"'5000_cat' asks for 5,000 repeats .* or set allow_many_repeats"):
+    with pytest.raises(ValueError, match=r"'5000_cat' means 5,000 repeats .* or set allow_many_repeats"):
         folders_of([], train_data_dir=tmp_path / "long")
     allowed = folders_of([], train_data_dir=tmp_path / "long", allow_many_repeats=True)
     assert allowed == [("5000_cat", 5000, "cat", False)]
@@ -288,9 +290,9 @@ def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_told(tm
     make_folder(tmp_path, [(64, 64)])
     told: list[str] = []
     assert folders_of(told, train_data_dir=tmp_path) == [("1_cat", 1, "cat", False)]
-    assert [("1 image in" in line, "'0_dog'" in line) for line in told] == [(True, False), (False, True)]
+    assert [("1 image directly in" in line, "'0_dog'" in line) for line in told] == [(True, False), (False, True)]
     (tmp_path / "1_cat").rename(tmp_path / "0_cat")
-    with pytest.raises(ValueError, match="0_cat, 0_dog: the number in the name says 0 repeats"):
+    with pytest.raises(ValueError, match="0_cat, 0_dog: the name says 0 repeats"):
         folders_of(told, train_data_dir=tmp_path)
 
 

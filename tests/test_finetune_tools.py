@@ -206,7 +206,7 @@ def test_a_tool_tells_how_far_it_is(captioned: Path) -> None:
     ("flags", "sentence"),
     [
         (["nowhere", "m.json"], "train_data_dir: there is no folder 'nowhere'"),
-        (["empty", "m.json"], "train_data_dir: no image (png, jpg, webp, bmp) in 'empty'; those in folders below"),
+        (["empty", "m.json"], "train_data_dir: no image (png, jpg, webp, bmp) in 'empty'; turn on recursive"),
         (["images", "m.json", "--in_json", "x.json"], "in_json: there is no file 'x.json'"),
         (["images", "nowhere/m.json"], "out_json: there is no folder 'nowhere'"),
         (["images", "m.toml"], "out_json: m.toml is not named like a .json file"),

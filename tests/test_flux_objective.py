@@ -194,7 +194,7 @@ def test_nothing_in_a_step_waits_for_the_gpu(sampling: str) -> None:
 def test_huber_by_snr_is_refused_before_anything_is_loaded() -> None:
     refused = [text for text in flux_settings(loss_type="huber").problems() if text.startswith("huber")]
     assert refused == [
-        "huber_schedule: snr goes by Stable Diffusion's noise; set huber_schedule = constant or exponential"
+        "huber_schedule: snr follows Stable Diffusion's noise schedule; set huber_schedule = constant or exponential"
     ]
     mended = flux_settings(loss_type="huber", huber_schedule="constant").problems()
     assert not any(text.startswith("huber") for text in mended)

@@ -228,10 +228,10 @@ def test_images_of_the_class_weigh_as_the_option_says(miniature: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"blocks_to_swap": 2}, "blocks_to_swap: blocks that learn can move only in bf16; set full_bf16"),
+        ({"blocks_to_swap": 2}, "blocks_to_swap: trained blocks can be swapped only in bf16; set full_bf16"),
         (
             {"fused_backward_pass": True, "gradient_accumulation_steps": 2},
-            "fused_backward_pass: drops gradients as they come",
+            "fused_backward_pass: frees gradients at once",
         ),
         (
             {"fused_backward_pass": True, "blockwise_fused_optimizers": True},
@@ -257,7 +257,7 @@ def test_bad_input_is_one_sentence(
     [
         ({"block_lr": "1,2"}, "block_lr: has 2 values; give 23"),
         ({"block_lr": "a,b"}, "block_lr: 'a,b' is not a comma-separated list of numbers"),
-        ({"train_text_encoder": True}, "cache_text_encoder_outputs: cached text encoders cannot be trained"),
+        ({"train_text_encoder": True}, "cache_text_encoder_outputs: text encoders cannot be trained"),
     ],
 )
 def test_bad_input_of_sdxl_is_one_sentence(

@@ -99,7 +99,7 @@ def test_a_pickle_that_could_run_code_is_told_and_not_run(zipped: bool, tmp_path
     torch.save({**WEIGHTS, "x": Harm(str(harm))}, path, _use_new_zipfile_serialization=zipped)
     for problem in (describe(path).problem, told(path)):
         assert problem is not None
-        assert "holds more than weights" in problem
+        assert "contains more than weights" in problem
         assert "convert it to .safetensors" in problem
         assert "weights_only" not in problem
     assert not harm.exists()

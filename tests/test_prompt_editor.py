@@ -181,7 +181,7 @@ def test_each_prompt_is_said_in_words():
 @pytest.mark.parametrize(
     ("line", "family", "why"),
     [
-        ("a --q 3", "sdxl", "--q is not known"),
+        ("a --q 3", "sdxl", "--q: unknown option"),
         ("a --g 3", "sdxl", "--g has no effect for SDXL"),
         ("a --ss euler", "flux", "--ss has no effect for FLUX.1"),
         ("a --n bad", "flux", "the negative prompt has no effect at CFG scale (--l) 1"),

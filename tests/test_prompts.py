@@ -66,11 +66,11 @@ def test_a_json_file_is_a_list_of_objects_or_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("x.txt", "# nothing\n", "sample_prompts: there is no prompt in '.*x.txt'"),
+        ("x.txt", "# nothing\n", "sample_prompts: '.*x.txt' has no prompts"),
         ("x.toml", "prompt = 'x'", r"sample_prompts: .*it has no \[\[prompt.subset\]\]"),
         ("x.toml", "prompt = ", "sample_prompts: '.*x.toml' cannot be read: "),
         ("x.json", '{"prompt": "x"}', "sample_prompts: .*it is not a list of prompts"),
-        ("x.json", '[{"width": "wide"}]', "x.json', prompt 1: width is 'wide', which is not a whole number"),
+        ("x.json", '[{"width": "wide"}]', "x.json', prompt 1: width: 'wide' is not a whole number"),
         ("x.yaml", "", "sample_prompts: '.*x.yaml' is not a .txt, .toml or .json file"),
     ],
 )
@@ -91,15 +91,15 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
     ("line", "dropped"),
     [
         ("a cat --w 768 --h 1024 --d 7 --s 20 --l .5 --g 2 --n bad, worse --ss euler_a", []),
-        ("a cat -- with a hat", ["-- is not known"]),
-        ("a cat --q 3 --W 64", ["--q is not known"]),
+        ("a cat -- with a hat", ["--: unknown option"]),
+        ("a cat --q 3 --W 64", ["--q: unknown option"]),
         ("a cat --w wide", ["--w needs a whole number"]),
         ("a cat --n", ["--n needs a text"]),
-        ("a cat --s 7 in a box", ["'in a box' behind --s 7 is not read: the prompt stands before the first option"]),
-        ("a cat --l 7,5", ["',5' behind --l 7 is not read: the prompt stands before the first option"]),
+        ("a cat --s 7 in a box", ["'in a box' after --s 7 is ignored: the prompt comes before the first option"]),
+        ("a cat --l 7,5", ["',5' after --l 7 is ignored: the prompt comes before the first option"]),
         ("a cat --s 0", ["--s 0 becomes 1: steps are 1 to 999"]),
         ("a cat --s 2000", ["--s 2000 becomes 999: steps are 1 to 999"]),
-        ("d 12 monkeys", ["the prompt begins like the option --d, so seed is 12 too"]),
+        ("d 12 monkeys", ["the prompt starts like the option --d, so it also sets seed = 12"]),
     ],
 )
 def test_what_a_line_says_without_effect_is_told(line: str, dropped: list[str]) -> None:
@@ -110,9 +110,9 @@ def test_what_a_table_says_without_effect_is_told() -> None:
     text = '[prompt]\nwidth = 64\nhight = 64\n[[prompt.subset]]\nprompt = "x"\nsteps = 3\n'
     ((prompt, entry),) = prompts_in(text, Path("x.toml"), SamplePrompt())
     assert prompt == SamplePrompt(prompt="x", width=64)
-    assert entry.dropped == ("hight is not known", "steps is not known")
+    assert entry.dropped == ("hight: unknown key", "steps: unknown key")
     ((_, line),) = prompts_in('["y --q 3"]', Path("x.json"), SamplePrompt())
-    assert line.dropped == ("--q is not known",)
+    assert line.dropped == ("--q: unknown option",)
 
 
 JSON = """[
@@ -120,23 +120,23 @@ JSON = """[
     {"height": -8}, {"scale": NaN}, {"width": true}, {"seed": 9223372036854775808}, "y --ss nope", {"scale": 5}
 ]"""
 OF_JSON = [
-    "prompt 1: sample_steps is 2000, which is not between 1 and 999",
-    "prompt 1: width is 100000, which is not between 0 and 8192",
-    "prompt 2: sample_steps is 0, which is not between 1 and 999",
-    "prompt 3: sample_sampler is 'nope', which is not one of ddim, ",
-    "prompt 4: height is -8, which is not between 0 and 8192",
-    "prompt 5: scale is nan, which is not a number that 63 bits hold",
-    "prompt 6: width is True, which is not a whole number",
-    "prompt 7: seed is 9223372036854775808, which is not a number that 63 bits hold",
-    "prompt 8: sample_sampler is 'nope', which is not one of ddim, ",
+    "prompt 1: sample_steps: 2000 is not between 1 and 999",
+    "prompt 1: width: 100000 is not between 0 and 8192",
+    "prompt 2: sample_steps: 0 is not between 1 and 999",
+    "prompt 3: sample_sampler: 'nope' is not one of ddim, ",
+    "prompt 4: height: -8 is not between 0 and 8192",
+    "prompt 5: scale: nan is not a 63-bit number",
+    "prompt 6: width: True is not a whole number",
+    "prompt 7: seed: 9223372036854775808 is not a 63-bit number",
+    "prompt 8: sample_sampler: 'nope' is not one of ddim, ",
 ]
 LINES = "# two\na cat --ss euler_a\n\na dog --ss nope --w 100000\n"
 OF_LINES = [
-    "line 4: sample_sampler is 'nope', which is not one of ddim, ",
-    "line 4: width is 100000, which is not between 0 and 8192",
+    "line 4: sample_sampler: 'nope' is not one of ddim, ",
+    "line 4: width: 100000 is not between 0 and 8192",
 ]
 TOML = '[prompt]\nsample_steps = 1000\n[[prompt.subset]]\nprompt = "x"\n[[prompt.subset]]\nsample_steps = 9\n'
-OF_TOML = ["prompt 1: sample_steps is 1000, which is not between 1 and 999"]
+OF_TOML = ["prompt 1: sample_steps: 1000 is not between 1 and 999"]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Pat
 def test_a_ckpt_that_could_run_code_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "evil.ckpt"
     torch.save({"state_dict": {"a": torch.zeros(1)}, "hook": tmp_path}, path)
-    with pytest.raises(ValueError, match="holds more than weights"):
+    with pytest.raises(ValueError, match="contains more than weights"):
         load(sdxl_settings(path), torch.float32)
 
 

@@ -40,7 +40,7 @@ def test_a_start_needs_a_model_images_a_size_and_a_place_for_the_results():
         "output_dir",
         "resolution",
     ]
-    assert missing[-1] == "resolution: the training size is not set; 1024 suits SDXL and FLUX.1"
+    assert missing[-1] == "resolution: not set; 1024 suits SDXL and FLUX.1"
     described = from_values(
         SDXL_LORA, {**START, "train_data_dir": None, "resolution": None, "dataset_config": "d.toml"}
     )
@@ -226,7 +226,7 @@ def test_lycoris_takes_a_rank_that_our_lora_does_not():
 
 def test_flux_loras_are_not_made_for_sdxl():
     (problem,) = settings(network_module="networks.lora_flux").problems()
-    assert problem.startswith("network_module: networks.lora_flux makes LoRAs for FLUX.1, and this run trains SDXL")
+    assert problem.startswith("network_module: networks.lora_flux makes LoRAs for FLUX.1, but this run trains SDXL")
 
 
 def test_torch_compile_points_to_compile():
@@ -238,7 +238,7 @@ def test_torch_compile_points_to_compile():
 def test_an_old_switch_does_not_beat_the_optimizer_that_is_named():
     opened = settings(use_8bit_adam=True, optimizer_type="Lion")
     assert opened[OptimizerOptions].optimizer_type == "Lion"
-    assert str(opened.remarks[0]) == "use_8bit_adam: has no effect, since optimizer_type = Lion"
+    assert str(opened.remarks[0]) == "use_8bit_adam: has no effect with optimizer_type = Lion"
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):

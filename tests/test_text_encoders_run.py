@@ -59,7 +59,7 @@ def test_options_that_another_network_does_not_read_are_told(flux_miniature: Any
     more = {**TEXT_ENCODERS_TOO, **FOREIGN, "train_t5xxl": True}
     run = train(flux_miniature, tmp_path / "run", max_train_steps=1, img_attn_dim=2, split_qkv=True, **more)
     assert [event["text"] for event in run.told("warning")] == [
-        f"{name}: has no effect on foreign_network, which knows only its own network_args"
+        f"{name}: has no effect on foreign_network, which reads only network_args"
         for name in ("img_attn_dim", "split_qkv")
     ]
 

@@ -1,4 +1,4 @@
-"""Which caption file belongs to which image: for the training that reads them and for the page that counts them."""
+"""Finds the caption file of each image, for training and for the page."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,26 +9,26 @@ from sd_scripts.options.folder_names import dotted
 from sd_scripts.options.words import some
 
 CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
-"""Endings under which captions are likely to lie."""
+"""Extensions that caption files usually have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionFiles:
-    """The caption files that lie beside some images of one folder."""
+    """The caption files next to the images of one folder."""
 
     folder: Path
     extension: str
     found: dict[Path, Path]
     """Caption file of each image that has one."""
     missing: tuple[Path, ...]
-    """Images without one."""
+    """Images without a caption file."""
     other: str | None
-    """Another ending, with which a text lies beside most of these."""
+    """Another extension, with which most of the missing images do have a text file."""
 
     def problem(self, class_tokens: str | None = None, *, is_reg: bool = False) -> str | None:
-        """One sentence about missing captions, which `class_tokens` replace; None if there is nothing to tell.
+        """Describe the missing captions, replaced by `class_tokens`, in one sentence; None if there is nothing to say.
 
-        Regularisation images commonly have no captions but their class.
+        Regularisation images usually have no caption but their class.
         """
         if not self.missing or (is_reg and class_tokens and not self.found and not self.other):
             return None
@@ -36,14 +36,14 @@ class CaptionFiles:
         lacking = f"{len(self.missing)} of {total} image{'s' * (total != 1)} in {self.folder.absolute().name!r}"
         lacking += f" {'has' if len(self.missing) == 1 else 'have'} no {self.extension} file"
         if self.other:
-            return f'{lacking}; {self.other} files lie there: set caption_extension = "{self.other}"'
+            return f'{lacking}; there are {self.other} files: set caption_extension = "{self.other}"'
         instead = f"with the caption {class_tokens!r}" if class_tokens else "without a caption"
         names = f": {some([path.name for path in self.missing])}" if self.found else ""
         return f"{lacking} and {'is' if len(self.missing) == 1 else 'are'} trained {instead}{names}"
 
 
 def find_captions(folder: Path, images: Sequence[Path], extension: str) -> CaptionFiles:
-    """Return the caption file of each image of a folder; the case of the ending does not matter.
+    """Return the caption file of each image of a folder; the case of the extension does not matter.
 
     `face_120_80_60_60.png` may share the caption file `face.txt`.
     """
@@ -58,7 +58,7 @@ def find_captions(folder: Path, images: Sequence[Path], extension: str) -> Capti
 
 
 def _by_stem(names: Iterable[str], ending: str) -> dict[str, str]:
-    """File names with this ending by what stands before it, those of the same case going first."""
+    """Return the file names with this extension by stem, preferring those of the same case."""
     alike = [name for name in names if name.lower().endswith(ending.lower())]
     exact_last = sorted(alike, key=lambda name: (name.endswith(ending), name))
     return {name[: len(name) - len(ending)]: name for name in exact_last}
@@ -74,7 +74,7 @@ def _first(stems: Iterable[str], files: dict[str, str]) -> str | None:
 
 
 def _other_ending(names: Sequence[str], missing: Sequence[Path]) -> str | None:
-    """The ending of the texts beside the images that miss theirs, as it is written there."""
+    """Return the most common extension of text files next to the images without captions."""
     endings: Counter[str] = Counter()
     for ending in CAPTION_ENDINGS if missing else ():
         files = _by_stem(names, ending)

@@ -1,4 +1,4 @@
-"""Which option groups a run has, by family and method; known without torch, so that the GUI can ask too."""
+"""The option groups of each training script, by family and method; torch-free, so that the GUI can import it."""
 
 from dataclasses import dataclass
 
@@ -61,12 +61,12 @@ LORA: Groups = (LoraFileOptions, NetworkOptions)
 FULL: Groups = (FullOptions, ModelFileOptions)
 FLUX: Groups = (FluxModelOptions, FluxObjectiveOptions, FluxMemoryOptions)
 FILE_ONLY: Groups = (LaunchOptions,)
-"""Known in a settings file, but no flags of a training script: accelerate has acted on them before it starts."""
+"""Groups that are keys of a settings file but not flags of a training script: accelerate uses them before it starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """One training script: a family trained by a method."""
+    """A training script: its family, its method and its option groups."""
 
     file: str
     family: str
@@ -97,5 +97,5 @@ def script_for(family: str, method: str) -> Script:
 
 
 def script_of(groups: Groups) -> Script:
-    """The script whose settings have these groups."""
+    """Return the script whose settings have these groups."""
     return next(script for script in SCRIPTS if script.groups == groups)

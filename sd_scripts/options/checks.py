@@ -1,7 +1,7 @@
-"""What cannot be, or does nothing, between options of different groups.
+"""Find options of different groups that conflict or have no effect together.
 
-Each function asks for the groups it compares; where a run lacks one of them it is not asked. A group that may be
-missing is annotated `| None`.
+The parameters of each check are the groups it compares; a check is skipped if the run lacks one of them. A group that
+may be missing is annotated `| None`.
 """
 
 import inspect
@@ -42,16 +42,16 @@ from sd_scripts.options.training import TrainingOptions
 
 Filled = Mapping[type[OptionGroup], OptionGroup]
 Findings = Iterable[tuple[str, str]]
-"""Pairs of an option's name and what is to be said of it."""
+"""Pairs of an option's name and a message about it."""
 
 
 def problems_between(filled: Filled) -> Findings:
-    """Every reason between groups not to start."""
+    """Return every conflict between groups that prevents the run from starting."""
     return _ask(PROBLEMS, filled)
 
 
 def remarks_between(filled: Filled) -> Findings:
-    """What the user should know before starting: choices that do nothing, or hardly what was meant."""
+    """Return warnings to show before the start: choices without effect, or with one that was hardly meant."""
     return _ask(REMARKS, filled)
 
 
@@ -67,7 +67,7 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if data.dataset_config:
         return
     if not data.resolution:
-        yield "resolution", "the training size is not set; 1024 suits SDXL and FLUX.1"
+        yield "resolution", "not set; 1024 suits SDXL and FLUX.1"
         return
     sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
     steps = rounded_steps(buckets.bucket_reso_steps)
@@ -84,7 +84,7 @@ def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOption
         return
     for name in ("color_aug", "random_crop", "face_crop_aug_range"):
         if getattr(augment, name):
-            yield name, "changes the image each time, so latents cannot be cached; turn off one of the two"
+            yield name, f"changes the image each time, so latents cannot be cached; turn off {name} or cache_latents"
 
 
 def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) -> Findings:
@@ -99,7 +99,7 @@ def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) 
         "token_warmup_step",
     ):
         if getattr(captions, name):
-            yield name, "changes captions from step to step; turn it off, or turn cache_text_encoder_outputs off"
+            yield name, "changes captions at every step, so they cannot be cached; turn it off or disable the cache"
 
 
 def text_encoder_training_conflicts(
@@ -112,7 +112,7 @@ def text_encoder_training_conflicts(
     if flux is None:
         yield (
             "cache_text_encoder_outputs",
-            "cached text encoders cannot be trained; set network_train_unet_only, or turn the cache off",
+            "text encoders cannot be trained from cached outputs; set network_train_unet_only or turn the cache off",
         )
     elif trains_t5xxl(network, flux) and second:
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
@@ -131,24 +131,24 @@ def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions)
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
-def velocity_losses(model: ModelOptions, loss: LossOptions, flux: FluxObjectiveOptions | None) -> Findings:
+def v_prediction_losses(model: ModelOptions, loss: LossOptions, flux: FluxObjectiveOptions | None) -> Findings:
     if flux:  # without effect
         return
     if loss.scale_v_pred_loss_like_noise_pred and not model.v_parameterization:
         yield (
             "scale_v_pred_loss_like_noise_pred",
-            "is for v-prediction models only; set v_parameterization or turn it off",
+            "works only for v-prediction models; set v_parameterization or turn it off",
         )
     if loss.v_pred_like_loss and model.v_parameterization:
-        yield "v_pred_like_loss", "is for models that predict noise; turn it or v_parameterization off"
+        yield "v_pred_like_loss", "works only for models that predict noise; turn it or v_parameterization off"
 
 
 WITHOUT_WARMUP = ("constant", "adafactor", "reduce_lr_on_plateau")
 IGNORES_WARMUP = "piecewise_constant"
-"""It has no warm-up either, but sd-scripts lets one stand there, and files do."""
+"""It has no warm-up either, but sd-scripts accepts one here, and existing files have it."""
 
 
-def warmup_of_the_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+def warmup_unsupported_by_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
     if not schedule.lr_warmup_steps or _is_schedule_free(optimizer):
         return
     name = schedule.lr_scheduler_type or schedule.lr_scheduler.partition(":")[0]
@@ -161,12 +161,12 @@ def warmup_of_the_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOpt
         )
 
 
-def schedule_of_another(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+def adafactor_schedule_without_adafactor(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
     adafactor = schedule.lr_scheduler.partition(":")[0] == "adafactor" and not schedule.lr_scheduler_type
     if adafactor and not _sets_its_own_rate(optimizer):
         yield (
             "lr_scheduler",
-            "adafactor goes only with optimizer_type = Adafactor and its relative_step; choose constant",
+            "adafactor needs optimizer_type = Adafactor with relative_step; set lr_scheduler = constant",
         )
 
 
@@ -179,65 +179,68 @@ def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
     return optimizer.optimizer_type.lower().endswith("schedulefree")
 
 
-def one_graph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
+def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
     if compiled.compile and compiled.compile_fullgraph and not network.is_ours:
         yield (
             "compile_fullgraph",
-            f"{network.network_module} puts code into the model that may not fit into one graph; turn it off",
+            f"{network.network_module} adds code to the model that may not compile as one graph; turn it off",
         )
 
 
-def huber_schedule_of_another(objective: FluxObjectiveOptions, loss: LossOptions) -> Findings:
+def snr_huber_schedule_with_flux(objective: FluxObjectiveOptions, loss: LossOptions) -> Findings:
     if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
-        yield "huber_schedule", "snr goes by Stable Diffusion's noise; set huber_schedule = constant or exponential"
+        yield (
+            "huber_schedule",
+            "snr follows Stable Diffusion's noise schedule; set huber_schedule = constant or exponential",
+        )
 
 
-def products_in_fp8(memory: FluxMemoryOptions, training: TrainingOptions) -> Findings:
+def fp8_compute_without_bf16(memory: FluxMemoryOptions, training: TrainingOptions) -> Findings:
     if memory.fp8_compute and training.mixed_precision != "bf16":
-        yield "fp8_compute", f"needs mixed_precision = bf16, which is {training.mixed_precision}"
+        yield "fp8_compute", f"needs mixed_precision = bf16, not {training.mixed_precision}"
 
 
 def swapped_adapter_conflicts(memory: FluxMemoryOptions, network: NetworkOptions) -> Findings:
-    """LyCORIS' networks that begin from the base's weights, of which swapped blocks have none at hand."""
+    """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
     if not memory.blocks_to_swap or network.is_ours:
         return
     for arg in (item.replace(" ", "").lower() for item in network.network_args):
         if arg in ("algo=full", "dora_wd=true", "weight_decompose=true"):
             yield (
                 "blocks_to_swap",
-                f"{network.network_module} with {arg} trains the weights of the base model, which cannot move "
-                "meanwhile; set blocks_to_swap = 0, or choose another network",
+                f"{network.network_module} with {arg} trains the weights of the base model, so blocks cannot be "
+                "swapped; set blocks_to_swap = 0 or choose another network",
             )
 
 
-def network_of_another_family(network: NetworkOptions, flux: FluxNetworkOptions | None) -> Findings:
+def flux_network_with_sdxl(network: NetworkOptions, flux: FluxNetworkOptions | None) -> Findings:
     if flux is None and (network.network_module or "").endswith("networks.lora_flux"):
         yield (
             "network_module",
-            f"{network.network_module} makes LoRAs for FLUX.1, and this run trains SDXL; leave it unset, or train "
+            f"{network.network_module} makes LoRAs for FLUX.1, but this run trains SDXL; leave it unset, or train "
             "FLUX.1",
         )
 
 
-def updates_within_backward(fused: FusedOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+def fused_backward_conflicts(fused: FusedOptions, training: TrainingOptions, full: FullOptions) -> Findings:
     if not (name := fused.chosen):
         return
     if training.gradient_accumulation_steps > 1:
-        yield name, "drops gradients as they come, so none can be added up; set gradient_accumulation_steps = 1"
+        yield name, "frees gradients at once, so they cannot be accumulated; set gradient_accumulation_steps = 1"
     if training.mixed_precision == "fp16":
-        yield name, "cannot scale losses as fp16 needs it; set mixed_precision = bf16"
+        yield name, "does not support the loss scaling of fp16; set mixed_precision = bf16"
 
 
 def swapped_model_conflicts(memory: FluxMemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
     if memory.blocks_to_swap and not training.full_bf16:
-        yield "blocks_to_swap", "blocks that learn can move only in bf16; set full_bf16 and mixed_precision = bf16"
+        yield "blocks_to_swap", "trained blocks can be swapped only in bf16; set full_bf16 and mixed_precision = bf16"
 
 
 def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
     if full.train_text_encoder and (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
         yield (
             "cache_text_encoder_outputs",
-            "cached text encoders cannot be trained; turn off train_text_encoder or the cache",
+            "text encoders cannot be trained from cached outputs; turn off train_text_encoder or the cache",
         )
 
 
@@ -247,7 +250,7 @@ def model_learning_rates_missing(optimizer: OptimizerOptions, full: FullOptions)
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
-def validation_of_everything(validation: ValidationOptions, data: DatasetOptions) -> Findings:
+def validation_takes_all_images(validation: ValidationOptions, data: DatasetOptions) -> Findings:
     if validation.validation_split == 1 and not data.dataset_config:
         yield (
             "validation_split",
@@ -257,28 +260,28 @@ def validation_of_everything(validation: ValidationOptions, data: DatasetOptions
 
 
 PROBLEMS = (
-    validation_of_everything,
+    validation_takes_all_images,
     training_size,
     cached_latents_with_augmentation,
     cached_captions_with_changes,
     text_encoder_training_conflicts,
     learning_rates_missing,
-    velocity_losses,
-    warmup_of_the_schedule,
-    schedule_of_another,
-    one_graph_with_external_network,
-    products_in_fp8,
+    v_prediction_losses,
+    warmup_unsupported_by_schedule,
+    adafactor_schedule_without_adafactor,
+    fullgraph_with_external_network,
+    fp8_compute_without_bf16,
     swapped_adapter_conflicts,
-    huber_schedule_of_another,
-    network_of_another_family,
-    updates_within_backward,
+    snr_huber_schedule_with_flux,
+    flux_network_with_sdxl,
+    fused_backward_conflicts,
     swapped_model_conflicts,
     text_encoders_trained_and_cached,
     model_learning_rates_missing,
 )
 
 
-def sizes_that_are_rounded(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+def rounded_sizes(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if data.dataset_config:
         return
     steps = buckets.bucket_reso_steps
@@ -293,22 +296,22 @@ def sizes_that_are_rounded(data: DatasetOptions, buckets: BucketOptions) -> Find
 def dataset_given_twice(data: DatasetOptions) -> Findings:
     for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
-            yield name, "has no effect, since dataset_config describes the data"
+            yield name, "has no effect: dataset_config describes the data"
 
 
-def repeats_of_a_metadata_file(data: DatasetOptions) -> Findings:
+def num_repeats_with_metadata_file(data: DatasetOptions) -> Findings:
     if data.in_json and data.num_repeats is not None and not data.dataset_config:
-        yield "num_repeats", "has no effect with in_json; set dataset_repeats"
+        yield "num_repeats", "has no effect with in_json; set dataset_repeats instead"
 
 
 def masks_missing(data: DatasetOptions, augment: AugmentOptions) -> Findings:
     if data.conditioning_data_dir and not data.dataset_config and not augment.masked_loss:
         yield "conditioning_data_dir", "has no effect without masked_loss"
     if augment.masked_loss and not (data.conditioning_data_dir or data.dataset_config or augment.alpha_mask):
-        yield "masked_loss", "has no effect without masks; name their folder in conditioning_data_dir"
+        yield "masked_loss", "has no effect without masks; set conditioning_data_dir to their folder"
 
 
-def workers_to_keep(data: DatasetOptions) -> Findings:
+def persistent_workers_without_workers(data: DatasetOptions) -> Findings:
     if data.persistent_data_loader_workers and data.max_data_loader_n_workers == 0:
         yield "persistent_data_loader_workers", "has no effect with max_data_loader_n_workers = 0"
 
@@ -321,49 +324,48 @@ def validation_without_images(validation: ValidationOptions, data: DatasetOption
             yield name, "has no effect while validation_split is 0"
 
 
-def warmup_that_is_ignored(schedule: LrSchedulerOptions) -> Findings:
+def ignored_warmup(schedule: LrSchedulerOptions) -> Findings:
     if schedule.lr_warmup_steps and schedule.lr_scheduler == IGNORES_WARMUP and not schedule.lr_scheduler_type:
         yield "lr_warmup_steps", f"has no effect with lr_scheduler = {IGNORES_WARMUP}"
 
 
-def zero_terminal_without_velocity(model: ModelOptions, noise: NoiseOptions) -> Findings:
+def zero_terminal_snr_without_v_prediction(model: ModelOptions, noise: NoiseOptions) -> Findings:
     if noise.zero_terminal_snr and not model.v_parameterization:
         yield (
             "zero_terminal_snr",
-            "is meant for v-prediction models; without v_parameterization the last step learns nothing",
+            "is meant for v-prediction models; without v_parameterization the last timestep learns nothing",
         )
 
 
-def noise_strength_without_noise(noise: NoiseOptions) -> Findings:
+def random_strength_without_noise(noise: NoiseOptions) -> Findings:
     if noise.noise_offset_random_strength and not noise.noise_offset:
         yield "noise_offset_random_strength", "has no effect without noise_offset"
     if noise.ip_noise_gamma_random_strength and not noise.ip_noise_gamma:
         yield "ip_noise_gamma_random_strength", "has no effect without ip_noise_gamma"
 
 
-def learning_rate_of_a_lora(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
+def lora_learning_rate(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
     name = optimizer.optimizer_type.lower()
     rates = [optimizer.learning_rate, network.unet_lr, *network.text_encoder_lr]
     if name.startswith(("prodigy", "dadapt")):
         if all(rate is None or rate < 0.1 for rate in rates):
-            yield "learning_rate", f"{optimizer.optimizer_type} finds the rate by itself and takes 1 here"
+            yield "learning_rate", f"{optimizer.optimizer_type} finds the rate itself and takes 1 here"
     elif _sets_its_own_rate(optimizer):
         return
     elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:
-        yield "learning_rate", "is not set, so 2e-06 is used; LoRAs usually learn at 1e-4"
+        yield "learning_rate", "not set, so 2e-06 is used; 1e-4 is usual for a LoRA"
 
 
 HIGH = 5e-5
-"""A learning rate at which a whole model forgets what it knew; LoRAs learn at 1e-4."""
+"""Above this learning rate full training damages the model; LoRAs train at 1e-4."""
 
 
-def learning_rate_of_a_model(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
+def full_learning_rate(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
     plain = optimizer.optimizer_type.lower() in ("", "adamw", "adamw8bit", "lion", "lion8bit", "adafactor")
     if plain and optimizer.learning_rate > HIGH and not _sets_its_own_rate(optimizer):
         yield (
             "learning_rate",
-            f"{optimizer.learning_rate:g} is high for a whole model, which soon forgets what it knew; 1e-6 to 1e-5 is "
-            "usual",
+            f"{optimizer.learning_rate:g} is high for full training and soon damages the model; 1e-6 to 1e-5 is usual",
         )
 
 
@@ -373,16 +375,16 @@ def te_lr_without_te_training(full: FullOptions) -> Findings:
             yield name, "has no effect without train_text_encoder"
 
 
-def schedule_without_use(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
+def schedule_without_effect(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
     if _is_schedule_free(optimizer):
         for name, without_effect in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
             if getattr(schedule, name) != without_effect:
-                yield name, f"has no effect: {optimizer.optimizer_type} needs no schedule"
+                yield name, f"has no effect: {optimizer.optimizer_type} uses no schedule"
     elif _sets_its_own_rate(optimizer) and schedule.lr_scheduler.partition(":")[0] not in ("adafactor", "constant"):
         yield "lr_scheduler", "has no effect: Adafactor sets its own rate; add relative_step=False to optimizer_args"
 
 
-def decay_that_never_comes(schedule: LrSchedulerOptions) -> Findings:
+def lr_decay_without_effect(schedule: LrSchedulerOptions) -> Findings:
     if schedule.lr_decay_steps and schedule.lr_scheduler != "warmup_stable_decay":
         yield "lr_decay_steps", f"has no effect with lr_scheduler = {schedule.lr_scheduler}"
 
@@ -392,7 +394,7 @@ def samples_without_prompts(sample: SampleOptions) -> Findings:
         if not (sample.sample_every_n_steps or sample.sample_every_n_epochs or sample.sample_at_first):
             yield (
                 "sample_prompts",
-                "makes no samples by itself; set sample_every_n_steps or sample_every_n_epochs",
+                "generates no samples on its own; set sample_every_n_steps or sample_every_n_epochs",
             )
         return
     for name in ("sample_every_n_steps", "sample_every_n_epochs", "sample_at_first"):
@@ -400,14 +402,14 @@ def samples_without_prompts(sample: SampleOptions) -> Findings:
             yield name, "has no effect without sample_prompts"
 
 
-def keeping_what_is_not_saved(saving: SavingOptions) -> Findings:
+def keep_last_without_saving(saving: SavingOptions) -> Findings:
     if saving.save_last_n_steps and not saving.save_every_n_steps:
         yield "save_last_n_steps", "has no effect without save_every_n_steps"
     if saving.save_last_n_epochs and not (saving.save_every_n_epochs or saving.save_n_epoch_ratio):
         yield "save_last_n_epochs", "has no effect without save_every_n_epochs"
 
 
-def unet_lr_without_unet_training(network: NetworkOptions) -> Findings:
+def lr_without_training(network: NetworkOptions) -> Findings:
     if network.network_train_unet_only and network.text_encoder_lr:
         yield "text_encoder_lr", "has no effect with network_train_unet_only"
     if network.network_train_text_encoder_only and network.unet_lr is not None:
@@ -422,25 +424,24 @@ def t5_lr_without_t5_training(
     if network.network_train_unet_only:
         yield "train_t5xxl", "has no effect with network_train_unet_only"
     elif not network.rate_of_encoder(1, optimizer.learning_rate):
-        yield "train_t5xxl", "has no effect, since text_encoder_lr is 0 for T5, its second number"
+        yield "train_t5xxl", "has no effect: text_encoder_lr is 0 for T5, its second value"
 
 
-def layers_of_external_network(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
+def flux_ranks_with_external_network(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
     if network.is_ours:
         return
     for field in fields(flux):  # type: ignore[arg-type]
         if field.name != "train_t5xxl" and getattr(flux, field.name) != field.default:
-            yield field.name, f"has no effect on {network.network_module}, which knows only its own network_args"
+            yield field.name, f"has no effect on {network.network_module}, which reads only network_args"
 
 
-def prediction_unlike_the_target(objective: FluxObjectiveOptions) -> Findings:
+def prediction_type_not_recommended(objective: FluxObjectiveOptions) -> Findings:
     if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
         return
     recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
     yield (
         "model_prediction_type",
-        f"{objective.model_prediction_type} compares the prediction with what FLUX.1 does not predict; recommended are "
-        f"{recommended}",
+        f"{objective.model_prediction_type} does not match what FLUX.1 predicts; recommended: {recommended}",
     )
 
 
@@ -451,10 +452,10 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "logit_std": ("weighting_scheme", ("logit_normal",)),
     "mode_scale": ("weighting_scheme", ("mode",)),
 }
-"""Number of FLUX.1's timesteps -> the choice, and those of its values that read the number."""
+"""Numeric option of FLUX.1's timesteps -> the choice that decides whether it is read, and the values that read it."""
 
 
-def timesteps_without_use(objective: FluxObjectiveOptions) -> Findings:
+def timestep_options_without_effect(objective: FluxObjectiveOptions) -> Findings:
     for name, (choice, readers) in READERS.items():
         chosen = getattr(objective, choice)
         if chosen not in readers and getattr(objective, name) != getattr(FluxObjectiveOptions, name):
@@ -470,7 +471,7 @@ def timesteps_without_use(objective: FluxObjectiveOptions) -> Findings:
         )
 
 
-def checkpoints_in_main_memory(training: TrainingOptions, compiled: CompileOptions) -> Findings:
+def cpu_offload_checkpointing_conflicts(training: TrainingOptions, compiled: CompileOptions) -> Findings:
     if not training.cpu_offload_checkpointing:
         return
     if not training.gradient_checkpointing:
@@ -478,29 +479,29 @@ def checkpoints_in_main_memory(training: TrainingOptions, compiled: CompileOptio
     elif compiled.compile:
         yield (
             "cpu_offload_checkpointing",
-            "moves checkpoints between the compiled blocks, outside of their graphs; leave it off with compile unless "
-            "memory runs out",
+            "moves activations between compiled blocks, outside their graphs; turn it off with compile unless memory "
+            "runs out",
         )
 
 
 def breaks_cuda_graphs(training: TrainingOptions, compiled: CompileOptions) -> bool:
-    """Whether gradient_checkpointing rules out the CUDA graphs of this compile_mode: while they are recorded it lets go
-    of tensors that they read (pytorch issue 154306)."""
+    """Whether gradient_checkpointing rules out the CUDA graphs of this compile_mode: during recording it frees tensors
+    that the graphs read (pytorch issue 154306)."""
     replays = compiled.compile_backend == "inductor" and compiled.compile_mode in ("reduce-overhead", "max-autotune")
     return training.gradient_checkpointing and compiled.compile and replays
 
 
-def graphs_of_checkpoints(training: TrainingOptions, compiled: CompileOptions) -> Findings:
+def cuda_graphs_with_checkpointing(training: TrainingOptions, compiled: CompileOptions) -> Findings:
     if breaks_cuda_graphs(training, compiled):
         instead = {"reduce-overhead": "default"}.get(compiled.compile_mode, "max-autotune-no-cudagraphs")
         yield (
             "compile_mode",
             f"{compiled.compile_mode} replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, so "
-            f"{instead} is used; turn one of the two off",
+            f"{instead} is used; turn off one of them",
         )
 
 
-def compiled_for_nothing(
+def compile_without_effect(
     more: CompileMoreOptions,
     compiled: CompileOptions,
     cache: CacheOptions,
@@ -511,40 +512,43 @@ def compiled_for_nothing(
             if getattr(more, name):
                 yield (
                     name,
-                    "has no effect with compile_backend = cudagraphs, which is for whole steps; choose inductor",
+                    "has no effect with compile_backend = cudagraphs; set compile_backend = inductor",
                 )
         return
     cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
     learns = network is not None and not network.network_train_unet_only
     if more.compile_text_encoder and cached and not learns:
-        yield "compile_text_encoder", "has no effect: captions are cached, and no text encoder learns"
+        yield "compile_text_encoder", "has no effect: captions are cached and no text encoder is trained"
     if more.compile_vae and (cache.cache_latents or cache.cache_latents_to_disk):
-        yield "compile_vae", "latents are cached, so the VAE runs before the first step only; pays with many images"
+        yield (
+            "compile_vae",
+            "latents are cached, so the VAE only runs before the first step; worth it for many images only",
+        )
 
 
 REMARKS = (
-    graphs_of_checkpoints,
-    compiled_for_nothing,
-    checkpoints_in_main_memory,
-    sizes_that_are_rounded,
+    cuda_graphs_with_checkpointing,
+    compile_without_effect,
+    cpu_offload_checkpointing_conflicts,
+    rounded_sizes,
     dataset_given_twice,
-    repeats_of_a_metadata_file,
+    num_repeats_with_metadata_file,
     masks_missing,
-    workers_to_keep,
+    persistent_workers_without_workers,
     validation_without_images,
-    warmup_that_is_ignored,
-    zero_terminal_without_velocity,
-    noise_strength_without_noise,
-    learning_rate_of_a_lora,
-    learning_rate_of_a_model,
+    ignored_warmup,
+    zero_terminal_snr_without_v_prediction,
+    random_strength_without_noise,
+    lora_learning_rate,
+    full_learning_rate,
     te_lr_without_te_training,
-    schedule_without_use,
-    decay_that_never_comes,
+    schedule_without_effect,
+    lr_decay_without_effect,
     samples_without_prompts,
-    keeping_what_is_not_saved,
-    unet_lr_without_unet_training,
+    keep_last_without_saving,
+    lr_without_training,
     t5_lr_without_t5_training,
-    layers_of_external_network,
-    prediction_unlike_the_target,
-    timesteps_without_use,
+    flux_ranks_with_external_network,
+    prediction_type_not_recommended,
+    timestep_options_without_effect,
 )

@@ -1,4 +1,4 @@
-"""The flags of a training script: made from its options, read into settings."""
+"""The flags of a training script: generated from its options and read into settings."""
 
 import argparse
 import os
@@ -19,26 +19,24 @@ from sd_scripts.options.words import shortened
 
 
 class ConfigFileOptions(OptionGroup, title="Settings file"):
-    """Where settings come from: defaults, then the file, then the flags."""
+    """Flags override the settings file, which overrides the defaults."""
 
-    config_file: str | None = option(
-        None, "TOML file with the same names as these flags; .toml is added where it is missing."
-    )
+    config_file: str | None = option(None, "TOML file with the same names as these flags; a missing .toml is added.")
     output_config: bool = option(
-        False, "Write the settings that differ from the defaults to config_file, which must not exist yet, and end."
+        False, "Write the settings that differ from the defaults to config_file, which must not exist yet, and exit."
     )
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one sentence that begins with the option's name, and leaves with 2."""
+    """Reports an error in one sentence that begins with the option's name, and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, message.removeprefix("argument --") + "\n")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], method: str = "") -> None:
-    """Give `parser` a flag for each option, in one section for each group; `--no-x` turns a bool off again. The help is
-    for those who train by `method`."""
+    """Add a flag for each option to `parser`, in a section for each group; `--no-x` turns a bool off. The help texts
+    are those for `method`."""
     for group in groups:
         section = parser.add_argument_group(group.title, group.__doc__)
         for o in each_option(group):
@@ -46,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], m
 
 
 def parser(script: Script) -> argparse.ArgumentParser:
-    """All flags of a script, in sections, with their help."""
+    """Return the parser of a script: all flags in sections, with their help."""
     made = Parser(prog=script.file, usage="%(prog)s [--config_file SETTINGS.toml] [flags]", allow_abbrev=False)
     add_arguments(made, *_flag_groups(script), method=script.method)
     return made
@@ -58,14 +56,14 @@ def _flag_groups(script: Script) -> Groups:
 
 @dataclass(frozen=True)
 class GivenFlags:
-    """What a command line says: the flags by name, as the words they are, and what is wrong with the others."""
+    """The flags of a command line by name, as unconverted words, and the problems found."""
 
     values: dict[str, Any]
     problems: list[Problem]
 
 
 def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
-    """Read the flags of a command line: whatever is wrong with one of them, the others are read."""
+    """Read the flags of a command line; a mistake in one does not keep the others from being read."""
     options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
     known = [name for group in _flag_groups(script) if group is not LegacyOptions for name in _names(group)]
     values: dict[str, Any] = {}
@@ -98,11 +96,11 @@ def _names(group: type[OptionGroup]) -> list[str]:
 
 
 def _stray(word: str) -> Problem:
-    return Problem((shortened(word),), "is not preceded by an option; put text with spaces into quotation marks")
+    return Problem((shortened(word),), "does not follow an option; put text with spaces in quotation marks")
 
 
 def _flags_with_words(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the words that follow it; words before the first one come with an empty flag."""
+    """Yield each flag with the words that follow it; words before the first flag come with an empty one."""
     flag, words = "", list[str]()
     for word in argv:
         if _is_flag(word):
@@ -116,7 +114,7 @@ def _flags_with_words(argv: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_flag(word: str) -> bool:
-    """A negative number is a value, and so is a text such as "-a cat"."""
+    """Whether a word is a flag; a negative number is a value, and so is a text such as "-a cat"."""
     if not word.startswith("-") or word in ("-", "--") or " " in word.partition("=")[0]:
         return False
     try:
@@ -127,10 +125,10 @@ def _is_flag(word: str) -> bool:
 
 
 def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tuple[Settings, list[Problem]]:
-    """Settings of a training script - defaults, then --config_file, then the flags - and what is wrong with the flags.
+    """Read the settings of a training script (defaults, then --config_file, then the flags) and the flags' problems.
 
-    Leaves the process with 0 after --help and --output_config, and with 2 where --config_file cannot be read, one
-    sentence for each mistake on stderr.
+    Exits with code 0 after --help and --output_config, and with 2 if --config_file cannot be read, one sentence for
+    each mistake on stderr.
     """
     words = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(words):
@@ -152,7 +150,7 @@ def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tupl
 
 
 def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Settings:
-    """As read_command_line; leaves the process with 2 for every mistake that flags and values tell."""
+    """Read the settings like read_command_line, but exit with code 2 on any mistake in flags or values."""
     settings, problems = read_command_line(script, argv)
     if wrong := [*problems, *settings.mistakes()]:
         _leave(*wrong)
@@ -168,12 +166,12 @@ def _write_config(script: Script, flags: dict[str, Any], path: Path | None, prob
     if why := name_problem(str(path)):
         _leave(f"config_file: {why}")
     if path.exists():
-        _leave(f"config_file: {path} is there already and is not overwritten; choose another name")
+        _leave(f"config_file: {path} already exists and is not overwritten; choose another name")
     try:
         write_toml(path, settings.changed())
     except OSError as error:
         _leave(f"config_file: {path} cannot be written: {error.strerror}")
-    print(f"{path} is written")
+    print(f"Wrote {path}")
     sys.exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Whether the folders and files that describe a run's data are there and hold images; torch is not needed."""
+"""Check, without torch, that the folders and files that describe a run's data exist and contain images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGES = "images (png, jpg, webp, bmp)"
 
 
 def _images(option: str, find: Callable[..., FoundFolders], sane: Sane) -> Iterator[str]:
-    """The folders that an option names, where nothing else describes the data."""
+    """Check the folders that an option names, unless dataset_config or in_json describe the data."""
     options = sane[DatasetOptions]
     if options.dataset_config or options.in_json or not (root := getattr(options, option)):
         return
@@ -36,7 +36,7 @@ def _images(option: str, find: Callable[..., FoundFolders], sane: Sane) -> Itera
         return
     if empty:
         names = some([folder.path.name for folder in found.folders])
-        yield f"{option}: no {IMAGES} in {names}; put some there, or name another folder"
+        yield f"{option}: no {IMAGES} in {names}; add some or choose another folder"
 
 
 def _has_images(folder: Path) -> bool:
@@ -51,7 +51,7 @@ def metadata(sane: Sane) -> Iterator[str]:
     if options.train_data_dir and not Path(options.train_data_dir).is_dir():
         yield f"train_data_dir: there is no folder {options.train_data_dir!r}"
     if not read_metadata(Path(options.in_json), "in_json"):
-        yield f"in_json: '{options.in_json}' names no image"
+        yield f"in_json: '{options.in_json}' lists no images"
 
 
 def masks(sane: Sane) -> Iterator[str]:
@@ -63,7 +63,7 @@ def masks(sane: Sane) -> Iterator[str]:
 
 
 def dataset_config(sane: Sane) -> Iterator[str]:
-    """The file, and the folders and metadata files that it names."""
+    """Check the file, and the folders and metadata files that it names."""
     if not (file := sane[DatasetOptions].dataset_config):
         return
     config = schema.read_config(Path(file))
@@ -77,7 +77,7 @@ def dataset_config(sane: Sane) -> Iterator[str]:
 
 
 def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
-    """What cannot be of the files and folders that a subset names, by key."""
+    """Yield the key and the problem of each file and folder that a subset names."""
     metadata_file, folder, masks = (
         os.path.expanduser(value) if isinstance(value := subset.get(key), str) and "\0" not in value else ""
         for key in ("metadata_file", "image_dir", "conditioning_data_dir")

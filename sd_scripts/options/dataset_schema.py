@@ -1,4 +1,4 @@
-"""What may stand in a --dataset_config file, level by level, as tables; and what is wrong with one that was read."""
+"""The keys of a --dataset_config file as tables, level by level, and a validator for the files."""
 
 import difflib
 import math
@@ -19,26 +19,28 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value: how to say it and how to know it."""
+    """A kind of value: its name in messages and its test."""
 
     says: str
     accepts: Callable[[Any], bool]
 
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-# true counts as a whole number, 1 does not count as true: files of the field rely on both
+# true counts as a whole number, 1 does not count as true: existing files rely on both
 WHOLE = Kind("a whole number", lambda value: isinstance(value, int))
 NUMBER = Kind("a number", lambda value: isinstance(value, (int, float)) and math.isfinite(value))
-FLOAT = Kind("a number with a point, such as 0.1", lambda value: isinstance(value, float) and math.isfinite(value))
-TEXT = Kind("a text", lambda value: isinstance(value, str))
+FLOAT = Kind(
+    "a number with a decimal point, such as 0.1", lambda value: isinstance(value, float) and math.isfinite(value)
+)
+TEXT = Kind("text", lambda value: isinstance(value, str))
 ENDING = Kind("a file extension, such as .txt", lambda value: isinstance(value, str) and is_ending(value))
 TABLE = Kind("a table", lambda value: isinstance(value, dict))
 SIZE = Kind("a whole number or [width, height]", lambda value: WHOLE.accepts(value) or _pair(value, WHOLE))
-RANGE = Kind("two numbers with a point, such as [1.0, 2.0]", lambda value: _pair(value, FLOAT))
+RANGE = Kind("two numbers with a decimal point, such as [1.0, 2.0]", lambda value: _pair(value, FLOAT))
 
 Keys = dict[str, Kind]
 Lines = dict[str, int]
-"""The line of each key, by its path."""
+"""Path of a key -> its line."""
 Finding = tuple[str, str]
 """Path of a key, and what is wrong with it."""
 
@@ -83,12 +85,12 @@ CLASS_TOKENS: Keys = {"class_tokens": TEXT}
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How a dataset names its images; all its subsets do it in one way."""
+    """How a dataset lists its images; the same for all its subsets."""
 
     inherited: Keys
-    """What a dataset may say for its subsets."""
+    """Keys that a dataset may set for its subsets."""
     own: Keys
-    """What only a subset may say."""
+    """Keys that only a subset may have."""
     required: tuple[str, ...]
 
 
@@ -119,32 +121,32 @@ OTHER_NAMES = {"batch_size": "train_batch_size"}
 RANGES: dict[str, tuple[float, float]] = {
     key: within for key in GENERAL if (option := OPTIONS.get(OTHER_NAMES.get(key, key))) and (within := option.within)
 } | {"resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
-"""Least and greatest value of each number; a subset that is seen 0 times is left out."""
+"""Smallest and largest value of each number; a subset with 0 repeats is skipped."""
 
 
 def read_config(path: Path) -> Config:
-    """The content of a TOML or, by its name, JSON file."""
+    """Read a TOML file, or a JSON file if it is named so."""
     try:
         config = read_document(path)
     except ValueError as error:
         raise ValueError(f"dataset_config: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"dataset_config: '{path}' must hold a table with [[datasets]]")
+        raise ValueError(f"dataset_config: '{path}' must contain [[datasets]]")
     return config
 
 
 def read_lines(path: Path) -> Lines:
-    """The line of each key of a TOML file that was read; none of a JSON file."""
+    """Return the line of each key of a TOML file; empty for a JSON file."""
     return {} if path.suffix.lower() == ".json" else key_lines(read_text(path))
 
 
 def problems(config: Config, *, masked_loss: bool, lines: Lines | None = None) -> list[str]:
-    """Everything wrong with a dataset description, one sentence each, beginning with the key's path and its line."""
+    """Return every mistake in a dataset description as a sentence that begins with the key's path and line."""
     return [f"{located(path, lines)} {why}" for path, why in _config_problems(config, masked_loss)]
 
 
 def remarks(config: Config, lines: Lines | None = None) -> list[str]:
-    """What is accepted as other trainers do, though something else may have been meant."""
+    """Return warnings about values that are accepted for compatibility but may not be what was meant."""
     return [
         f"{located(path, lines)} is {str(value).lower()}, which is read as {int(value)}"
         for path, key, value in _each_value(config)
@@ -153,7 +155,7 @@ def remarks(config: Config, lines: Lines | None = None) -> list[str]:
 
 
 def each_subset(config: Config) -> Iterator[tuple[str, Config]]:
-    """Every subset with its path, also in a description that has mistakes."""
+    """Yield every subset with its path, even from a description with mistakes."""
     for number, dataset in enumerate(_tables(config.get("datasets"))):
         subsets = dataset.get("subsets") if isinstance(dataset, dict) else None
         for index, subset in enumerate(_tables(subsets)):
@@ -166,7 +168,7 @@ def _tables(value: Any) -> list[Any]:
 
 
 def located(path: str, lines: Lines | None) -> str:
-    """A key's path with its line, where that is known."""
+    """Return a key's path, with its line if known."""
     line = line_of(path, lines) if lines else None
     return f"{path} (line {line})" if line else path
 
@@ -185,7 +187,7 @@ def _each_value(table: Config, path: str = "") -> Iterator[tuple[str, str, Any]]
 
 def _config_problems(config: Config, masked_loss: bool) -> Iterator[Finding]:
     for key in sorted(config.keys() - {"general", "datasets"}):
-        yield key, "is unknown: the top level has [general] and [[datasets]]"
+        yield key, "is unknown: the top level takes [general] and [[datasets]]"
     yield from _table_problems(config.get("general", {}), GENERAL, "general")
     datasets = config.get("datasets", [])
     if not isinstance(datasets, list):
@@ -202,7 +204,7 @@ def _dataset_problems(dataset: Any, path: str, masked_loss: bool) -> Iterator[Fi
         return
     style = _style(subsets, masked_loss)
     if style is None:
-        yield f"{path}.subsets", "mix metadata_file with image_dir alone: put them into two [[datasets]]"
+        yield f"{path}.subsets", "mix metadata_file with image_dir alone: put them in two [[datasets]]"
         return
     yield from _table_problems(dataset, DATASET | style.inherited | {"subsets": Kind("", lambda _: True)}, path)
     for index, subset in enumerate(subsets):
@@ -227,7 +229,7 @@ def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[Finding]:
     for key, value in table.items():
         if key not in keys:
             yield f"{path}.{key}", f"is unknown here{_hint(key, keys)}"
-        elif value is None:  # null, in JSON, means as if it were not there
+        elif value is None:  # null in JSON means unset
             continue
         elif not keys[key].accepts(value):
             yield f"{path}.{key}", f"must be {keys[key].says}, not {value!r}"
@@ -236,7 +238,7 @@ def _table_problems(table: Any, keys: Keys, path: str) -> Iterator[Finding]:
 
 
 def _out_of_range(key: str, value: Any) -> str | None:
-    """Why a number cannot be, by the range of the option that says the same for all data."""
+    """Return why a number is out of range, by the range of the option of the same meaning."""
     if key not in RANGES:
         return None
     low, high = RANGES[key]
@@ -245,7 +247,7 @@ def _out_of_range(key: str, value: Any) -> str | None:
 
 
 def _hint(key: str, keys: Keys) -> str:
-    """Where a key belongs that stands in the wrong place, or which one may be meant."""
+    """Say where a misplaced key belongs, or which key may have been meant."""
     if key == "conditioning_data_dir":
         return ": it needs masked_loss, and every subset of the dataset must have it"
     if key in DATASET:
@@ -253,9 +255,9 @@ def _hint(key: str, keys: Keys) -> str:
     if key in FOLDERS.own | METADATA.own:
         return ": it belongs to [[datasets.subsets]]"
     if key in CAPTION_FILES | CLASS_TOKENS:
-        return ": a metadata_file brings the captions itself"
+        return ": a metadata_file contains the captions itself"
     near = difflib.get_close_matches(key, keys, n=1)
-    return f": is {near[0]} meant?" if near else ""
+    return f". Did you mean {near[0]}?" if near else ""
 
 
 def _pair(value: Any, kind: Kind) -> bool:

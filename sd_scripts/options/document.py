@@ -1,4 +1,4 @@
-"""The options as a page of Markdown: `python -m sd_scripts.options.document > docs/options.md`."""
+"""Writes the options as a page of Markdown: `python -m sd_scripts.options.document > docs/options.md`."""
 
 import inspect
 import sys
@@ -11,36 +11,36 @@ from sd_scripts.options.spec import ALL_FAMILIES, ALL_METHODS, KINDS, Option, Op
 
 OPENING = """# Options
 
-Every option of the training scripts, made from the code by `python -m sd_scripts.options.document`.
+All options of the training scripts, generated from the code by `python -m sd_scripts.options.document`.
 
-An option has one name: the flag is `--name`, the key in a TOML file is `name`, and the page shows it by its label.
-A bool is switched off with `--no-name`. Defaults come first, then the file of `--config_file`, then the flags.
-A file holds only what differs from the defaults; its tables are headings and mean nothing.
-An unknown flag is an error, an unknown key in a file is a warning that names the nearest option.
-A value of the wrong type or out of range is told in one sentence; the run ends with exit code 2 before a model loads.
+An option has one name: the flag is `--name`, the key in a TOML file is `name`, and the page shows its label.
+`--no-name` turns a bool off. Flags override the file of `--config_file`, which overrides the defaults.
+A file contains only what differs from the defaults; its tables are headings without meaning.
+An unknown flag is an error; an unknown key in a file is a warning that suggests the nearest option.
+A value of the wrong type or out of range ends the run with one sentence and exit code 2 before a model loads.
 """
 
 DIFFERENCES = """## Different from sd-scripts on purpose
 
-- A file is checked as the flags are: type, choices and range. There, any value of a file was taken as it stood.
-- `lr_warmup_steps = 100.0` in a file is 100 steps. There it was a hundred times the run.
-- SDXL's `clip_skip` of 3 or more reads an earlier layer of the text encoders. There, SDXL reads the layer before the
-  last whatever `clip_skip` says.
-- `max_token_length` may be any number in a file: its whole pieces of 75 tokens count, three at most, with a warning.
-- `--no-x` undoes what a file switched on; `resolution` may be a number or an array in a file.
-- `--output_config` never writes `huggingface_token` and `wandb_api_key`.
-- A 0 that means something, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
+- Values in a file are checked like flags: type, choices and range. sd-scripts accepts any value in a file.
+- `lr_warmup_steps = 100.0` in a file means 100 steps. In sd-scripts it means a hundred times the run.
+- SDXL's `clip_skip` of 3 or more uses an earlier layer of the text encoders. sd-scripts always uses the second to last
+  layer for SDXL.
+- `max_token_length` may be any number in a file; it is rounded down to a multiple of 75, at most 225, with a warning.
+- `--no-x` turns off what a file turned on; `resolution` may be a number or an array in a file.
+- `--output_config` never writes `huggingface_token` or `wandb_api_key`.
+- A meaningful 0, such as `max_grad_norm = 0`, is kept when a JSON file of kohya_ss is opened.
 
 In full training:
 
-- `prior_loss_weight` counts. There, SDXL's full training took every image as one of the training images.
-- A rate of 0 leaves a text encoder, or a block of `block_lr`, as it is: it neither learns nor is rounded.
-- What does not learn is saved in the digits that the base model's file has, whatever `mixed_precision` is.
-- `full_bf16` rounds by chance (stochastically) with every optimizer, so that small updates are not lost; there, only
-  Adafactor did, and only with `fused_backward_pass`.
-- `fused_backward_pass` goes with every optimizer that does not find one rate from all gradients together. Each gradient
-  is then shortened by itself.
-- `blocks_to_swap` needs `full_bf16` and goes with every optimizer; gradients may be accumulated.
+- `prior_loss_weight` applies. SDXL's full training in sd-scripts treats regularisation images as training images.
+- A learning rate of 0 freezes a text encoder, or a block of `block_lr`: it is neither trained nor rounded.
+- Frozen weights are saved in the precision of the base model's file, whatever `mixed_precision` is.
+- `full_bf16` uses stochastic rounding with every optimizer, so that small updates are not lost; sd-scripts does so only
+  with Adafactor and `fused_backward_pass`.
+- `fused_backward_pass` works with every optimizer that does not derive one learning rate from all gradients. Each
+  gradient is clipped on its own.
+- `blocks_to_swap` needs `full_bf16` and works with every optimizer; gradients may be accumulated.
 """
 
 
@@ -53,18 +53,19 @@ def page() -> str:
 
 def _section(group: type[OptionGroup]) -> str:
     works = [o for o in each_option(group) if not o.not_yet]
-    where = "These are keys of a file and controls of the page, not flags.\n" if group in FILE_ONLY else ""
+    where = "These are keys of a file and controls on the page, not flags.\n" if group in FILE_ONLY else ""
     rows = [f"| `{o.name}` | {_kind(o)} | {_default(o)} | {_cell(_help(o))}{_effect(o)} |" for o in works]
     table = ["| option | type | default | meaning |", "|---|---|---|---|", *rows]
     return "\n".join([f"## {group.title}\n", f"{inspect.getdoc(group)}\n", *([where] if where else []), *table, ""])
 
 
 def _without_effect(groups: Groups) -> str:
-    """The honest list."""
+    """Return the section of accepted options that do nothing."""
     without_effect = [o for group in groups for o in each_option(group) if o.not_yet]
     rows = [f"| `{o.name}` | {_cell(o.help)} | {_cell(o.not_yet)} |" for o in without_effect]
-    told = "Understood so that existing files and commands work, and told with a warning when set."
-    return "\n".join(["## Without effect\n", f"{told}\n", "| option | elsewhere | here |", "|---|---|---|", *rows, ""])
+    intro = "Accepted so that existing files and commands work. Setting one prints a warning."
+    head = ["| option | in sd-scripts | here |", "|---|---|---|"]
+    return "\n".join(["## Without effect\n", f"{intro}\n", *head, *rows, ""])
 
 
 def _kind(o: Option) -> str:
@@ -79,7 +80,7 @@ def _default(o: Option) -> str:
     if o.default is None or o.default == []:
         return "unset"
     if o.type is bool:
-        return "off"  # no option is on by itself: a flag would have to be a negation
+        return "off"  # no bool is on by default: its flag would have to be a negation
     return f"`{o.default}`" if o.default != "" else "empty"
 
 

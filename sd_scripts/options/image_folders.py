@@ -1,4 +1,4 @@
-"""Which folders of a run hold its images, and how often each image is seen: for the training and for the page."""
+"""Finds the image folders of a run and their repeats, for training and for the page."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from sd_scripts.options.words import some
 
 IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
 MANY_REPEATS = 1_000
-"""More is rarely meant: a number like 20241122 in a folder's name is a date."""
+"""More is rarely meant: a number like 20241122 in a folder name is a date."""
 MOST_REPEATS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """A folder whose images are trained."""
+    """A folder of training images."""
 
     path: Path
     repeats: int
@@ -25,16 +25,16 @@ class ImageFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFolders:
-    """The image folders that an option names, and what is to be said of the others."""
+    """The image folders that an option names, with remarks about skipped ones."""
 
     folders: tuple[ImageFolder, ...] = ()
     problem: str | None = None
-    """Why they cannot be trained, in words that follow the option's name."""
+    """Why they cannot be used for training, to follow the option's name."""
     remarks: tuple[str, ...] = ()
 
 
 def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:
-    """Return the images that lie in a folder itself, and with `recursive` in those below it, sorted."""
+    """Return the images directly in a folder, and with `recursive` in those below it, sorted."""
     found = folder.rglob("*") if recursive else folder.iterdir()
     return sorted(path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
@@ -66,11 +66,11 @@ def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool
         return FoundFolders(problem=_no_folder(root, images))
     folders = [ImageFolder(path=path, repeats=name[0], class_tokens=name[1]) for path, name in named]
     left_out = [path.name for path in subfolders if not numbered(path.name)]
-    remarks = [f"folder {name!r} is left out, since its name does not begin like 10_cat" for name in left_out]
+    remarks = [f"folder {name!r} is skipped: its name does not begin like 10_cat" for name in left_out]
     if images:
         remarks.append(
-            f"{_counted(images)} in {str(root)!r} itself are left out, since only those of its folders "
-            f"named like 10_cat are trained: {some([path.name for path in images])}"
+            f"{_counted(images)} directly in {str(root)!r} will be skipped, since only folders named like 10_cat are "
+            f"used: {some([path.name for path in images])}"
         )
     return _checked(folders, allow_many_repeats, remarks)
 
@@ -78,9 +78,9 @@ def _found_folders(root: Path, num_repeats: int | None, allow_many_repeats: bool
 def regularisation_folders(
     root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False
 ) -> FoundFolders:
-    """Return the image folders of a reg_data_dir: where training is flat (`num_repeats`), it may be flat too.
+    """Return the image folders of a reg_data_dir: if training is flat (`num_repeats`), it may be flat too.
 
-    Its images are then seen once: they are repeated anyhow until they match the training images.
+    Its images then have 1 repeat, since they are repeated anyway to match the training images.
     """
     found = image_folders(root, allow_many_repeats=allow_many_repeats)
     if num_repeats is None or found.problem is None:
@@ -92,12 +92,12 @@ def regularisation_folders(
 def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | None) -> FoundFolders:
     if not images:
         return FoundFolders(
-            problem=f"no images in {str(root)!r} itself, which num_repeats = {num_repeats} asks for; "
+            problem=f"no images directly in {str(root)!r}, where num_repeats = {num_repeats} expects them; "
             "leave num_repeats unset to train its folders named like 10_cat"
         )
     below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and find_images(path)]
     remarks = [
-        f"images in {some(below)} are left out, since num_repeats is for those in {str(root)!r} itself",
+        f"images in {some(below)} are skipped, since num_repeats uses only those directly in {str(root)!r}",
     ] * bool(below)
     return FoundFolders(
         folders=(ImageFolder(path=root, repeats=num_repeats, class_tokens=class_tokens),), remarks=tuple(remarks)
@@ -108,26 +108,26 @@ def _no_folder(root: Path, images: list[Path]) -> str:
     none = f"no folder named like 10_cat in {str(root)!r}"
     if images:
         return f"{none}; set num_repeats = 1 to train the {_counted(images)} in it as they are"
-    return f"{none}; put the images into one, its number says how often each is seen"
+    return f"{none}; put the images in one, where the number is the repeats per epoch"
 
 
 def _checked(folders: list[ImageFolder], allow_many: bool, remarks: Iterable[str] = ()) -> FoundFolders:
-    """The folders that are seen at all, unless one asks for more repeats than can be meant."""
+    """Drop folders with 0 repeats; report one with implausibly many repeats."""
     never = [folder.path.name for folder in folders if not folder.repeats]
     if len(never) == len(folders):
-        return FoundFolders(problem=f"{some(never)}: the number in the name says 0 repeats; write 1 or more")
+        return FoundFolders(problem=f"{some(never)}: the name says 0 repeats; write 1 or more")
     most = MOST_REPEATS if allow_many else MANY_REPEATS
     if beyond := [folder for folder in folders if folder.repeats > most]:
         return FoundFolders(problem=_too_many(beyond[0]))
-    remarks = [*remarks, *(f"folder {name!r} is left out, since its name says 0 repeats" for name in never)]
+    remarks = [*remarks, *(f"folder {name!r} is skipped: its name says 0 repeats" for name in never)]
     return FoundFolders(folders=tuple(folder for folder in folders if folder.repeats), remarks=tuple(remarks))
 
 
 def _too_many(folder: ImageFolder) -> str:
     other = f"1_{folder.class_tokens or 'images'}"
-    allow = f", or set allow_many_repeats if it is meant (at most {MOST_REPEATS:,})"
+    allow = f", or set allow_many_repeats if this is intended (at most {MOST_REPEATS:,})"
     return (
-        f"folder {folder.path.absolute().name!r} asks for {folder.repeats:,} repeats of each image; "
+        f"folder {folder.path.absolute().name!r} means {folder.repeats:,} repeats of each image; "
         f"rename it to {other!r}{allow if folder.repeats <= MOST_REPEATS else ''}"
     )
 

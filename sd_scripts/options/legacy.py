@@ -1,4 +1,4 @@
-"""Old spellings of the field, turned into ours at the door: nobody behind it sees an old name."""
+"""Translates old option names of sd-scripts and kohya_ss on reading, so that no other code sees them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,22 +8,22 @@ from sd_scripts.options.spec import OptionGroup, option
 from sd_scripts.options.words import shell_words
 
 
-class LegacyOptions(OptionGroup, title="Old spellings"):
-    """Still understood; each has become something else."""
+class LegacyOptions(OptionGroup, title="Old names"):
+    """Accepted for old files and commands; each is replaced by another option."""
 
     caption_extention: str | None = option(None, "Old spelling of caption_extension.")
     use_8bit_adam: bool = option(False, "Old form of optimizer_type = AdamW8bit.")
     use_lion_optimizer: bool = option(False, "Old form of optimizer_type = Lion.")
     skip_latents_validity_check: bool = option(False, "Old name of skip_cache_check.")
     max_broken_steps: int | None = option(None, "Old name of max_nonfinite_steps.", within=(1, 10_000))
-    torch_compile: bool = option(False, "Old form of compile, which compiled the whole model and slowly.")
+    torch_compile: bool = option(False, "Old form of compile, which compiled the whole model, slowly.")
     dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
     split_mode: bool = option(False, "Old form of blocks_to_swap = 18, for FLUX.1.")
     double_blocks_to_swap: int | None = option(
-        None, "Old form of blocks_to_swap, for FLUX.1: so many of it.", within=(0, 1000)
+        None, "Old form of blocks_to_swap, for FLUX.1: counts once.", within=(0, 1000)
     )
     single_blocks_to_swap: int | None = option(
-        None, "Old form of blocks_to_swap, for FLUX.1: half as many of it.", within=(0, 1000)
+        None, "Old form of blocks_to_swap, for FLUX.1: counts half.", within=(0, 1000)
     )
 
 
@@ -32,7 +32,7 @@ Translated = tuple[Values, list[Remark]]
 
 
 def translate(raw: Mapping[str, Any]) -> Translated:
-    """Settings as a file or the flags have them, with the old names and spellings replaced by ours."""
+    """Replace old names and values in settings from a file or from flags."""
     values, remarks = dict(raw), []
     for name, translator in TRANSLATORS.items():
         if name in values:
@@ -43,7 +43,7 @@ def translate(raw: Mapping[str, Any]) -> Translated:
 
 
 Translator = Callable[[Any, Values], tuple[Values, str]]
-"""(old value, the other settings) -> (what to set, what to tell)."""
+"""(old value, the other settings) -> (values to set, remark)."""
 
 
 def _renamed(new_name: str) -> Translator:
@@ -58,7 +58,7 @@ def _optimizer(chosen: str) -> Translator:
         if not _is_on(value):
             return {}, ""
         if others.get("optimizer_type"):
-            return {}, f"has no effect, since optimizer_type = {others['optimizer_type']}"
+            return {}, f"has no effect with optimizer_type = {others['optimizer_type']}"
         return {"optimizer_type": chosen}, f"is now optimizer_type = {chosen}"
 
     return choose
@@ -67,13 +67,13 @@ def _optimizer(chosen: str) -> Translator:
 def _torch_compile(value: Any, others: Values) -> tuple[Values, str]:
     if not _is_on(value):
         return {}, ""
-    return {}, "compiles the whole model and is not used here; set compile, which is faster and ready sooner"
+    return {}, "is not supported; set compile, which is faster and compiles sooner"
 
 
 def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
     if str(value).lower() in ("no", "") or _is_off(others.get("torch_compile")):
         return {}, ""  # every file of kohya_ss says "no", and every one that sd-scripts writes says both
-    return {}, "is not used here; set compile and compile_backend"
+    return {}, "is not supported; set compile and compile_backend"
 
 
 def _split_mode(value: Any, others: Values) -> tuple[Values, str]:
@@ -85,7 +85,7 @@ def _split_mode(value: Any, others: Values) -> tuple[Values, str]:
 
 
 def _old_swap(value: Any, others: Values) -> tuple[Values, str]:
-    """double_blocks_to_swap; takes single_blocks_to_swap along where both are set."""
+    """Translate double_blocks_to_swap, together with single_blocks_to_swap if both are set."""
     single = others.pop("single_blocks_to_swap", None)
     return _swapped(_number(value) + _number(single) // 2, others)
 
@@ -111,7 +111,7 @@ def _number(value: Any) -> int:
 
 def _epoch(value: Any, others: Values) -> tuple[Values, str]:
     if "max_train_epochs" in others or "max_train_steps" in others:
-        return {}, ""  # kohya_ss writes it beside the steps that it computed from it
+        return {}, ""  # kohya_ss also writes the steps that it computed from it
     return {"max_train_epochs": value}, "is now called max_train_epochs"
 
 
@@ -120,18 +120,18 @@ def _nothing(value: Any, others: Values) -> tuple[Values, str]:
 
 
 def _max_token_length(value: Any, others: Values) -> tuple[Values, str]:
-    """Captions are read in pieces of 75 tokens; sd-scripts takes any number from a file and reads its whole pieces."""
+    """Round down to a multiple of 75, the chunk in which captions are read, as sd-scripts does."""
     tokens = _number(value)
     if tokens <= 0:
         return {"max_token_length": value}, ""
     pieces = min(max(tokens // 75, 1), 3)
-    told = f"{tokens} is read as {75 * pieces}, since captions are read in pieces of 75 tokens"
-    said = "" if tokens == 75 * pieces else told
+    rounded = f"{tokens} is read as {75 * pieces}, since captions are read in chunks of 75 tokens"
+    said = "" if tokens == 75 * pieces else rounded
     return {"max_token_length": None if pieces == 1 else 75 * pieces}, said
 
 
 def _zero_is_unset(name: str) -> Translator:
-    """0 makes no sense as a value; files of the field mean that nothing is set."""
+    """0 makes no sense as a value; existing files use it for unset."""
 
     def read(value: Any, others: Values) -> tuple[Values, str]:
         return ({} if _is_zero(value) else {name: value}), ""
@@ -145,7 +145,7 @@ def _clip_skip(value: Any, others: Values) -> tuple[Values, str]:
 
 def _mixed_precision(value: Any, others: Values) -> tuple[Values, str]:
     if value == "fp8":
-        return {"mixed_precision": "bf16"}, "fp8 is not used here; bf16 takes its place"
+        return {"mixed_precision": "bf16"}, "fp8 is not supported; bf16 is used instead"
     return {"mixed_precision": value}, ""
 
 
@@ -154,7 +154,7 @@ def _resolution(value: Any, others: Values) -> tuple[Values, str]:
 
 
 def _words(name: str) -> Translator:
-    """A list that came as one text, quoted as in a shell."""
+    """Split a list that is given as one text, quoted as in a shell."""
 
     def split(value: Any, others: Values) -> tuple[Values, str]:
         try:
@@ -170,7 +170,7 @@ def _is_on(value: Any) -> bool:
 
 
 def _is_off(value: Any) -> bool:
-    """Said to be off, which is more than not said to be on."""
+    """Whether a value is explicitly off; unset is neither on nor off."""
     return value is False or str(value).lower() in ("0", "false")
 
 
@@ -193,8 +193,8 @@ TRANSLATORS: dict[str, Translator] = {
     "double_blocks_to_swap": _old_swap,
     "single_blocks_to_swap": _old_single_swap,
     "epoch": _epoch,
-    "noise_offset_type": _nothing,  # kohya_ss has already left out the noise that it does not choose
-    "sdpa": _nothing,  # it is what is always done
+    "noise_offset_type": _nothing,  # kohya_ss has already removed the noise options that it does not select
+    "sdpa": _nothing,  # always on
     "max_token_length": _max_token_length,
     "clip_skip": _clip_skip,
     "mixed_precision": _mixed_precision,
@@ -207,4 +207,4 @@ TRANSLATORS: dict[str, Translator] = {
     "lr_scheduler_args": _words("lr_scheduler_args"),
     "network_args": _words("network_args"),
 }
-"""In this order: dynamo_backend looks at torch_compile before it is gone."""
+"""The order matters: dynamo_backend reads torch_compile before that is removed."""

@@ -1,7 +1,7 @@
-"""The metadata file of the fine-tuning form: the words and the size of each image, by its key, in one JSON file.
+"""Reads and writes the fine-tuning metadata file: caption, tags and size of each image in one JSON file.
 
-`{key: {caption, tags, train_resolution [w, h], image_size [w, h]}}`; a .jsonl file has a line for each, the key in
-`image_path`. Known without torch, so that the page can write one.
+`{key: {caption, tags, train_resolution [w, h], image_size [w, h]}}`; a .jsonl file has a line per image, with the key
+in `image_path`. Torch-free, so that the page can write one.
 """
 
 import json
@@ -24,22 +24,22 @@ SIZES = ("train_resolution", "image_size")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What a merge did."""
+    """The result of a merge."""
 
     entries: Entries
     images: int
     wordless: list[Path]
-    """Images beside which no such text lies."""
+    """Images without a text file."""
 
     def wordless_text(self, extension: str) -> str:
-        """One sentence about them; empty where there are none."""
+        """Describe the images without text in one sentence; empty if there are none."""
         names = [path.name for path in self.wordless]
         how = f"{len(names)} of {self.images} images have no {dotted(extension)} file, or an empty one"
         return f"{how}: {some(names)}" if names else ""
 
 
 def read_metadata(path: Path, option: str) -> Entries:
-    """What a .json or .jsonl file says; ValueError, one sentence that names `option`, unless it is a metadata file."""
+    """Read a .json or .jsonl metadata file. Raises ValueError, one sentence that names `option`, for any other file."""
     try:
         text = read_text(path)
     except ValueError as error:
@@ -56,7 +56,7 @@ def read_metadata(path: Path, option: str) -> Entries:
         wanted = (
             "an image_path in each line" if path.suffix.lower() == ".jsonl" else "a table with an entry for each image"
         )
-        raise ValueError(f"{option}: '{path}' is not a metadata file: it must hold {wanted}") from None
+        raise ValueError(f"{option}: '{path}' is not a metadata file: it must contain {wanted}") from None
     for key, entry in entries.items():
         if not isinstance(entry, dict) or not all(_is_size(entry.get(name)) for name in SIZES):
             raise ValueError(f"{option}: {path}: {key!r} must be a table with caption, tags or {SIZES[0]} [w, h]")
@@ -64,15 +64,15 @@ def read_metadata(path: Path, option: str) -> Entries:
 
 
 def check_target(path: Path, option: str) -> None:
-    """Told before the work rather than after it: ValueError where no metadata file can be written."""
+    """Raise ValueError if no metadata file can be written at `path`; called before the work starts."""
     if path.suffix.lower() != ".json":
-        raise ValueError(f"{option}: {path} is not named like a .json file")
+        raise ValueError(f"{option}: {path} must end in .json")
     if not path.parent.is_dir():
         raise ValueError(f"{option}: there is no folder '{path.parent}'")
 
 
 def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
-    """A .json file, whole or not at all; ValueError, one sentence that names `option`, where it cannot be."""
+    """Write a .json file atomically. Raises ValueError, one sentence that names `option`, if that fails."""
     try:
         write_whole(path, json.dumps(entries, ensure_ascii=False, indent=2) + "\n")
     except OSError as error:
@@ -80,20 +80,20 @@ def write_metadata(path: Path, entries: Mapping[str, Any], option: str) -> None:
 
 
 def require_images(folder: Path, *, recursive: bool, option: str = "train_data_dir") -> list[Path]:
-    """The images in a folder, and with `recursive` in those below it, sorted; ValueError where there are none, by the
-    name under which the user gave the folder."""
+    """Return the images in a folder, and with `recursive` in those below it, sorted. Raises ValueError, naming
+    `option`, if there are none."""
     if not folder.is_dir():
         raise ValueError(f"{option}: there is no folder {str(folder)!r}")
     images = find_images(folder, recursive=recursive)
     if not images:
-        more = "" if recursive else "; those in folders below it are seen with recursive"
+        more = "" if recursive else "; turn on recursive to include its subfolders"
         raise ValueError(f"{option}: no image (png, jpg, webp, bmp) in {str(folder)!r}{more}")
     return images
 
 
 def keys_of(images: Iterable[Path], folder: Path, known: Mapping[str, Any], *, full_path: bool) -> dict[Path, str]:
-    """The key of each image: its path, or what is left of it below `folder`, without ending where that names one
-    image only. A key of another form that is `known` stays."""
+    """Return the key of each image: its full path, or its path below `folder`, without extension if that is unique.
+    A `known` key of another form is kept."""
     images = list(images)
     stems = Counter(path.with_suffix("") for path in images)
     keys = {}
@@ -117,7 +117,7 @@ def merge_words(
     option: str = "train_data_dir",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Merged:
-    """Take the text of the file `extension` beside each image as its caption or tags; other entries stay.
+    """Use the text file with `extension` next to each image as its caption or tags; keep the other entries.
 
     Raises ValueError in one sentence for a folder without images and for a text that is not UTF-8.
     """
@@ -137,7 +137,7 @@ def merge_words(
 
 
 def _text(path: Path) -> str:
-    """The lines that are not empty; "" where there is no file."""
+    """Return the lines that are not empty; "" if there is no file."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:

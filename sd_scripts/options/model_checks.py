@@ -1,4 +1,4 @@
-"""Whether the files that a run names are models of its family, as far as their headers tell; torch is not needed."""
+"""Check, without torch, that the model files of a run belong to its family, as far as their headers tell."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def base_model(sane: Sane) -> Iterator[str]:
 
 
 def _is_known(found: ModelFile) -> bool:
-    """Whether its keys told what it is; the others are left to those who load."""
+    """Whether its keys identified it; unidentified files are left to the loaders."""
     return bool(found.variant) and not found.variant.endswith(" file")
 
 
 def _advice(found: ModelFile, script: Script) -> str:
-    """What to do with a file that is no base model of the script's family."""
+    """Suggest what to do with a file that is not a base model of the script's family."""
     if found.variant.endswith("LoRA"):
-        return "to continue training a LoRA set network_weights"
+        return "to continue training a LoRA, set network_weights"
     if parts := [name for name, wanted in FLUX_PARTS.items() if found.variant in wanted.fitting]:
-        return f"it belongs into {parts[0]}"
+        return f"set it in {parts[0]}"
     if found.variant == "VAE":
-        return "it belongs into vae"
+        return "set it in vae"
     others = [each for each in SCRIPTS if (each.family, each.method) == (found.family, script.method)]
     if others and found.family != script.family and not found.variant.endswith("alone"):
         return f"{FAMILY_TITLES[others[0].family]} is trained by {others[0].file}"
@@ -64,7 +64,7 @@ def vae(sane: Sane) -> Iterator[str]:
 
 
 def flux_parts(sane: Sane) -> Iterator[str]:
-    """The files beside FLUX.1's transformer; those that are not named must lie in the base model."""
+    """Check the files of FLUX.1's text encoders and autoencoder that the options name."""
     if FluxModelOptions not in sane:
         return
     options = sane[FluxModelOptions]
@@ -83,7 +83,7 @@ def flux_parts(sane: Sane) -> Iterator[str]:
 
 
 def parts_in_the_model(sane: Sane) -> Iterator[str]:
-    """Parts that no option names must lie in the file of FLUX.1 itself."""
+    """Check that the base model contains the components that no option names."""
     where = locate(sane[ModelOptions].pretrained_model_name_or_path)
     if FluxModelOptions not in sane or isinstance(where, str) or not where.is_file():
         return
@@ -92,11 +92,11 @@ def parts_in_the_model(sane: Sane) -> Iterator[str]:
         return
     for name, wanted in FLUX_PARTS.items():
         if not getattr(options, name) and name not in found.parts:
-            yield f"{name}: '{where}' does not hold {wanted.title}; set {name} to a file of it"
+            yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 
 def network_files(sane: Sane) -> Iterator[str]:
-    """LoRA files to continue from, or to merge into the base model."""
+    """Check the LoRA files to continue from or to merge into the base model."""
     if NetworkOptions not in sane:
         return
     options = sane[NetworkOptions]
@@ -107,13 +107,13 @@ def network_files(sane: Sane) -> Iterator[str]:
 
 
 def _why_no_lora(file: Path, family: str) -> str:
-    """As far as the header tells; a file that is not recognised may still be one."""
+    """Return why a file is not a LoRA of the family, going by its header; an unrecognised file may still be one."""
     found = describe(file)
     if found.problem:
         return found.problem
     if not _is_known(found) or (found.family in (None, family) and found.variant.endswith("LoRA")):
         return ""
-    return f"'{file}' is {found.variant}, no LoRA for {FAMILY_TITLES[family]}; choose another file"
+    return f"'{file}' is {found.variant}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
 CHECKS = (base_model, vae, flux_parts, parts_in_the_model, network_files)

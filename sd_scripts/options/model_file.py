@@ -1,4 +1,4 @@
-"""What a model file is, told from its first kilobytes: no torch, no weights read, so that the page can ask too."""
+"""Identifies a model file from its first kilobytes, without torch or weights, so that the page can use it too."""
 
 import math
 import re
@@ -20,33 +20,33 @@ SUFFIXES = {*SAFETENSORS, ".ckpt", ".pt"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """A file or folder as a person would name it."""
+    """What a model file or folder is, in the user's terms."""
 
     family: str | None = None
-    """sdxl, flux, sd15 ...; None if it was not recognised."""
+    """sdxl, flux, sd15 ...; None if not recognised."""
     variant: str = ""
     """Such as "SDXL checkpoint" or "FLUX.1 LoRA"; empty if it was not recognised."""
     precision: str = ""
-    """What most of its tensors are: fp32, fp16, bf16, fp8; empty if unknown."""
+    """Precision of most of its weights: fp32, fp16, bf16, fp8; empty if unknown."""
     bytes: int = 0
     parts: tuple[str, ...] = ()
-    """Options of FLUX.1 whose parts lie in it too: clip_l, t5xxl, ae."""
+    """Options of FLUX.1 whose components it contains too: clip_l, t5xxl, ae."""
     problem: str | None = None
-    """Why it cannot be used, in words that follow an option's name."""
+    """Why it cannot be used, to follow an option's name."""
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name that is no file could be a model on the Hugging Face Hub, such as "owner/model-1.0"."""
+    """Whether a name that is not a file could be a model on the Hugging Face Hub, such as "owner/model-1.0"."""
     return bool(HUB_ID.fullmatch(name)) and Path(name).suffix not in SUFFIXES
 
 
 def locate(name: str | None, kind: str = "a model file") -> Path | str:
-    """The file or folder of the base model, or the Hugging Face id where there is none of that name.
+    """Return the file or folder of the base model, or the Hugging Face ID if there is none of that name.
 
-    `kind` is what should be given, such as "an SDXL file". Raises ValueError, one sentence that names the option.
+    `kind` is what the user should give, such as "an SDXL file". Raises ValueError, one sentence that names the option.
     """
     if not name:
-        raise ValueError(f"{MODEL}: no model is chosen; give {kind}, a diffusers folder or a Hugging Face id")
+        raise ValueError(f"{MODEL}: not set; choose {kind}, a diffusers folder or a Hugging Face ID")
     path = Path(name)
     if path.exists():
         return path
@@ -56,7 +56,7 @@ def locate(name: str | None, kind: str = "a model file") -> Path | str:
 
 
 def describe(path: Path) -> ModelFile:
-    """What lies at `path`: a .safetensors file, a .ckpt or .pt, or a diffusers folder. Never raises."""
+    """Describe the .safetensors, .ckpt or .pt file or the diffusers folder at `path`. Never raises."""
     try:
         check_name(path)
         if path.is_dir():
@@ -86,11 +86,11 @@ def _describe_file(path: Path, size: int) -> ModelFile:
 
 
 def _describe_pickle(path: Path, size: int) -> ModelFile:
-    """A .ckpt or .pt file tells the names of its tensors, not their sizes."""
+    """Describe a .ckpt or .pt file, from which the names of the tensors are read but not their shapes."""
     found = read_pickle_file(path)
     if found.strange:
         raise ValueError(
-            f"'{path}' holds more than weights ({found.strange[0]}), which could run code; convert it to .safetensors"
+            f"'{path}' contains more than weights ({found.strange[0]}) and could run code; convert it to .safetensors"
         )
     keys = [text.replace(COMPILED, "") for text in found.texts]
     family, variant = recognise(Header(metadata={}, shapes=dict.fromkeys(keys, (0,)), dtypes={}))
@@ -110,7 +110,7 @@ def _described(header: Header, size: int) -> ModelFile:
 
 
 CLIP_L, T5_XXL, FLUX_AE = "CLIP-L text encoder", "T5-XXL text encoder", "FLUX.1 autoencoder"
-"""The parts that FLUX.1 is shipped in beside its transformer."""
+"""The components of FLUX.1 that come in files of their own."""
 
 FLUX_MARKS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
 MARKS: tuple[tuple[str, str | None, str], ...] = (
@@ -127,18 +127,18 @@ MARKS: tuple[tuple[str, str | None, str], ...] = (
     ("final_layer_norm.weight", None, "CLIP text encoder"),
     ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
 )
-"""A key that only such a file has; the first that is there decides."""
+"""Key that only such a file has -> family and variant; the first match decides."""
 
 
 @dataclass(frozen=True)
 class WantedPart:
-    """A part of FLUX.1 that an option names."""
+    """A component of FLUX.1 that an option names."""
 
     title: str
     folder: str
-    """Where a diffusers folder has it."""
+    """Its subfolder in a diffusers folder."""
     fitting: tuple[str, ...]
-    """Variants that fit: smaller ones too, for smaller models."""
+    """Accepted variants, including smaller ones for smaller models."""
 
 
 FLUX_PARTS = {
@@ -146,20 +146,20 @@ FLUX_PARTS = {
     "t5xxl": WantedPart("the T5-XXL text encoder", "text_encoder_2", (T5_XXL, "T5 text encoder")),
     "ae": WantedPart("FLUX.1's autoencoder", "vae", (FLUX_AE,)),
 }
-"""By option."""
+"""Option -> the component it names."""
 
 INSIDE = {"clip_l": "text_encoders.clip_l.", "t5xxl": "text_encoders.t5xxl.", "ae": "vae."}
-"""Option -> how the keys of that part begin in a file that holds all of FLUX.1."""
+"""Option -> key prefix of its component in a file that contains all of FLUX.1."""
 
 FLUX_COUSINS: tuple[tuple[str, str], ...] = (
     ("distilled_guidance_layer.", "Chroma"),
     ("double_stream_modulation_img.", "FLUX.2"),
     ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
 )
-"""A part of a key of models that are built like FLUX.1 and cannot be trained as such."""
+"""Substring of a key -> variant, for models that resemble FLUX.1 but cannot be trained as such."""
 
 FLUX_INPUTS = {384: "FLUX.1 Fill", 128: "FLUX.1 Canny or Depth"}
-"""Columns of img_in -> variants that are shown more than noise, and so cannot be trained as FLUX.1 either."""
+"""Columns of img_in -> variant, for models with more inputs than noise, which cannot be trained as FLUX.1 either."""
 
 WIDTHS: tuple[tuple[str, str, int, int, str], ...] = (
     ("CLIP text encoder", "embeddings.token_embedding.weight", 1, 768, CLIP_L),
@@ -167,13 +167,13 @@ WIDTHS: tuple[tuple[str, str, int, int, str], ...] = (
     ("T5 text encoder", "encoder.block.0.layer.0.SelfAttention.q.weight", 1, 4096, T5_XXL),
     ("VAE", "decoder.conv_in.weight", 1, 16, FLUX_AE),
 )
-"""(variant, end of a key, axis, size there, what it is then)."""
+"""(variant, end of a key, axis, size of that axis, exact variant)."""
 
 LORA_PARTS = (
     *(".lora_down.", ".lora_A.", ".hada_w1_a", ".lokr_w"),
     *("_lora.down.", ".lora.down.", ".lora_linear_layer.down.", "_lora1.down.", "_lora2.down."),
 )
-"""Parts of keys that make a file a LoRA: ours and LyCORIS', then those of diffusers before peft, and of XLabs."""
+"""Substrings of keys that identify a LoRA: ours and LyCORIS', then those of diffusers before peft, and of XLabs."""
 
 LORA_MARKS: tuple[tuple[str, str, str], ...] = (
     ("double_blocks", "flux", "FLUX.1 LoRA"),
@@ -186,14 +186,14 @@ LORA_MARKS: tuple[tuple[str, str, str], ...] = (
     ("down_blocks_0_attentions_0_", "sd15", "Stable Diffusion 1.5 LoRA"),
     ("down_blocks.0.attentions.0.", "sd15", "Stable Diffusion 1.5 LoRA"),
 )
-"""A part of a key that only a LoRA for this family has; the first that is there decides."""
+"""Substring of a key that only a LoRA for this family has; the first match decides."""
 
 LORA_VERSIONS = (("sdxl", "sdxl", "SDXL LoRA"), ("flux", "flux", "FLUX.1 LoRA"), ("sd_v1", "sd15", LORA_MARKS[-1][2]))
-"""Beginnings of ss_base_model_version, which says it outright."""
+"""Prefixes of ss_base_model_version, which names the family."""
 
 
 def recognise(header: Header) -> tuple[str | None, str]:
-    """(family, variant) from keys and metadata; (None, "") if no mark is there."""
+    """Return (family, variant) from keys and metadata; (None, "") if nothing matches."""
     keys = header.shapes
     if any(part in key for key in keys for part in LORA_PARTS):
         return _recognise_lora(header)
@@ -218,7 +218,7 @@ def _recognise_flux(header: Header, prefix: str) -> tuple[str | None, str]:
 
 
 def _by_width(variant: str, header: Header) -> str:
-    """Which of several sizes of a part it is."""
+    """Return the exact variant of a component that comes in several sizes."""
     for kind, end, axis, size, name in WIDTHS:
         shapes = (shape for key, shape in header.shapes.items() if key.endswith(end))
         if kind == variant and any(len(shape) > axis and shape[axis] == size for shape in shapes):
@@ -230,7 +230,7 @@ PRECISIONS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8", "F
 
 
 def _precision(header: Header) -> str:
-    """That of most weights; a file in fp8 holds as many small scales in fp32."""
+    """Return the precision of most weights, not of most tensors: fp8 files have as many small scales in fp32."""
     counts: Counter[str] = Counter()
     for key, dtype in header.dtypes.items():
         counts[dtype] += math.prod(header.shapes[key])
@@ -257,7 +257,7 @@ PIPELINES = {
     "StableDiffusion3": ("sd3", "Stable Diffusion 3 diffusers folder"),
     "StableDiffusion": ("sd15", "Stable Diffusion 1.5 or 2.x diffusers folder"),
 }
-"""Beginnings of the pipeline's class name, longer ones first."""
+"""Prefix of the pipeline's class name -> family and variant, longer prefixes first."""
 
 
 def _describe_folder(folder: Path) -> ModelFile:
@@ -280,10 +280,12 @@ def _describe_folder(folder: Path) -> ModelFile:
 
 
 def _describe_part(folder: Path) -> ModelFile:
-    """A folder of one part, in one file or several."""
+    """Describe the folder of one component, in one file or several."""
     files = sorted(folder.glob("*model*.safetensors"))
     if not files:
-        return ModelFile(problem=f"'{folder}' is a folder without model_index.json; name a file or a diffusers folder")
+        return ModelFile(
+            problem=f"'{folder}' is a folder without model_index.json; choose a file or a diffusers folder"
+        )
     size = sum(file.stat().st_size for file in files)
     if shard := _first_missing_of(folder):
         return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
@@ -297,7 +299,7 @@ def _describe_part(folder: Path) -> ModelFile:
 
 
 def _missing_shard(folder: Path) -> str:
-    """A file, as part/name, without which a part that comes in several files is not whole; "" if all are there."""
+    """Return the first missing shard as component/name; "" if none is missing."""
     for part in sorted({index.parent for index in folder.glob("*/*.safetensors.index.json")}):
         if missing := _first_missing_of(part):
             return f"{part.name}/{missing}"
@@ -306,7 +308,7 @@ def _missing_shard(folder: Path) -> str:
 
 def _first_missing_of(part: Path) -> str:
     missing = [_first_missing(index) for index in sorted(part.glob("*.safetensors.index.json"))]
-    whole = not all(missing) or any(part.glob("*model.safetensors"))  # one whole form of several is enough
+    whole = not all(missing) or any(part.glob("*model.safetensors"))  # one complete form of several is enough
     return "" if whole or not missing else missing[0]
 
 
@@ -319,7 +321,7 @@ def _first_missing(index: Path) -> str:
 
 
 def _guided(folder: Path, variant: str) -> str:
-    """FLUX.1's folder says in its transformer's configuration whether it is dev or schnell."""
+    """Tell dev from schnell by the transformer's configuration in FLUX.1's folder."""
     if variant != PIPELINES["Flux"][1]:
         return variant
     try:
@@ -330,7 +332,7 @@ def _guided(folder: Path, variant: str) -> str:
 
 
 def _folder_precision(folder: Path) -> str:
-    """That of the largest file of the part that is trained."""
+    """Return the precision of the largest file of the U-Net or transformer."""
     files = [file for part in ("unet", "transformer") for file in (folder / part).glob("*.safetensors")]
     if not files:
         return ""

@@ -1,4 +1,4 @@
-"""network_args as they come: `key=value`, read one by one; what nobody asks for is unknown."""
+"""Reads network_args given as `key=value`; keys that nobody reads are unknown."""
 
 import difflib
 import math
@@ -7,13 +7,13 @@ from typing import Any
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
 SLIP = 0.8
-"""How alike a key and a known one are where the known one is meant: conv_dmi and conv_dim."""
+"""Similarity from which an unknown key counts as a typo of a known one: conv_dmi and conv_dim."""
 MOST = 4096
-"""Of a rank: where network_dim ends too."""
+"""Largest rank, the same as for network_dim."""
 
 
 class NetworkArguments:
-    """Every method raises ValueError naming the key."""
+    """The arguments by key; every method raises ValueError naming the key."""
 
     def __init__(self, values: dict[str, str]):
         self._values = values
@@ -31,7 +31,7 @@ class NetworkArguments:
         return found[0] if found else default
 
     def numbers(self, key: str, count: int | None = None) -> list[float] | None:
-        """`count` numbers of at least 0, or as many as there are."""
+        """Return `count` numbers of at least 0, or any number of them without `count`."""
         text = self.text(key)
         return None if text is None else numbers(key, text, count)
 
@@ -46,7 +46,7 @@ class NetworkArguments:
     def chance(self, key: str) -> float:
         value = self.number(key) or 0.0
         if value >= 1:
-            raise ValueError(f"network_args: {key}={self.text(key)} leaves nothing to learn with; it must be below 1")
+            raise ValueError(f"network_args: {key}={self.text(key)} drops everything; it must be below 1")
         return value
 
     def flag(self, key: str) -> bool:
@@ -58,13 +58,13 @@ class NetworkArguments:
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         text = (self.text(key) or default).lower()
         if text not in choices:
-            raise ValueError(f"network_args: {key}={text} is none of {', '.join(choices)}")
+            raise ValueError(f"network_args: {key}={text} is not one of {', '.join(choices)}")
         return text
 
     def unknown(self) -> list[str]:
-        """A sentence for each key that nobody has asked for, and that may be meant for another program.
+        """Return a sentence for each key that was never read; it may be meant for another program.
 
-        Raises ValueError, a sentence a line, for those that are a slip of the pen: what they say would be lost.
+        Raises ValueError, one sentence per line, for keys that look like typos, since their values would be lost.
         """
         known, others = sorted(self._asked), sorted(self._values.keys() - self._asked)
         near = {key: difflib.get_close_matches(key, known, 1, SLIP) for key in others}
@@ -78,7 +78,7 @@ class NetworkArguments:
 def whole_numbers(key: str, text: str, count: int) -> list[int]:
     found = numbers(key, text, count)
     if any(number != int(number) for number in found):
-        raise ValueError(f"network_args: {key}={text} must be whole: it is how many rows a matrix has")
+        raise ValueError(f"network_args: {key}={text} must be a whole number: it is a rank")
     if any(number > MOST for number in found):
         raise ValueError(f"network_args: {key}={text} must be at most {MOST}")
     return [int(number) for number in found]
@@ -91,8 +91,8 @@ def numbers(key: str, text: str, count: int | None = None) -> list[float]:
     except ValueError:
         raise ValueError(f"network_args: {key}={text} is not a number or a list of numbers") from None
     if count is not None and len(found) != count:
-        raise ValueError(f"network_args: {key} has {len(found)} values and needs {count}")
-    if not all(0 <= number < math.inf for number in found):  # so NaN is refused, too
+        raise ValueError(f"network_args: {key} has {len(found)} values, but needs {count}")
+    if not all(0 <= number < math.inf for number in found):  # rejects NaN too
         raise ValueError(f"network_args: {key}={text} must be at least 0")
     return found
 
@@ -105,11 +105,11 @@ OF_EVERY_FAMILY: dict[str, Callable[[NetworkArguments, str], Any]] = {
         ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"), NetworkArguments.number
     ),
 }
-"""Keys of our LoRA for any model, and how each is read."""
+"""Keys of the built-in LoRA for every family -> how each is read."""
 
 
 def problems(items: Iterable[str]) -> Iterator[str]:
-    """What is wrong with the values of these keys, one sentence each."""
+    """Yield a sentence for each wrong value of these keys."""
     given = NetworkArguments(dict(item.split("=", 1) for item in items if "=" in item))
     for key, read in OF_EVERY_FAMILY.items():
         try:

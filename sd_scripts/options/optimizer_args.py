@@ -1,4 +1,4 @@
-"""optimizer_args and lr_scheduler_args, as far as they are known without the classes that take them."""
+"""Parses optimizer_args and lr_scheduler_args, and checks them without importing torch."""
 
 import ast
 import difflib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def literal(key: str, text: str) -> Any:
-    """The Python value that a text stands for: 0.01, True, (0.9, 0.99), None, 'text'. Raises ValueError."""
+    """Parse a Python literal: 0.01, True, (0.9, 0.99), None, 'text'. Raises ValueError."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -18,7 +18,7 @@ def literal(key: str, text: str) -> Any:
 
 
 def literals(items: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """Key, value and, where it has none, the reason. Items that are not key=value are left out."""
+    """Yield key, value and the problem, if any, of each item. Items that are not key=value are skipped."""
     for item in items:
         key, equals, text = (part.strip() for part in item.partition("="))
         if key and equals:
@@ -64,8 +64,8 @@ TAKEN: dict[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     },
     "sgdnesterov": {"momentum": AMOUNT, "dampening": (_is_number, "a number"), "nesterov": SWITCH, **OF_BOTH},
 }
-"""What PyTorch's own optimizers take, by optimizer_type in small letters: test, and in words. Of those in packages only
-the packages know."""
+"""Lower-case optimizer_type -> the arguments of PyTorch's own optimizers, each with its test and its description. Only
+the packages know those of the others."""
 
 
 def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:
@@ -74,7 +74,7 @@ def problems(optimizer_type: str, items: Iterable[str]) -> Iterator[str]:
         if why or taken is None:
             yield from [why] * bool(why)
         elif key == "lr":
-            yield "lr is given by learning_rate; set that"
+            yield "lr is set by learning_rate; set that instead"
         elif key not in taken:
             near = difflib.get_close_matches(key, taken, 1)
             known = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(sorted(taken))}"

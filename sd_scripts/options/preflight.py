@@ -1,7 +1,7 @@
-"""Everything that can be known of a run before torch is imported: values, model files, data, prompts, places to write.
+"""Check all of a run that needs no torch: values, model files, data, prompts, output folders.
 
-The training scripts, the page's Start and the queue ask it, and tell all that it finds at once. What it passes over is
-still told by the code that opens a file.
+The training scripts, the page's Start and the queue call it and report everything it finds at once. What it misses is
+reported by the code that opens the file.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ Group = TypeVar("Group", bound=OptionGroup)
 
 
 def problems(settings: Settings) -> list[Problem]:
-    """Every reason not to start, each told once: of the values first, then of the files and folders that they name."""
+    """Return every reason not to start, each once: first of the values, then of the files and folders they name."""
     found = settings.mistakes()
     sane = Sane(settings, {name for problem in found for name in problem.names})
     for check in CHECKS:
@@ -36,7 +36,7 @@ def problems(settings: Settings) -> list[Problem]:
 
 
 class Sane:
-    """Settings of which a check can ask for nothing that was found to be wrong: it ends there."""
+    """Settings for the checks: reading a value that was found to be wrong ends the check."""
 
     def __init__(self, settings: Settings, wrong: set[str]):
         self._settings, self._wrong = settings, wrong
@@ -50,7 +50,7 @@ class Sane:
 
 
 Check = Callable[[Sane], Iterable[str]]
-"""Yields sentences or raises ValueError with some, one a line: each begins with names of options and a colon."""
+"""Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
 
 
 def _until_wrong(check: Check, sane: Sane) -> Iterator[str]:
@@ -110,7 +110,7 @@ def trackers(sane: Sane) -> Iterator[str]:
 
 
 def _why_no_folder(folder: Path, make: bool = True) -> str:
-    """Why no file can be put into a folder, which may still be made; "" if one can. Nothing is written."""
+    """Return why no file can be written to a folder, which may not exist yet; "" if one can. Writes nothing."""
     try:
         there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
     except OSError as error:
@@ -123,14 +123,14 @@ def _why_no_folder(folder: Path, make: bool = True) -> str:
 
 
 def outputs(sane: Sane) -> Iterator[str]:
-    """A folder that lies where the last file goes, or a file where its state goes."""
+    """Refuse a folder in the place of the last file, and a file in the place of its state."""
     saving = sane[SavingOptions]
     folder, name = Path(saving.output_dir or "."), saving.output_name or LAST
     for path in (folder / f"{name}{ending}" for ending in (*ENDINGS, STATE_ENDING) if ending):
         wanted = path.name.endswith(STATE_ENDING)
         if os.path.lexists(path) and os.path.isdir(path) != wanted:
             what = "a file" if wanted else "a folder"
-            yield f"output_name: {what} called '{path}' is in the way; rename it, or choose another name"
+            yield f"output_name: {what} named '{path}' already exists; rename it or choose another name"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,4 +1,4 @@
-"""The prompts of sample images, from a .txt, .toml or .json file, and what each of them means."""
+"""Reads the prompts of sample images from a .txt, .toml or .json file."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from sd_scripts.options.spec import ALL_FAMILIES, Families
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePrompt:
-    """One image to make. The defaults are those of Stable Diffusion; other families read files with their own."""
+    """An image to generate. The defaults are Stable Diffusion's; other families have their own."""
 
     prompt: str = ""
     negative_prompt: str = ""
@@ -24,20 +24,20 @@ class SamplePrompt:
     scale: float = 7.5
     """Classifier-free guidance."""
     guidance: float = 3.5
-    """The guidance that FLUX.1 dev is told."""
+    """Guidance embedded in FLUX.1 dev."""
     sampler: str | None = None
-    """None: sample_sampler."""
+    """None means the option sample_sampler."""
 
 
 SAMPLE_DEFAULTS = {"sdxl": SamplePrompt(), "flux": SamplePrompt(steps=20, scale=1.0)}
-"""Family -> what a prompt leaves open."""
+"""Family -> defaults for what a prompt does not set."""
 SIDE_MULTIPLES = {"sdxl": 8, "flux": 16}
-"""Family -> what the sides of its images are multiples of."""
+"""Family -> multiple to which image sides are rounded."""
 LEAST_SIDE, MOST_SIDE = 64, 8192
 MOST_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
 LARGEST = 2**63 - 1
-"""Of a seed."""
+"""Largest seed."""
 KINDS = (".txt", ".toml", ".json")
 
 FIELDS: dict[str, tuple[str, type]] = {
@@ -53,7 +53,7 @@ FIELDS: dict[str, tuple[str, type]] = {
 }
 """Key of a .toml or .json file -> field and type."""
 RANGES = {"width": (0, MOST_SIDE), "height": (0, MOST_SIDE), "sample_steps": (1, MOST_STEPS)}
-"""Key -> least and greatest value. Sides below LEAST_SIDE are raised to it."""
+"""Key -> smallest and largest value. Sides below LEAST_SIDE are raised to it."""
 
 WORD, WHOLE, NUMBER = r" (.+)", r" (\d+)", r" (\d+\.?\d*|\.\d+)"
 VALUES = {WORD: "a text", WHOLE: "a whole number", NUMBER: "a number"}
@@ -61,18 +61,18 @@ VALUES = {WORD: "a text", WHOLE: "a whole number", NUMBER: "a number"}
 
 @dataclass(frozen=True)
 class LineOption:
-    """What may stand after " --" in a line."""
+    """An option that may follow " --" in a line."""
 
     letters: str
     value: str
-    """Pattern of what follows."""
+    """Pattern of the value."""
     key: str
-    """What it sets."""
+    """The key that it sets."""
     label: str
     example: str
     help: str
     families: Families = ALL_FAMILIES
-    """Where it has an effect."""
+    """Families in which it has an effect."""
 
     def match(self, part: str) -> "re.Match[str] | None":
         return re.match(self.letters + self.value, part, re.IGNORECASE)
@@ -81,13 +81,11 @@ class LineOption:
 LINE_OPTIONS = (
     LineOption("w", WHOLE, "width", "width", "1024", "Width in pixels"),
     LineOption("h", WHOLE, "height", "height", "1024", "Height in pixels"),
-    LineOption("d", WHOLE, "seed", "seed", "1", "The same noise each time, to compare"),
-    LineOption("s", WHOLE, "sample_steps", "steps", "30", "Steps of the sampler"),
-    LineOption(
-        "l", NUMBER, "scale", "CFG scale", "5", "How strongly the prompt is followed against the negative one; 1 is off"
-    ),
+    LineOption("d", WHOLE, "seed", "seed", "1", "Same noise every time, for comparison"),
+    LineOption("s", WHOLE, "sample_steps", "steps", "30", "Sampling steps"),
+    LineOption("l", NUMBER, "scale", "CFG scale", "5", "Strength of the prompt over the negative prompt; 1 is off"),
     LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of FLUX.1 dev", ("flux",)),
-    LineOption("n", WORD, "negative_prompt", "negative prompt", "blurry, low quality", "What should not be seen"),
+    LineOption("n", WORD, "negative_prompt", "negative prompt", "blurry, low quality", "What to avoid in the image"),
     LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this image", ("sdxl",)),
 )
 SAMPLER = LINE_OPTIONS[-1]
@@ -95,25 +93,25 @@ SAMPLER = LINE_OPTIONS[-1]
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file says of one image."""
+    """What a prompt file sets for one image."""
 
     keys: dict[str, Any]
     dropped: tuple[str, ...] = ()
-    """What it says without any effect, in words."""
+    """Messages about what has no effect."""
     place: str = ""
-    """Where it stands in the file: `line 3`, `prompt 2`."""
+    """Its position in the file: `line 3`, `prompt 2`."""
 
 
 def read_prompts(path: Path, defaults: SamplePrompt) -> list[SamplePrompt]:
-    """All prompts of a file; what one leaves open is as in `defaults`.
+    """Read all prompts of a file; `defaults` fills in what a prompt does not set.
 
-    Raises ValueError naming sample_prompts if the file is not there, cannot be read, or holds no prompt.
+    Raises ValueError naming sample_prompts if the file is missing, cannot be read, or has no prompts.
     """
     return [prompt for prompt, _ in prompts_in(_read_text(path), path, defaults)]
 
 
 def prompt_problems(path: Path, family: str) -> list[str]:
-    """Return every reason why a run of this family cannot make samples of the file's prompts, one sentence each."""
+    """Return every reason why a run of this family cannot generate samples from the file, one sentence each."""
     try:
         text = _read_text(path)
         entries = _entries(text, path)
@@ -124,7 +122,7 @@ def prompt_problems(path: Path, family: str) -> list[str]:
 
 
 def prompt_remarks(path: Path) -> list[str]:
-    """Return what a readable file says without any effect, or with another than it seems."""
+    """Return a message for everything in a readable file that has no effect, or an unexpected one."""
     entries = _entries(_read_text(path), path)
     return [f"sample_prompts: '{path}', {entry.place}: {what}" for entry in entries for what in entry.dropped]
 
@@ -138,13 +136,13 @@ def _read_text(path: Path) -> str:
 
 
 def check_kind(path: Path) -> None:
-    """Raises ValueError for a file whose name does not tell how it is written."""
+    """Raise ValueError unless the extension tells the format."""
     if path.suffix not in KINDS:
         raise ValueError(f"sample_prompts: '{path}' is not a .txt, .toml or .json file")
 
 
 def prompts_in(text: str, path: Path, defaults: SamplePrompt) -> list[tuple[SamplePrompt, Entry]]:
-    """The prompts in the text of a file of this name, each with what the file says of it. Raises as read_prompts."""
+    """Return the prompts in the text of a file of this name, each with its entry. Raises like read_prompts."""
     entries = _entries(text, path)
     for entry in entries:
         for why in _problems(entry.keys):
@@ -158,21 +156,21 @@ def _entries(text: str, path: Path) -> list[Entry]:
     except ValueError as error:  # not TOML, not JSON, not the right shape
         raise ValueError(f"sample_prompts: '{path}' cannot be read: {error}") from error
     if not entries:
-        raise ValueError(f"sample_prompts: there is no prompt in '{path}'; write one on each line")
+        raise ValueError(f"sample_prompts: '{path}' has no prompts; write one per line")
     numbered = enumerate(entries, 1)
     return [entry if entry.place else replace(entry, place=f"prompt {number}") for number, entry in numbered]
 
 
 def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:
-    """Height and width in pixels, rounded down to what the family can make."""
+    """Return height and width in pixels, rounded down to a size that the family can generate."""
     height, width = (max(LEAST_SIDE, side - side % multiple) for side in (prompt.height, prompt.width))
     return height, width
 
 
 def line_keys(line: str) -> dict[str, Any]:
-    """`a cat --w 768 --n bad` -> {"prompt": "a cat", "width": 768, "negative_prompt": "bad"}.
+    """Parse `a cat --w 768 --n bad` into {"prompt": "a cat", "width": 768, "negative_prompt": "bad"}.
 
-    As people know it: an unknown or empty option is dropped, and the prompt itself may be read as one ("d 12 monkeys"
+    As in sd-scripts, an unknown or empty option is dropped, and the prompt itself may be read as one ("d 12 monkeys"
     sets the seed too).
     """
     parts = line.strip().split(" --")
@@ -188,25 +186,25 @@ def line_keys(line: str) -> dict[str, Any]:
 
 
 def dropped_words(line: str) -> Iterator[str]:
-    """What a line says that line_keys does not take, or not as it may be meant."""
+    """Yield a message for each part of a line that line_keys ignores or may misread."""
     first, *parts = line.strip().split(" --")
     letters = {option.letters: option for option in LINE_OPTIONS}
     for option in LINE_OPTIONS:
         if found := option.match(first):
-            yield f"the prompt begins like the option --{option.letters}, so {option.key} is {found[1]} too"
+            yield f"the prompt starts like the option --{option.letters}, so it also sets {option.key} = {found[1]}"
             break
     for part in parts:
         word = part.split(" ")[0]
         known = letters.get(word.lower())
         found = known.match(part) if known else None
         if known is None:
-            yield f"--{word} is not known"
+            yield f"--{word}: unknown option"
         elif found is None:
             yield f"--{word} needs {VALUES[known.value]}"
         elif known.key == "sample_steps" and not 1 <= int(found[1]) <= MOST_STEPS:
             yield f"--{word} {found[1]} becomes {line_keys(line)[known.key]}: steps are 1 to {MOST_STEPS}"
         elif rest := part[found.end() :].strip():
-            yield f"'{rest}' behind --{word} {found[1]} is not read: the prompt stands before the first option"
+            yield f"'{rest}' after --{word} {found[1]} is ignored: the prompt comes before the first option"
 
 
 def _read_lines(text: str) -> list[Entry]:
@@ -220,22 +218,22 @@ def _line(line: str) -> Entry:
 
 
 def _object(keys: Mapping[str, Any]) -> Entry:
-    return Entry(dict(keys), tuple(f"{key} is not known" for key in keys if key not in FIELDS))
+    return Entry(dict(keys), tuple(f"{key}: unknown key" for key in keys if key not in FIELDS))
 
 
 def _read_toml(text: str) -> list[Entry]:
-    """[prompt] holds what all share, each [[prompt.subset]] one image."""
+    """Read [prompt], which has what all images share, and each [[prompt.subset]], which is one image."""
     shared = documents.parse_toml(text).get("prompt")
     if not isinstance(shared, dict) or not isinstance(shared.get("subset"), list):
         raise ValueError("it has no [[prompt.subset]]")
     subsets = shared.pop("subset")
     if not all(isinstance(subset, dict) for subset in subsets):
-        raise ValueError("its [[prompt.subset]] are no tables")
+        raise ValueError("its [[prompt.subset]] are not tables")
     return [_object({**shared, **subset}) for subset in subsets]
 
 
 def _read_json(text: str) -> list[Entry]:
-    """A list of objects; a line of text as in a .txt file may stand for one."""
+    """Read a list of objects; an entry may also be a line of text as in a .txt file."""
     found = documents.parse_json(text)
     if not isinstance(found, list) or not all(isinstance(entry, dict | str) for entry in found):
         raise ValueError("it is not a list of prompts")
@@ -246,23 +244,23 @@ READERS = dict(zip(KINDS, (_read_lines, _read_toml, _read_json), strict=True))
 
 
 def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[str]:
-    """Yield what is wrong with the values of an entry; with a `family`, also with what only that one asks for."""
+    """Yield what is wrong with the values of an entry; with a `family`, also what only that family checks."""
     for key, value in keys.items():
         if key not in FIELDS or value is None:
             continue
         kind = FIELDS[key][1]
         least, most = RANGES.get(key, (-LARGEST, LARGEST))
         if type(value) is not kind and not (kind is float and type(value) is int):
-            yield f"{key} is {value!r}, which is not {_KINDS[kind]}"
+            yield f"{key}: {value!r} is not {_KINDS[kind]}"
         elif isinstance(value, int | float) and not least <= value <= most:  # NaN is in no range
-            between = f"between {least} and {most}" if key in RANGES else "a number that 63 bits hold"
-            yield f"{key} is {value}, which is not {between}"
+            between = f"between {least} and {most}" if key in RANGES else "a 63-bit number"
+            yield f"{key}: {value} is not {between}"
         elif key == "sample_sampler" and family in SAMPLER.families and value not in SAMPLERS:
-            yield f"sample_sampler is {value!r}, which is not one of {', '.join(SAMPLERS)}"
+            yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
 
 
 def _filled(keys: Mapping[str, Any], defaults: SamplePrompt) -> SamplePrompt:
-    """`keys` must have no problems."""
+    """Build the prompt from keys that have no problems."""
     known = {key: value for key, value in keys.items() if key in FIELDS and value is not None}
     fields: dict[str, Any] = {FIELDS[key][0]: FIELDS[key][1](value) for key, value in known.items()}
     return replace(defaults, **fields)

@@ -1,4 +1,4 @@
-"""The door through which settings come in: old spellings, unknown names and idle options are dealt with here."""
+"""Reads settings from values: translates old names, reports unknown ones and options without effect."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,14 +14,14 @@ from sd_scripts.options.toml_files import read_toml
 
 
 def from_file(script: Script, path: Path) -> Settings:
-    """Defaults, then the file. Raises ValueError, one sentence, for a file that cannot be read."""
+    """Read settings from defaults, then the file. Raises ValueError, one sentence, for a file that cannot be read."""
     return from_values(script, read_toml(path))
 
 
 def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
-    """Settings from values by name; of several layers the later one wins.
+    """Build settings from values by name; later layers override earlier ones.
 
-    Wrong values come through and are told by `Settings.problems()`; what merely does nothing is among its remarks.
+    Wrong values are kept and reported by `Settings.problems()`; options without effect become remarks.
     """
     values: dict[str, Any] = {}
     remarks: list[Remark] = []
@@ -41,14 +41,14 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
 
 
 def unknown_text(name: str, known: Iterable[str]) -> str:
-    """What to say of a name that no option has."""
+    """Return the message for an unknown option, with the nearest known name."""
     dashes = "--" if name.startswith("--") else ""
     nearest = difflib.get_close_matches(name.removeprefix(dashes), sorted(known), 1, 0.7)
     return "unknown option" + (f". Did you mean {dashes}{nearest[0]}?" if nearest else "")
 
 
 def without_effect(script: Script, settings: Settings) -> Iterator[Remark]:
-    """Options that were set and do nothing in this run."""
+    """Yield a remark for each option that was set but has no effect in this run."""
     values = settings.values()
     told = set()
     for name, value in values.items():

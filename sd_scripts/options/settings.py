@@ -1,4 +1,4 @@
-"""The settings of one run: its option groups, filled in from defaults, a TOML file and the command line."""
+"""The settings of a run: its option groups, filled from defaults, a TOML file and the command line."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ Groups = tuple[type[OptionGroup], ...]
 
 @dataclass(frozen=True)
 class Remark:
-    """Something the user should know about an option that does not stop the run."""
+    """A warning about an option; the run can start."""
 
     name: str
     text: str
@@ -25,10 +25,10 @@ class Remark:
 
 @dataclass(frozen=True)
 class Problem:
-    """A reason not to start."""
+    """An error that keeps the run from starting."""
 
     names: tuple[str, ...]
-    """The options that it is about; of a flag that no option has, the flag."""
+    """The options concerned, or the unknown flag."""
     text: str
 
     def __str__(self) -> str:
@@ -36,9 +36,9 @@ class Problem:
 
 
 class Settings:
-    """`settings[CompileOptions].compile_mode`: flat in the file, typed in the code, a typo in neither.
+    """The options of a run by group: `settings[CompileOptions].compile_mode`; flat in the file, typed in the code.
 
-    Asked for by group, paths are ready to be opened; what is written down keeps their ~.
+    Paths read through a group are expanded; values written to a file keep their ~.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Settings:
         self.options: dict[str, Option] = {o.name: o for group in groups for o in each_option(group)}
         self.remarks = list(remarks)
         self.unknown = dict(unknown or {})
-        """Keys of the file that no option has; kept, so that saving gives them back."""
+        """Unknown keys of the file, kept so that saving writes them back."""
         if strange := values.keys() - self.options:
             raise ValueError(f"unknown option: {', '.join(sorted(strange))}")
         read = {name: self.options[name].read(value) for name, value in values.items()}
@@ -68,11 +68,11 @@ class Settings:
         return replace(filled, **{o.name: o.located(getattr(filled, o.name)) for o in paths})  # type: ignore[type-var]
 
     def values(self) -> dict[str, Any]:
-        """Every option with its value, by name."""
+        """Return the value of every option by name."""
         return {o.name: getattr(filled, o.name) for g, filled in self.filled.items() for o in each_option(g)}
 
     def changed(self) -> dict[str, Any]:
-        """What differs from the defaults and may be written down: no secrets."""
+        """Return the values that differ from the defaults and may be written to a file: no secrets."""
         return {
             name: value
             for name, value in self.values().items()
@@ -80,25 +80,24 @@ class Settings:
         }
 
     def saved(self) -> dict[str, Any]:
-        """What belongs into a file: the changed values, and the unknown keys that came in."""
+        """Return what to write to a file: the changed values and the unknown keys that were read."""
         return {**self.unknown, **self.changed()}
 
     def remark(self, sentence: str) -> None:
-        """Add what only those who know more than the options can say: it begins with an option's name and a colon."""
+        """Add a remark found later in the run. The sentence begins with an option's name and a colon."""
         name, _, text = sentence.partition(": ")
         self.remarks.append(Remark(name, text))
 
     def wrong_values(self) -> list[str]:
-        """Every value that is of the wrong type, out of range or not among the choices."""
+        """Return a message for each value of the wrong type, out of range or not among the choices."""
         return [f"{name}: {why}" for name, why in self._wrong().items()]
 
     def problems(self) -> list[str]:
-        """Every reason not to start that the values tell, each naming its option."""
+        """Return the mistakes as sentences that begin with the option's name."""
         return [str(problem) for problem in self.mistakes()]
 
     def mistakes(self) -> list[Problem]:
-        """Every reason not to start that the values tell: a value that is wrong by itself does not hide what is wrong
-        between others."""
+        """Return every error in the values; a value that is wrong by itself does not hide conflicts between others."""
         wrong = self._wrong()
         sane = {group: without(filled, wrong) for group, filled in self.filled.items()}
         within = [finding for filled in sane.values() for finding in until_wrong(filled.check)]

@@ -1,4 +1,4 @@
-"""One option, one definition: its control, flag, TOML key, check and documentation are all read from here."""
+"""Defines an option in one place: its control, flag, TOML key, check and documentation all derive from it."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ ALL_FAMILIES: Families = ("sdxl", "flux")
 ALL_METHODS = ("lora", "full")
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-"""How each type is called when speaking to the user."""
+"""Type -> its name in messages."""
 
 ACRONYMS = {"lr": "LR", "vae": "VAE", "id": "ID", "gpu": "GPU", "cpu": "CPU", "snr": "SNR", "ddp": "DDP", "n": "N"}
 
 
 def option(default: Any, help: str, **face: Any) -> Any:
-    """A field of an OptionGroup. The type comes from the annotation; `face` takes any other field of Option."""
+    """Declare a field of an OptionGroup. The type comes from the annotation; `face` takes any other field of Option."""
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help, **face})
     return dataclasses.field(default=default, metadata={"help": help, **face})
@@ -42,17 +42,17 @@ class OptionGroup:
         dataclass(frozen=True, kw_only=True)(cls)
 
     def check(self) -> Iterable[tuple[str, str]]:
-        """What is wrong between options of this group, as (name, why). A value out of range needs no word here."""
+        """Yield conflicts between options of this group as (name, why). Ranges are checked elsewhere."""
         return ()
 
 
 class WrongValue(Exception):
-    """A check asked for a value that is wrong by itself."""
+    """Raised when a check reads a value that is already known to be wrong."""
 
 
 def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
-    """The same group, but asking for one of the values named in `wrong` raises WrongValue: so a check that needs it
-    ends, and the others go on."""
+    """Return a copy of the group in which reading a value named in `wrong` raises WrongValue, so that only the checks
+    that need it end."""
     names = {field.name for field in dataclasses.fields(filled) if field.name in wrong}  # type: ignore[arg-type]
     if not names:
         return filled
@@ -72,7 +72,7 @@ def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
 
 
 def until_wrong(check: Callable[[], Iterable[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
-    """What a check finds before it asks for a wrong value."""
+    """Yield what a check finds before it reads a wrong value."""
     try:
         yield from check()
     except WrongValue:
@@ -81,7 +81,7 @@ def until_wrong(check: Callable[[], Iterable[tuple[str, str]]]) -> Iterator[tupl
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """All that is known of one option."""
+    """One option: its name, type, default, texts, limits and where it applies."""
 
     name: str
     type: type
@@ -89,53 +89,53 @@ class Option:
     help: str
     label: str
     notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What is to be added to the help where a method is used, by method."""
+    """Method -> text added to the help for that method."""
     choices: tuple[Any, ...] = ()
     more_choices: Callable[[], Collection[str]] | None = None
-    """What else can be chosen here and now, beside `choices`: names that packages register."""
+    """Returns further choices on this machine: names that installed packages register."""
     nullable: bool = False
     """None is allowed and means unset: neither 0 nor an empty text."""
     many: bool = False
-    """A list: several words after the flag, an array in TOML. `type` is then the type of one element."""
+    """The value is a list: several words after the flag, an array in TOML. `type` is the type of an element."""
     suggestions: tuple[str, ...] = ()
     """Known good values of an open choice, such as optimizer names; any other value is accepted."""
     within: tuple[float, float] | None = None
     zero_is_off: bool = False
-    """0 says the same as leaving it out: read as None."""
+    """0 means unset and is read as None."""
     steps_or_fraction: bool = False
-    """1 and more counts steps and is whole; below 1, or with a %, it is a share of all steps."""
+    """From 1 up a whole number of steps; below 1, or with a %, a fraction of all steps."""
     shown_when: str | None = None
     """Name of the bool option that must be on for this control to be visible."""
     also_with: tuple[str, ...] = ()
-    """Names of others that read it too, though that one is off."""
+    """Names of other bool options that make it effective even if `shown_when` is off."""
     offered_with: str | None = None
-    """Name of the bool option that is on where the page offers this one, which has an effect without it."""
+    """Name of the bool option that must be on for the page to show this one, which works without it too."""
     active_with: tuple[str, str] | None = None
-    """Name and value of the option under which this one can be anything but its default."""
+    """Name and value of another option that this one needs to differ from its default."""
     families: Families = ALL_FAMILIES
     methods: tuple[str, ...] = ALL_METHODS
-    """Where the option has an effect; set elsewhere it is a warning."""
+    """Where the option has an effect; setting it elsewhere is a warning."""
     not_yet: str = ""
     """Why the option has no effect yet and what to use instead. Such an option gets no control."""
     path: bool = False
-    """Names a file or folder: ~ at its beginning is the user's home."""
+    """The value is a file or folder; a leading ~ is the user's home."""
     secret: bool = False
     """Never written to a file, a log or a printed command."""
     placeholder: str = ""
 
     def help_for(self, method: str) -> str:
-        """The help, as it is read by those who train by this method."""
+        """Return the help text for a method."""
         return f"{self.help} {self.notes[method]}" if method in self.notes else self.help
 
     @property
     def masters(self) -> tuple[str, ...]:
-        """Switches of which one must be on for the option to have an effect; empty where it always has."""
+        """Return the switches of which one must be on for the option to have an effect; empty if it always has."""
         return (self.shown_when, *self.also_with) if self.shown_when else ()
 
     def read(self, value: Any) -> Any:
-        """`value` as a file, a flag or a control gives it, in this option's own type.
+        """Convert `value` from a file, flag or control to the type of this option.
 
-        What cannot be read comes back as it is: problem() has the words for it.
+        A value that cannot be converted is returned unchanged; problem() describes what is wrong with it.
         """
         if self.nullable and isinstance(value, str) and not value.strip():
             return None
@@ -146,14 +146,14 @@ class Option:
         return None if self.zero_is_off and read is not True and read == 0 else read
 
     def located(self, value: Any) -> Any:
-        """`value` as the disk knows it: a path without ~."""
+        """Return `value` with ~ expanded, if it is a path."""
         if isinstance(value, list):
             return [self.located(each) for each in value]
-        # what cannot be a path is told by problem(); expanduser would raise
+        # problem() reports what cannot be a path; expanduser would raise
         return os.path.expanduser(value) if self.path and isinstance(value, str) and "\0" not in value else value
 
     def problem(self, value: Any) -> str | None:
-        """Why `value` cannot be, in words that follow the option's name; None if it can."""
+        """Return what is wrong with `value`, to follow the option's name; None if it is valid."""
         if value is None:
             return None if self.nullable else "is required"
         for item in value if self.many else [value]:
@@ -176,8 +176,8 @@ class Option:
         if self.path and not text.startswith("data:"):  # a thumbnail may stand in the option itself
             return name_problem(text)
         if "\0" in text:
-            return "holds the control character NUL, which no text can have; type it anew"
-        return "" if _is_utf8(text) else f"{text!r} is not UTF-8 text; type it anew"
+            return "contains the control character NUL; type it again"
+        return "" if _is_utf8(text) else f"{text!r} is not UTF-8 text; type it again"
 
     def _is_mine(self, item: Any) -> bool:
         if self.type is float:
@@ -232,7 +232,7 @@ _READERS: dict[type, Any] = {
 
 
 def each_option(group: type[OptionGroup]) -> Iterator[Option]:
-    """The options of a group, as they are declared."""
+    """Return the options of a group in the order of their declaration."""
     return iter(_options(group))  # type: ignore[arg-type]
 
 

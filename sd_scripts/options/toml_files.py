@@ -1,4 +1,4 @@
-"""Settings in TOML files: flat, sorted, and on the disk whole or not at all."""
+"""Reads and writes settings as TOML files: flat, sorted, written atomically."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,9 @@ from sd_scripts.runs.folder import write_whole
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Every key of a settings file. Raises ValueError, one sentence, if it is not there or not TOML.
+    """Return every key of a settings file. Raises ValueError, one sentence, if it is missing or not TOML.
 
-    Tables are only headings: their keys are lifted one level, and the later of two equal keys wins.
+    Tables are only headings: their keys move up one level, and the later of two equal keys wins.
     """
     return flat(documents.read_toml(path))
 
@@ -26,15 +26,15 @@ def flat(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
-    """Sorted by name; None, which TOML does not have, is left out."""
+    """Return the values as TOML, sorted by name; None, which TOML does not have, is left out."""
     plain = {key: values[key] for key in sorted(values) if values[key] is not None}
     tables = {key: plain.pop(key) for key in list(plain) if isinstance(plain[key], dict)}
-    # under a heading of their own, since reading takes one level of headings away
+    # under a heading of their own, since reading removes one level of headings
     return tomlkit.dumps(plain | ({"tables": tables} if tables else {}))
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:
-    """The folder is made, and the file written whole or not at all."""
+    """Create the folder and write the file atomically."""
     text = toml_text(values)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)

@@ -89,9 +89,9 @@ class TrainingOptions(OptionGroup, title="Training"):
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.full_fp16 and self.mixed_precision != "fp16":
-            yield "full_fp16", f"needs mixed_precision = fp16, which is {self.mixed_precision}"
+            yield "full_fp16", f"needs mixed_precision = fp16, not {self.mixed_precision}"
         if self.full_bf16 and self.mixed_precision != "bf16":
-            yield "full_bf16", f"needs mixed_precision = bf16, which is {self.mixed_precision}"
+            yield "full_bf16", f"needs mixed_precision = bf16, not {self.mixed_precision}"
 
 
 class ResumeOptions(OptionGroup, title="State and resume"):

@@ -54,7 +54,7 @@ def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) ->
     page.locator("#lora-edit-prompts").click()
     text, check = page.locator("#lora-prompts textarea"), page.locator("#lora-prompts-check")
     text.fill("a cat\na dog --q 3")
-    expect(check).to_contain_text("--q is not known")
+    expect(check).to_contain_text("--q: unknown option")
     text.press("Control+Home")
     page.locator("#lora-prompt-options [data-insert=d]").click()
     expect(text).to_have_value("a cat --d 1\na dog --q 3")
