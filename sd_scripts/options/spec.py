@@ -63,10 +63,10 @@ def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
         return object.__getattribute__(self, name)
 
     kind = type(filled)
-    skips_nonfinite = types.new_class(
+    checked = types.new_class(
         kind.__name__, (kind,), {"title": kind.title}, lambda body: body.update(__getattribute__=read)
     )
-    copy: OptionGroup = object.__new__(skips_nonfinite)
+    copy: OptionGroup = object.__new__(checked)
     vars(copy).update(vars(filled))
     return copy
 
