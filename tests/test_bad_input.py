@@ -188,11 +188,11 @@ def test_flags_that_cannot_be(flags: list[str], sentence: str, told: Any, miniat
         ({"clip_l": "empty.safetensors"}, "clip_l: "),
         (
             {"network_weights": "sdxl.safetensors"},
-            "network_weights: 'sdxl.safetensors' is SDXL LoRA, no",
+            "network_weights: 'sdxl.safetensors' is SDXL LoRA, not",
         ),
         (
             {"base_weights": ["model.safetensors"]},
-            "base_weights: 'model.safetensors' is FLUX.1 dev, no LoRA",
+            "base_weights: 'model.safetensors' is FLUX.1 dev, not a LoRA",
         ),
         ({"base_weights": ["empty.safetensors"]}, "base_weights: 'empty.safetensors' is empty"),
     ],

@@ -52,7 +52,7 @@ def test_captions_that_are_not_found_are_told_with_the_ending_that_lies_there(tm
     told: list[str] = []
     plan_of(tmp_path / "train", told=told, caption_extension=".caption")
     assert told == [
-        "3 of 3 images in '1_x' have no .caption file; there are .txt files: set caption_extension = \".txt\""
+        "3 of 3 images in '1_x' have no .caption file; found .txt files instead: set caption_extension = \".txt\""
     ]
     for path in (tmp_path / "train/1_x").glob("*.txt"):
         path.unlink()

@@ -656,7 +656,7 @@ def test_folders_that_are_never_seen_are_told(tmp_path):
     images(tmp_path, "1_cat/a.png", "1_cat/a.txt")
     text, good, warning = told_of(tmp_path, ".txt")
     assert (good, warning) == (True, True)
-    assert "1 per epoch: 1_cat (1); folder '0_dog' is left out" in text
+    assert "1 per epoch: 1_cat (1); folder '0_dog' is skipped" in text
 
 
 def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):

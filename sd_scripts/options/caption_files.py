@@ -36,7 +36,7 @@ class CaptionFiles:
         lacking = f"{len(self.missing)} of {total} image{'s' * (total != 1)} in {self.folder.absolute().name!r}"
         lacking += f" {'has' if len(self.missing) == 1 else 'have'} no {self.extension} file"
         if self.other:
-            return f'{lacking}; there are {self.other} files: set caption_extension = "{self.other}"'
+            return f'{lacking}; found {self.other} files instead: set caption_extension = "{self.other}"'
         instead = f"with the caption {class_tokens!r}" if class_tokens else "without a caption"
         names = f": {some([path.name for path in self.missing])}" if self.found else ""
         return f"{lacking} and {'is' if len(self.missing) == 1 else 'are'} trained {instead}{names}"
