@@ -1,4 +1,4 @@
-"""What README and docs tell people to type and to write is understood by the program as it is."""
+"""Commands, settings, links and quoted messages in README, CONTRIBUTING and docs match the program."""
 
 import re
 import shlex
@@ -37,12 +37,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 TRAINERS = {f"sd_scripts/{script.file}": script for script in SCRIPTS}
 LEFT_TO_FILL_IN = {"pretrained_model_name_or_path", "train_data_dir", "output_dir", "resolution"}
 LEFT_OPEN = {"learning_rate", "model_prediction_type"}
-"""What a file of a few lines may leave at a default that is remarked on."""
+"""Options that a short example may leave at a default that causes a warning."""
 SHELL = {"source", "pip", "cd", "git"}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """(page and line, text) of every fenced block in this language."""
+    """Return (page and line, text) of every fenced block in this language."""
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def command_lines() -> list[tuple[str, list[str]]]:
 
 
 def inline() -> list[tuple[str, str]]:
-    """(page, text) of every `code` in running text and tables."""
+    """Return (page, text) of every `code` in running text and tables."""
     found = []
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -70,7 +70,7 @@ def inline() -> list[tuple[str, str]]:
 
 
 def script_of(document: dict[str, object]) -> Script:
-    """The one that these settings are meant for."""
+    """Return the script that these settings are meant for."""
     options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
     named = [options[name] for name in document if name in options]
     family = "flux" if any(o.families == ("flux",) for o in named) else "sdxl"
@@ -85,7 +85,7 @@ def settings_are_known(document: dict[str, object], script: Script | None = None
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda value: value[:24])
-def test_every_settings_file_is_read_without_a_remark(where: str, text: str, tmp_path: Path) -> None:
+def test_every_settings_file_is_read_without_a_warning(where: str, text: str, tmp_path: Path) -> None:
     document = parse_toml(text)
     if "datasets" in document:
         file = tmp_path / "data.toml"
@@ -141,16 +141,16 @@ def help_of_a_module(name: str) -> str:
     return subprocess.run([sys.executable, "-m", name, "--help"], capture_output=True, text=True, check=True).stdout
 
 
-def test_settings_in_running_text_are_options_with_a_value_they_take() -> None:
+def test_settings_in_running_text_are_options_with_valid_values() -> None:
     written = [(page, code) for page, code in inline() if re.fullmatch(r"[a-z0-9_]+ = .+", code)]
     assert len(written) > 20
     for page, code in written:
         if page == "options.md" or ('"' not in code and not re.search(r"= (true|false|[\d.e-]+)$", code)):
-            continue  # there, values stand as the messages of the program write them
+            continue  # generated; values are written as in messages
         settings_are_known(parse_toml(code))
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
             if target.startswith("http"):
@@ -173,7 +173,7 @@ def test_presets_and_scripts_that_are_named_exist() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/torch_compile.md", "docs/full_training.md"])
-def test_what_the_troubleshooting_quotes_is_what_the_program_says(page: str) -> None:
+def test_messages_quoted_in_troubleshooting_are_in_the_code(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8").partition("## Troubleshooting")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(quoted) > 3

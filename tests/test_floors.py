@@ -1,4 +1,4 @@
-"""Imports go down the stairs only, and the lower floors need no torch."""
+"""Packages import downwards only, and floor 0 needs no torch."""
 
 import ast
 import subprocess
@@ -15,13 +15,13 @@ from sd_scripts.options.spec import each_option
 ROOT = Path(__file__).parents[1]
 FLOORS = {"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2, "families": 3, "training": 4}
 SIDEWAYS = {("options", "runs"), ("options", "formats"), ("runs", "formats")}
-"""Settings files are written as the files of a run are; both read JSON and TOML."""
+"""Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML."""
 LIGHT = ("options", "formats", "runs")
-"""What the GUI may see."""
+"""Packages that the GUI may import."""
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Every module that a file names in an import, at the top or within a function; not those for types alone."""
+    """Yield every module that a file imports, at the top or within a function, except for type checking."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for_types = {
         id(inner)
@@ -52,7 +52,7 @@ def test_no_floor_imports_one_above_it():
                 assert FLOORS[there] < FLOORS[here], f"{file.relative_to(ROOT)} imports {module}"
 
 
-def test_the_gui_sees_options_and_runs_only():
+def test_the_gui_imports_floor_0_only():
     for file in [ROOT / "gui.py", *(ROOT / "kohya_gui").rglob("*.py")]:
         for module in imports(file):
             assert module.split(".")[0] != "torch", f"{file.name} imports torch"
@@ -61,7 +61,7 @@ def test_the_gui_sees_options_and_runs_only():
 
 
 @pytest.mark.parametrize("floor", LIGHT)
-def test_floor_0_lives_on_the_standard_library_and_a_toml_library(floor):
+def test_floor_0_needs_only_the_standard_library_and_a_toml_library(floor):
     allowed = {*sys.stdlib_module_names, "sd_scripts", "tomllib", "tomli", "tomlkit", "typing_extensions"}
     for file in (ROOT / "sd_scripts" / floor).rglob("*.py"):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
@@ -80,7 +80,7 @@ def test_floor_0_loads_without_torch():
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.file)
-def test_every_option_has_a_flag_a_word_of_help_and_its_place_in_the_docs(script):
+def test_every_option_has_a_flag_help_and_an_entry_in_the_docs(script):
     flags = {action.dest for action in parser(script)._actions}
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     for group in script.flag_groups:
