@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from kohya_gui import credentials
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.auth import OWN_NAMES, AccessPolicy
-from kohya_gui.guesses import LoginLog
+from kohya_gui.login_throttle import LoginLog
 from kohya_gui.sessions import Credential, Sessions
 from kohya_gui.tabs import TABS
 from sd_scripts.runs.private import private_file, private_folder
@@ -174,7 +174,7 @@ def machine_names() -> set[str]:
     return {name, f"{name.partition('.')[0]}.local"}
 
 
-def places(flags: argparse.Namespace) -> AllowedPaths:
+def allowed_paths(flags: argparse.Namespace) -> AllowedPaths:
     """Return where the page may read and write: anywhere, or, served to others, in the folders known at startup."""
     if not open_to_others(flags):
         return EVERYWHERE
@@ -183,7 +183,7 @@ def places(flags: argparse.Namespace) -> AllowedPaths:
 
 
 @contextmanager
-def past_proxies(address: str) -> Iterator[None]:
+def bypass_proxies(address: str) -> Iterator[None]:
     """Bypass the configured HTTP proxy for this machine: launch() checks its own server through it."""
     names = ("no_proxy", "NO_PROXY")  # the lower-case one wins where both are set
     before = {name: os.environ[name] for name in names if name in os.environ}
@@ -203,8 +203,8 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     prepare_state_folder()
     # imported late so that --help and flag errors answer at once
     from kohya_gui import browse, live_routes, prompt_editor
-    from kohya_gui.again import why_not
     from kohya_gui.app import build
+    from kohya_gui.past_runs import why_not
     from kohya_gui.theme import look, scripts
     from sd_scripts.runs.queue import RunQueue
     from sd_scripts.runs.store import RunStore
@@ -212,11 +212,11 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     store = RunStore()
     for folder in flags.find_runs:
         print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
-    queue, allowed = RunQueue(store, why_not=why_not), places(flags)
+    queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
     routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
-    guard = replace(access(flags, opens), scripts=tuple(scripts()))
-    with past_proxies(flags.listen):
+    policy = replace(access(flags, opens), scripts=tuple(scripts()))
+    with bypass_proxies(flags.listen):
         app, _, _ = page.launch(
             server_name=flags.listen,
             server_port=flags.server_port or None,
@@ -229,7 +229,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
             enable_monitoring=False,
             pwa=False,
             mcp_server=False,
-            app_kwargs={"middleware": [guard.middleware()], "routes": routes},
+            app_kwargs={"middleware": [policy.middleware()], "routes": routes},
             prevent_thread_lock=True,
             quiet=True,  # the address it would print lacks the token
             _frontend=False,  # that check gives up when the page takes longer than 3 s, as on a busy machine
@@ -237,7 +237,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
         )
     queue.open()  # only once the port is ours
     address = address_with(opens, flags.root_path if urlsplit(flags.root_path).netloc else page.local_url)
-    tell_address(address, opens)
+    print_address(address, opens)
     if flags.inbrowser and not flags.headless:
         open_browser(address)
     if wait:
@@ -260,7 +260,7 @@ def address_with(opens: Credential | None, address: str) -> str:
     return f"{whole}?token={opens.secret}" if opens and opens.kind == "token" else whole
 
 
-def tell_address(address: str, opens: Credential | None) -> None:
+def print_address(address: str, opens: Credential | None) -> None:
     print(f"Open in a browser: {address}", flush=True)
     if opens and opens.kind == "token":
         print("The token keeps other accounts of this machine out. It stays the same across restarts.")

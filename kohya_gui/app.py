@@ -26,7 +26,7 @@ TRAININGS = (LORA, DREAMBOOTH, FINETUNE)
 
 
 def build(
-    queue: RunQueue, config: Path | None = None, name: str | None = None, places: AllowedPaths = EVERYWHERE
+    queue: RunQueue, config: Path | None = None, name: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE
 ) -> gr.Blocks:
     """Build the page; `config` is opened once, in the named tab or the one the file is for."""
     launch = secrets.token_hex(4)
@@ -37,7 +37,7 @@ def build(
         with gr.Tabs(selected=shown, elem_id="tabs"):
             for training in TRAININGS:
                 with gr.Tab(training.tab.title, id=training.tab.name, elem_id=training.tab.name):
-                    tabs.append(TrainingTab(training, queue, launch, places))
+                    tabs.append(TrainingTab(training, queue, launch, allowed_paths))
             with gr.Tab(runs_tab.TITLE, id=runs_tab.NAME, elem_id=runs_tab.NAME):
                 runs_tab.lay_out()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"

@@ -13,10 +13,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kohya_gui.asked import refusal
 from kohya_gui.content_policy import NOTHING, page_policy
-from kohya_gui.guesses import Guesses, LoginLog
 from kohya_gui.login_pages import LOGIN_PAGE, token_page
+from kohya_gui.login_throttle import LoginLog, LoginThrottle
+from kohya_gui.request_checks import refusal
 from kohya_gui.sessions import LIFETIME, Sessions
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -79,7 +79,7 @@ class AuthMiddleware:
     """Plain ASGI middleware, so that responses keep streaming. It runs before the routes and knows none of them."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
-        self._app, self._door, self._guesses = app, access, Guesses()
+        self._app, self._policy, self._throttle = app, access, LoginThrottle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -91,7 +91,7 @@ class AuthMiddleware:
             receive = _at_most(_most(scope), receive)
             if answer is None and scope["method"] == "POST" and _path(scope).startswith(f"{API}/"):
                 answer, receive = await _read(scope, receive)
-            await (answer or self._app)(scope, receive, _WithHeaders(send, self._door.scripts))
+            await (answer or self._app)(scope, receive, _WithHeaders(send, self._policy.scripts))
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the response to a request that no login would permit, or None."""
@@ -106,7 +106,7 @@ class AuthMiddleware:
         """Handle login, logout and missing sessions; return None to let the request through."""
         headers, path = Headers(scope=scope), _path(scope)
         reads = scope["method"] in ("GET", "HEAD")
-        sessions = self._door.sessions
+        sessions = self._policy.sessions
         if sessions and path.rstrip("/") == "/login" and scope["method"] == "POST":
             return await self._log_in(sessions, scope, receive)
         if sessions and not _is_launch(scope, path) and not _is_logged_in(scope, sessions):
@@ -126,12 +126,12 @@ class AuthMiddleware:
     def _foreign_origin(self, scope: Scope, headers: Headers, path: str) -> str | None:
         """Return why a request does not come from our own page, or None."""
         host = headers.get("host", "")
-        if not self._door.answers_to(host) and (not host or host != _shared(scope)):
+        if not self._policy.answers_to(host) and (not host or host != _shared(scope)):
             return (
                 f"{_name(host) or 'No name'} is not a name of this machine. Open http://localhost, or start the GUI "
                 "with --root_path and the address of your proxy"
             )
-        ours = {host, self._door.outside, *(_names_outside(scope, headers) if self._door.behind_proxy else ())}
+        ours = {host, self._policy.outside, *(_names_outside(scope, headers) if self._policy.behind_proxy else ())}
         origin = headers.get("origin")
         if origin is not None and (not urlsplit(origin).netloc or urlsplit(origin).netloc not in ours):
             return f"The request comes from another site ({origin}). Behind a proxy, set its address with --root_path"
@@ -152,7 +152,7 @@ class AuthMiddleware:
             return too_often
         if sessions.credential.kind != "password" or not sessions.credential.fits(password, username):
             return self._wrong(scope, "password", JSONResponse({"detail": "Incorrect credentials."}, 400))
-        self._guesses.right(_address(scope))
+        self._throttle.right(_address(scope))
         return self._with_session(sessions, scope, JSONResponse({"success": True}))
 
     def _open_with_token(self, sessions: Sessions, scope: Scope, token: str) -> Response:
@@ -161,7 +161,7 @@ class AuthMiddleware:
             return too_often
         if not sessions.credential.fits(token):
             return self._wrong(scope, "token", _html(token_page(wrong=True), 401))
-        self._guesses.right(_address(scope))
+        self._throttle.right(_address(scope))
         return self._with_session(sessions, scope, self._clean_address(scope))
 
     def _bears_token(self, sessions: Sessions, scope: Scope, headers: Headers) -> bool:
@@ -172,25 +172,25 @@ class AuthMiddleware:
         if not sessions.credential.fits(token.strip()):
             self._wrong(scope, "token", Response())
             return False
-        self._guesses.right(_address(scope))
+        self._throttle.right(_address(scope))
         return True
 
     def _too_often(self, scope: Scope, what: str) -> Response | None:
-        if wait := self._guesses.wait(_address(scope)):
+        if wait := self._throttle.wait(_address(scope)):
             headers = {"Retry-After": f"{wait:.0f}"}
             return PlainTextResponse(f"Too many wrong {what}. Try again in {wait:.0f} s", 429, headers)
         return None
 
     def _wrong(self, scope: Scope, what: str, answer: Response) -> Response:
-        if self._door.log:
-            self._door.log.failed(_address(scope), what)
+        if self._policy.log:
+            self._policy.log.failed(_address(scope), what)
         return answer
 
     def _log_out(self, sessions: Sessions, scope: Scope) -> Response:
         name = _cookie_name(sessions, scope)
         sessions.end(HTTPConnection(scope).cookies.get(name, ""))
-        answer = RedirectResponse(f"{self._door.prefix}/", 303)
-        answer.delete_cookie(name, path=f"{self._door.prefix}/")
+        answer = RedirectResponse(f"{self._policy.prefix}/", 303)
+        answer.delete_cookie(name, path=f"{self._policy.prefix}/")
         return answer
 
     def _with_session(self, sessions: Sessions, scope: Scope, answer: Response) -> Response:
@@ -198,7 +198,7 @@ class AuthMiddleware:
             _cookie_name(sessions, scope),
             sessions.begin(),
             max_age=LIFETIME,
-            path=f"{self._door.prefix}/",
+            path=f"{self._policy.prefix}/",
             secure=scope["scheme"] == "https",
             httponly=True,
             samesite="lax",
@@ -209,7 +209,9 @@ class AuthMiddleware:
     def _clean_address(self, scope: Scope) -> Response:
         """Redirect to the page without the token, to keep it out of the address bar and the history."""
         rest = urlencode([(name, value) for name, value in parse_qsl(_query(scope)) if name != "token"])
-        return RedirectResponse(f"{self._door.prefix}/{'?' if rest else ''}{rest}", 303, {"Cache-Control": "no-store"})
+        return RedirectResponse(
+            f"{self._policy.prefix}/{'?' if rest else ''}{rest}", 303, {"Cache-Control": "no-store"}
+        )
 
 
 def _path(scope: Scope) -> str:

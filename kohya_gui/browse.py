@@ -32,22 +32,26 @@ MOST = 2000
 """Most names in a listing."""
 
 
-def routes(places: AllowedPaths) -> list[Route]:
+def routes(allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
 
     async def list_folder(request: Request) -> Response:
         asked = request.query_params.get("path", ""), request.query_params.get("field", "")
         try:
-            return JSONResponse(await run_in_threadpool(listing, *asked, places), headers={"Cache-Control": "no-store"})
+            return JSONResponse(
+                await run_in_threadpool(listing, *asked, allowed_paths), headers={"Cache-Control": "no-store"}
+            )
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
 
     return [Route("/studio/files", list_folder, methods=["GET"])]
 
 
-def listing(path: str, field: str, places: AllowedPaths) -> dict[str, Any]:
+def listing(path: str, field: str, allowed_paths: AllowedPaths) -> dict[str, Any]:
     """List the folder at or around a path: subfolders and files that fit the field. Raises ValueError, one sentence."""
-    folder = _nearest(places.check("folder", path.strip().strip('"') or first_folder(places)), places)
+    folder = _nearest(
+        allowed_paths.check("folder", path.strip().strip('"') or first_folder(allowed_paths)), allowed_paths
+    )
     endings = ENDINGS.get(field, ())
     folders, files = [], []
     try:
@@ -61,31 +65,31 @@ def listing(path: str, field: str, places: AllowedPaths) -> dict[str, Any]:
             files.append(entry.name)
     return {
         "folder": str(folder),
-        "parent": str(folder.parent) if folder.parent != folder and places.holds(folder.parent) else None,
+        "parent": str(folder.parent) if folder.parent != folder and allowed_paths.holds(folder.parent) else None,
         "separator": os.sep,
         "folders": folders[:MOST],
         "files": files[:MOST],
         "takes_folder": not endings or field in ALSO_FOLDERS,
         "images": 0 if endings else sum(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries),
-        "starts": [str(start) for start in starts(places)],
+        "starts": [str(start) for start in starts(allowed_paths)],
     }
 
 
-def starts(places: AllowedPaths) -> list[Path]:
+def starts(allowed_paths: AllowedPaths) -> list[Path]:
     """Return the folders offered as starting points."""
-    if places.allowed is not None:
-        return [folder for folder in places.allowed if folder.is_dir()]
+    if allowed_paths.allowed is not None:
+        return [folder for folder in allowed_paths.allowed if folder.is_dir()]
     drives = [Path(f"{letter}:\\") for letter in string.ascii_uppercase] if os.name == "nt" else [Path("/")]
     return list(dict.fromkeys([Path.home(), Path.cwd(), *(drive for drive in drives if drive.exists())]))
 
 
-def first_folder(places: AllowedPaths) -> str:
-    return str(starts(places)[0])
+def first_folder(allowed_paths: AllowedPaths) -> str:
+    return str(starts(allowed_paths)[0])
 
 
-def _nearest(place: Path, places: AllowedPaths) -> Path:
+def _nearest(place: Path, allowed_paths: AllowedPaths) -> Path:
     """Return the folder itself, or the first existing one above it."""
     for folder in (place, *place.parents):
-        if folder.is_dir() and places.holds(folder):
+        if folder.is_dir() and allowed_paths.holds(folder):
             return folder
-    return Path(first_folder(places))
+    return Path(first_folder(allowed_paths))

@@ -32,7 +32,7 @@ HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
 """Words in the names of Hugging Face Hub models that give their family away."""
 SECRET_LENGTH = 8
 """Shorter secrets may occur in another text by coincidence."""
-TELLING = {"lora": (NetworkOptions, FluxNetworkOptions), "full": (FullOptions, FusedOptions)}
+METHOD_GROUPS = {"lora": (NetworkOptions, FluxNetworkOptions), "full": (FullOptions, FusedOptions)}
 """Option groups that only files for this method contain."""
 
 
@@ -64,7 +64,7 @@ def families_of(method: str) -> list[str]:
     return [script.family for script in SCRIPTS if script.method == method]
 
 
-def place_of(text: str) -> Path:
+def config_path(text: str) -> Path:
     """Return the path a user typed: quotes stripped, ~ expanded, `.toml` added if there is no known suffix."""
     text = text.strip().strip('"')
     if not text:
@@ -77,17 +77,17 @@ def place_of(text: str) -> Path:
     return path if path.suffix.lower() in (".toml", ".json") else path.with_name(path.name + ".toml")
 
 
-def place_to_save(text: str) -> Path:
+def path_to_save(text: str) -> Path:
     """Return the TOML file to save to, even if a kohya_ss JSON was opened."""
-    return place_of(text).with_suffix(".toml").absolute()
+    return config_path(text).with_suffix(".toml").absolute()
 
 
-def open_file(path: Path, tab: Tab, shown: str | None = None, places: AllowedPaths = EVERYWHERE) -> Opened:
+def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
     """Read a TOML file or a kohya_ss JSON; `shown` is the family of a file that does not name one.
 
     Raises ValueError, one sentence, if the file is missing, broken or for another tab.
     """
-    places.check("configuration file", path)
+    allowed_paths.check("configuration file", path)
     families = families_of(tab.method)
     if path.suffix.lower() == ".json":
         raw = legacy_config.read(path)
@@ -104,9 +104,9 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, places: AllowedPat
     raw = read_toml(path)
     if isinstance(raw.get("datasets"), list):
         raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
-    if (told_by := _tab_of(raw)) and told_by.method != tab.method:
-        _check_tab(path, told_by, tab)
-    family = family_of(raw, tab.method, places) or shown or families[0]
+    if (wanted := _tab_of(raw)) and wanted.method != tab.method:
+        _check_tab(path, wanted, tab)
+    family = family_of(raw, tab.method, allowed_paths) or shown or families[0]
     return _opened(from_values(script_for(family, tab.method), raw), family)
 
 
@@ -121,7 +121,7 @@ def tab_for(path: Path) -> Tab:
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
     """Return the tab of a TOML file by options only one method has; in_json tells Fine-tune from DreamBooth."""
     methods = [
-        method for method, groups in TELLING.items() if any(o.name in raw for g in groups for o in each_option(g))
+        method for method, groups in METHOD_GROUPS.items() if any(o.name in raw for g in groups for o in each_option(g))
     ]
     if len(methods) != 1:
         return None
@@ -134,7 +134,7 @@ def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
         raise ValueError(f"{path.name} is a {told.title} configuration; open it in the {told.title} tab")
 
 
-def family_of(values: Mapping[str, Any], method: str, places: AllowedPaths = EVERYWHERE) -> str | None:
+def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
     """Return the family that settings are for: from options only it has, else from the base model."""
     families = families_of(method)
     groups = {family: set(script_for(family, method).groups) for family in families}
@@ -144,14 +144,14 @@ def family_of(values: Mapping[str, Any], method: str, places: AllowedPaths = EVE
             return family
     if str(values.get("network_module", "")).endswith("_flux"):
         return "flux"
-    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), places)
+    found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
     return found if found in families else None
 
 
-def _family_of_model(name: str, places: AllowedPaths) -> str | None:
+def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
     place = Path(os.path.expanduser(name))
     try:
-        if name and places.holds(place) and place.exists():
+        if name and allowed_paths.holds(place) and place.exists():
             return describe(place).family
     except (OSError, ValueError):  # not a valid path
         return None
@@ -160,12 +160,12 @@ def _family_of_model(name: str, places: AllowedPaths) -> str | None:
     return next((family for word, family in HUB_WORDS.items() if word in name.lower()), None)
 
 
-def save_prompts(beside: Path, prompts: str, places: AllowedPaths = EVERYWHERE) -> Path:
+def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
     """Write sample prompts to a new text file beside a configuration. Raises ValueError, one sentence."""
     text = prompts.rstrip() + "\n"
     for number in itertools.count(1):
         place = beside.with_name(f"{beside.stem}-prompts{f'-{number}' if number > 1 else ''}.txt").absolute()
-        places.check(PROMPTS, place)
+        allowed_paths.check(PROMPTS, place)
         try:
             if not place.exists():
                 write_whole(place, text)
@@ -191,12 +191,12 @@ def save_file(
     values: Mapping[str, Any],
     script: Script,
     unknown: Mapping[str, Any],
-    places: AllowedPaths = EVERYWHERE,
+    allowed_paths: AllowedPaths = EVERYWHERE,
 ) -> Path:
     """Write what differs from the defaults, plus unknown keys. Raises ValueError for a bad value or path."""
-    places.check("configuration file", path)
+    allowed_paths.check("configuration file", path)
     settings = from_values(script, unknown, of_family(values, script))
-    if wrong := [*settings.wrong_values(), *_told_secrets(settings)]:
+    if wrong := [*settings.wrong_values(), *_leaked_secrets(settings)]:
         raise ValueError("\n".join(wrong))
     try:
         write_toml(path, settings.saved())
@@ -205,7 +205,7 @@ def save_file(
     return path
 
 
-def _told_secrets(settings: Settings) -> list[str]:
+def _leaked_secrets(settings: Settings) -> list[str]:
     """Return a problem for every non-secret option that contains a secret, since it would be written and printed."""
     values = settings.values()
     secrets = {name: values[name] for name, o in settings.options.items() if o.secret and values[name]}
@@ -222,7 +222,7 @@ def prepare(
     script: Script,
     unknown: Mapping[str, Any],
     print_only: bool,
-    places: AllowedPaths = EVERYWHERE,
+    allowed_paths: AllowedPaths = EVERYWHERE,
     prompts: str = "",
 ) -> Prepared:
     """Validate the settings and write a new run folder for the training; `print_only` writes nothing.
@@ -231,7 +231,7 @@ def prepare(
     Raises ValueError with one sentence per line for every problem.
     """
     values = of_family(values, script)
-    settings = checked(values, script, unknown, places, files=not print_only)
+    settings = checked(values, script, unknown, allowed_paths, files=not print_only)
     output = Path(os.path.expanduser(settings[SavingOptions].output_dir or ".")).absolute()
     values["output_dir"] = str(output)  # a printed command may be run from any folder
     prompts = "" if values.get(PROMPTS) else prompts
@@ -261,7 +261,7 @@ def checked(
     values: Mapping[str, Any],
     script: Script,
     unknown: Mapping[str, Any],
-    places: AllowedPaths,
+    allowed_paths: AllowedPaths,
     *,
     files: bool = True,
 ) -> Settings:
@@ -271,9 +271,9 @@ def checked(
     """
     settings = from_values(script, unknown, values)
     # paths first: the other checks reveal what exists there
-    problems = places.problems(settings.values(), settings.options.values())
+    problems = allowed_paths.problems(settings.values(), settings.options.values())
     if not problems:
         problems = list(map(str, preflight.problems(settings) if files else settings.mistakes()))
-    if told := problems or _told_secrets(settings):
+    if told := problems or _leaked_secrets(settings):
         raise ValueError("\n".join(told))
     return settings

@@ -141,10 +141,10 @@ class Form:
         groups: Groups,
         method: str,
         without: Collection[str] = (),
-        told: Collection[str] = (),
-        places: AllowedPaths = EVERYWHERE,
+        hinted: Collection[str] = (),
+        allowed_paths: AllowedPaths = EVERYWHERE,
     ) -> None:
-        self.tab, self._method, self._told, self._places = tab, method, told, places
+        self.tab, self._method, self._hinted, self._allowed_paths = tab, method, hinted, allowed_paths
         self.options: dict[str, Option] = {
             o.name: o
             for group in groups
@@ -156,7 +156,7 @@ class Form:
         self.links = FieldLinks(self.options, self.controls)
         self.prompts = gr.BrowserState("", storage_key=f"{tab}-prompts-text", secret=BROWSER_SECRET, render=False)
         """Sample prompts from a kohya_ss file that have no file of their own yet."""
-        self.facts: dict[str, gr.HTML] = {}
+        self.hints: dict[str, gr.HTML] = {}
         """Line under a path control that says what was found there."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
         self.taken: list[Any] = []
@@ -171,12 +171,12 @@ class Form:
                     self.controls[name] = control(
                         self.options[name], self.tab, self._width(name), others=self.options, method=self._method
                     )
-                if name in self._told:
-                    self.facts[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
+                if name in self._hinted:
+                    self.hints[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
 
     def _width(self, name: str) -> str:
         """Return the width class: texts get more room than numbers, a path with a hint gets the whole row."""
-        if name in self._told:
+        if name in self._hinted:
             return "option-told"
         option = self.options[name]
         return "option-words" if kind(option) == "text" and option.type is str else "option-small"
@@ -231,7 +231,7 @@ class Form:
         return list(self.controls.values())
 
     def outputs(self) -> list[Any]:
-        return [*self.controls.values(), *self.facts.values(), *(row for _, row, _ in self.advice)]
+        return [*self.controls.values(), *self.hints.values(), *(row for _, row, _ in self.advice)]
 
     def read(self, data: Mapping[Any, Any]) -> dict[str, Any]:
         """Return option values by name from the dict that Gradio passes to a function whose inputs are a set."""
@@ -273,7 +273,9 @@ class Form:
 
     def _seen(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values without paths outside the allowed folders."""
-        return {name: v for name, v in values.items() if not self._places.problems({name: v}, [self.options[name]])}
+        return {
+            name: v for name, v in values.items() if not self._allowed_paths.problems({name: v}, [self.options[name]])
+        }
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
         """Fill a fresh page with the defaults overlaid by `values`."""

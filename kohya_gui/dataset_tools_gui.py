@@ -35,8 +35,8 @@ Updates = dict[Any, Any]
 class FolderHelper:
     """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the tab's folders."""
 
-    def __init__(self, tab: str, places: AllowedPaths = EVERYWHERE) -> None:
-        self._tab, self._places = tab, places
+    def __init__(self, tab: str, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
+        self._tab, self._allowed_paths = tab, allowed_paths
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
                 "Copy images and their caption files into the folder layout that training reads. "
@@ -119,7 +119,7 @@ class FolderHelper:
         )
         try:
             for name in ("training_images", "regularisation_images", "destination"):
-                self._places.check(name.replace("_", " "), getattr(concept, name))
+                self._allowed_paths.check(name.replace("_", " "), getattr(concept, name))
             done = arrange(concept)
         except (ValueError, OSError) as error:
             return [message("error", sentence(error)), gr.update(visible=False), {}]
@@ -139,8 +139,8 @@ def arranged_message(done: Arranged) -> str:
 class MetadataSteps:
     """Collects captions in a metadata file, caches latents in a separate process, then fills both in."""
 
-    def __init__(self, tab: str, queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> None:
-        self._tab, self._places = tab, places
+    def __init__(self, tab: str, queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
+        self._tab, self._allowed_paths = tab, allowed_paths
         self._job = LatentsJob(queue)
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
             gr.Markdown(
@@ -253,9 +253,9 @@ class MetadataSteps:
             caption_metadata_filename=words_name or "",
             latent_metadata_filename=latents_name or "",
         )
-        self._places.check("image folder", asked.images)
+        self._allowed_paths.check("image folder", asked.images)
         for file in (asked.words_file, asked.latents_file):
-            self._places.check("metadata folder", file)
+            self._allowed_paths.check("metadata folder", file)
         return asked
 
     def _show(self, seen: tuple[str, bool, int]) -> list[Any]:

@@ -14,9 +14,9 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.runs.queue import RunQueue
 
 
-def metadata_steps(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
+def metadata_steps(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Callable[[Form, FormComponent], None]:
     """Lay out the steps that create the metadata file and cache latents."""
-    return MetadataSteps(tab, queue, places).connect
+    return MetadataSteps(tab, queue, allowed_paths).connect
 
 
 DATA = Panel(

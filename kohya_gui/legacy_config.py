@@ -13,7 +13,7 @@ from kohya_gui.legacy_keys import (
     KOHYA_TABS,
     LORA,
     OTHER_MODELS,
-    TELLING,
+    TAB_KEYS,
     TITLES,
     ZERO_IS_UNSET,
     KohyaTab,
@@ -54,7 +54,7 @@ def read(path: Path) -> Values:
 
 def tab_of(legacy: Mapping[str, Any]) -> Tab | None:
     """Return the tab that wrote a file, if its keys tell."""
-    return next((TABS[name] for name, keys in TELLING.items() if not keys.isdisjoint(legacy)), None)
+    return next((TABS[name] for name, keys in TAB_KEYS.items() if not keys.isdisjoint(legacy)), None)
 
 
 def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:

@@ -209,7 +209,7 @@ FINETUNE = replace(
 KOHYA_TABS = {"lora": LORA, "dreambooth": DREAMBOOTH, "finetune": FINETUNE}
 """By the name of our tab."""
 
-TELLING = {
+TAB_KEYS = {
     "lora": _names("LoRA_type network_dim network_alpha unet_lr text_encoder_lr lora_network_weights"),
     "finetune": _names("image_folder train_dir sdxl_checkbox dataset_repeats latent_metadata_filename create_buckets"),
     "dreambooth": _names("learning_rate_te learning_rate_te1 flux1_clip_l blockwise_fused_optimizers"),

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from kohya_gui.again import continued, differences, tab_of
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.past_runs import continued, differences, tab_of
 from kohya_gui.run_view import WORDS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -63,9 +63,9 @@ class NotThere(ValueError):
     """The requested thing does not exist, or no longer does."""
 
 
-def routes(queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> list[Route]:
+def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
     """Return all routes of a queue, for `launch(app_kwargs={"routes": ...})`."""
-    live = LiveRoutes(queue, places)
+    live = LiveRoutes(queue, allowed_paths)
     asked: list[tuple[str, Callable[[Request], Any]]] = [
         ("board", live.board),
         ("compare", live.compare),
@@ -89,8 +89,8 @@ def routes(queue: RunQueue, places: AllowedPaths = EVERYWHERE) -> list[Route]:
 class LiveRoutes:
     """The handlers, which answer from the current state of the queue."""
 
-    def __init__(self, queue: RunQueue, places: AllowedPaths) -> None:
-        self._queue, self._places = queue, places
+    def __init__(self, queue: RunQueue, allowed_paths: AllowedPaths) -> None:
+        self._queue, self._allowed_paths = queue, allowed_paths
         self._launch = secrets.token_hex(4)
         """Lets the page notice a restart of the GUI."""
         self._before: dict[tuple[int, str], list[int]] = {}
@@ -224,7 +224,7 @@ class LiveRoutes:
             self._queue.describe(row.id, name, _written(body, "note", MOST_NOTE))
         elif action == "continue":
             run_state = self._queue.watch(row.id).refresh()
-            return {"ok": True, "id": self._queue.add(continued(row, newest_state(run_state), self._places))}
+            return {"ok": True, "id": self._queue.add(continued(row, newest_state(run_state), self._allowed_paths))}
         else:
             raise NotThere(f"Unknown action: {action}")
         return {"ok": True}
@@ -320,7 +320,7 @@ class LiveRoutes:
         if path is None:
             raise NotThere(f"{made[number].path.name} of this run was overwritten by a later run")
         try:
-            return self._places.check("file", path)
+            return self._allowed_paths.check("file", path)
         except ValueError as error:
             raise NotThere(str(error)) from error
 

@@ -41,9 +41,9 @@ GOOD_TIMESTEPS = Advice(
 )
 
 
-def folder_helper(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
+def folder_helper(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Callable[[Form, FormComponent], None]:
     """Lay out the helper that creates folders named like 10_cat."""
-    helper = FolderHelper(tab, places)
+    helper = FolderHelper(tab, allowed_paths)
     return lambda form, family: helper.connect(form)
 
 

@@ -42,16 +42,16 @@ BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
 Updates = dict[Any, Any]
 
 
-def prompt_editor(tab: str, queue: RunQueue, places: AllowedPaths) -> Callable[[Form, FormComponent], None]:
+def prompt_editor(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Callable[[Form, FormComponent], None]:
     """Lay out the editor; the function returned connects it."""
-    return PromptEditor(tab, places).connect
+    return PromptEditor(tab, allowed_paths).connect
 
 
 class PromptEditor:
     """A text with one prompt per line, or TOML or JSON as in the file, checked while typing."""
 
-    def __init__(self, tab: str, places: AllowedPaths = EVERYWHERE) -> None:
-        self._tab, self._places = tab, places
+    def __init__(self, tab: str, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
+        self._tab, self._allowed_paths = tab, allowed_paths
         with gr.Row(elem_classes="actions"):
             self._edit = gr.Button("Edit prompts", elem_id=f"{tab}-edit-prompts", **BUTTON)
         with gr.Column(visible=False, elem_classes="prompt-editor", elem_id=f"{tab}-prompt-editor") as self._box:
@@ -94,7 +94,7 @@ class PromptEditor:
         text: str = data[self._text] or ""
         try:
             values = self._values(data)
-            place = prompt_file(values, self._places)
+            place = prompt_file(values, self._allowed_paths)
             there = read_text(place)
         except ValueError as error:
             return {self._message: message("error", str(error))}
@@ -121,7 +121,7 @@ class PromptEditor:
         text: str = (data[self._text] or "").rstrip() + "\n"
         values = self._values(data)
         try:
-            place = prompt_file(values, self._places)
+            place = prompt_file(values, self._allowed_paths)
             found = prompts_in(text, place, SAMPLE_DEFAULTS[data[self._family]])
             there = read_text(place)
         except ValueError as error:
@@ -144,14 +144,14 @@ class PromptEditor:
         }
 
 
-def prompt_file(values: Mapping[str, Any], places: AllowedPaths = EVERYWHERE) -> Path:
+def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
     """Return the prompt file in the settings, else one beside the results. Raises ValueError for an invalid path."""
     if said := unquoted(values.get(FILE) or "").strip():
-        place = places.check(FILE, said)
+        place = allowed_paths.check(FILE, said)
         check_kind(place)
         return place
-    folder = places.check("output_dir", values.get("output_dir") or ".")
-    return places.check("output_name", folder / f"{values.get('output_name') or 'last'}-prompts.txt")
+    folder = allowed_paths.check("output_dir", values.get("output_dir") or ".")
+    return allowed_paths.check("output_name", folder / f"{values.get('output_name') or 'last'}-prompts.txt")
 
 
 def read_text(place: Path) -> str:
@@ -198,12 +198,12 @@ def meaning(text: str, place: Path, family: str, sampler: str) -> str:
     for prompt, entry in prompts[:SHOWN]:
         warned = "".join(f'<p class="warn">{escape(why)}</p>' for why in remarks(prompt, entry, family))
         words = escape(prompt.prompt) or '<i class="quiet">empty prompt</i>'
-        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(facts(prompt, family, sampler))}</p>{warned}</li>')
+        rows.append(f'<li><b>{words}</b><p class="quiet">{escape(summary(prompt, family, sampler))}</p>{warned}</li>')
     more = f'<p class="quiet">and {len(prompts) - SHOWN} more</p>' if len(prompts) > SHOWN else ""
     return f'<ol class="prompts-read">{"".join(rows)}</ol>{more}'
 
 
-def facts(prompt: SamplePrompt, family: str, sampler: str) -> str:
+def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
     """Summarise a prompt as "1024 × 768, 30 steps, seed 1, CFG 7.5, sampler euler_a"."""
     height, width = size_of(prompt, SIDE_MULTIPLES[family])
     flux = family == "flux"

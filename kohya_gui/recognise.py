@@ -36,9 +36,9 @@ class Recognised:
 NOTHING = Recognised("")
 
 
-def allowed(places: AllowedPaths, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
+def allowed(allowed_paths: AllowedPaths, option: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
     """Return what is found at a path; for one outside the allowed folders, not even whether it exists."""
-    why = places.problem(option, path) if path.strip() else None
+    why = allowed_paths.problem(option, path) if path.strip() else None
     return Recognised(why.partition(": ")[2], good=False) if why else look(path)
 
 

@@ -64,7 +64,7 @@ def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict
         "tiles": "" if waiting or (run_state.over and not len(run_state.losses)) else tiles(run_state, row, now),
         "files": files(run_state, row.id),
         "warnings": warnings(run_state),
-        "compile": compile_facts(run_state),
+        "compile": compile_section(run_state),
         "where": f'<p class="where">Run folder: {copied(str(folder))}</p>',
     }
 
@@ -301,21 +301,21 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
 
 
-def compile_facts(run_state: RunState) -> str:
-    facts = run_state.compile
-    if not facts and not run_state.compile_lines:
+def compile_section(run_state: RunState) -> str:
+    stats = run_state.compile
+    if not stats and not run_state.compile_lines:
         return ""
     words = [
-        f"{facts[key]} {one if facts[key] == 1 else many}"
+        f"{stats[key]} {one if stats[key] == 1 else many}"
         for key, one, many in (
             ("graphs", "graph", "graphs"),
             ("recompiles", "recompile", "recompiles"),
             ("breaks", "graph break", "graph breaks"),
         )
-        if facts.get(key) is not None
+        if stats.get(key) is not None
     ]
-    if facts.get("seconds"):
-        words.append(f"{facts['seconds']:.0f} s to compile")
+    if stats.get("seconds"):
+        words.append(f"{stats['seconds']:.0f} s to compile")
     return section("torch.compile", [" · ".join(words)] if words else [], run_state.compile_lines[-3:])
 
 

@@ -17,7 +17,7 @@ from sd_scripts.runs.queue import RunQueue
 
 
 def tensorboard_tool(
-    tab: str, queue: RunQueue, places: AllowedPaths, board: TensorBoard = TENSORBOARD
+    tab: str, queue: RunQueue, allowed_paths: AllowedPaths, board: TensorBoard = TENSORBOARD
 ) -> Callable[[Form, FormComponent], None]:
     """Lay out the buttons; the function returned connects them to the form's logging_dir."""
     small: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
@@ -31,7 +31,7 @@ def tensorboard_tool(
             folder = unquoted(logging_dir or "").strip()
             if not folder:
                 raise ValueError("logging_dir: not set; choose the folder that TensorBoard shows")
-            said = address(board.start(places.check("logging_dir", folder)), Path(os.path.expanduser(folder)))
+            said = address(board.start(allowed_paths.check("logging_dir", folder)), Path(os.path.expanduser(folder)))
         except ValueError as error:
             said = message("error", str(error))
         return [said, gr.update(visible=board.running)]

@@ -7,10 +7,10 @@ from typing import Any
 
 from gradio.components import FormComponent
 
-from kohya_gui.again import plan
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import Opened, Prepared, checked, of_family, open_file, prepare, save_file
 from kohya_gui.controls import Advice, Form
+from kohya_gui.past_runs import plan
 from kohya_gui.tabs import Tab
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.spec import OptionGroup
@@ -54,24 +54,28 @@ class Training:
         values: Mapping[str, Any],
         family: str,
         unknown: Mapping[str, Any],
-        places: AllowedPaths = EVERYWHERE,
+        allowed_paths: AllowedPaths = EVERYWHERE,
     ) -> Path:
         """Write what differs from the defaults as TOML, with unknown keys preserved. Returns the file written."""
-        return save_file(path, values, script_for(family, self.tab.method), unknown, places)
+        return save_file(path, values, script_for(family, self.tab.method), unknown, allowed_paths)
 
-    def open_configuration(self, path: Path, shown: str = "sdxl", places: AllowedPaths = EVERYWHERE) -> Opened:
+    def open_configuration(self, path: Path, shown: str = "sdxl", allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
         """Read a TOML file or a kohya_ss JSON file; one that does not name its family gets the family shown.
 
         Raises ValueError, one sentence, for a file that cannot be read or is for another tab.
         """
-        return open_file(path, self.tab, shown, places)
+        return open_file(path, self.tab, shown, allowed_paths)
 
     def check(
-        self, values: Mapping[str, Any], family: str, unknown: Mapping[str, Any], places: AllowedPaths = EVERYWHERE
+        self,
+        values: Mapping[str, Any],
+        family: str,
+        unknown: Mapping[str, Any],
+        allowed_paths: AllowedPaths = EVERYWHERE,
     ) -> None:
         """Raise ValueError, one sentence per line, for everything that prevents training."""
         script = script_for(family, self.tab.method)
-        checked(of_family(values, script), script, unknown, places)
+        checked(of_family(values, script), script, unknown, allowed_paths)
 
     def train_model(
         self,
@@ -80,14 +84,14 @@ class Training:
         family: str,
         unknown: Mapping[str, Any],
         print_only: bool = False,
-        places: AllowedPaths = EVERYWHERE,
+        allowed_paths: AllowedPaths = EVERYWHERE,
         prompts: str = "",
     ) -> tuple[Prepared, int | None]:
         """Check, write the TOML into a new run folder and queue it; with `print_only`, neither.
 
         Also returns the run's number. Raises ValueError, one sentence per line.
         """
-        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, places, prompts)
+        prepared = prepare(values, script_for(family, self.tab.method), unknown, print_only, allowed_paths, prompts)
         if print_only:
             return prepared, None
         return prepared, queue.add(plan(prepared, self.tab, family))

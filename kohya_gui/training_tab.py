@@ -17,15 +17,15 @@ import gradio as gr
 from gradio.components import FormComponent
 
 from kohya_gui import recognise, recognise_images
-from kohya_gui.again import opened_run
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
-from kohya_gui.configuration import Prepared, families_of, place_of, place_to_save, save_prompts
+from kohya_gui.configuration import Prepared, config_path, families_of, path_to_save, save_prompts
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
 from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
 from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
+from kohya_gui.past_runs import opened_run
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
 from kohya_gui.shell_line import shell_line
@@ -67,7 +67,7 @@ FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
 """Options that decide how the images in train_data_dir are read."""
-TOLD = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
+HINTED = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
 RECENT = 12
@@ -77,12 +77,14 @@ Updates = dict[Any, Any]
 
 
 class TrainingTab:
-    def __init__(self, training: Training, queue: RunQueue, launch: str, places: AllowedPaths = EVERYWHERE) -> None:
-        self.training, self._queue, self._places = training, queue, places
+    def __init__(
+        self, training: Training, queue: RunQueue, launch: str, allowed_paths: AllowedPaths = EVERYWHERE
+    ) -> None:
+        self.training, self._queue, self._allowed_paths = training, queue, allowed_paths
         self.name, method = training.tab.name, training.tab.method
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
-        self.form = Form(self.name, groups, method, WITHOUT, TOLD, places)
+        self.form = Form(self.name, groups, method, WITHOUT, HINTED, allowed_paths)
         self._tools: list[Callable[[Form, FormComponent], None]] = []
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
@@ -103,7 +105,7 @@ class TrainingTab:
         self._connect_compile()
         for connect in self._tools:
             connect(self.form, self.family)
-        self._tell_facts()
+        self._connect_hints()
         self._wire()
         self._others: dict[str, TrainingTab] = {}
 
@@ -189,29 +191,29 @@ class TrainingTab:
             below()
 
     def _tool(self, tool: DataTool) -> None:
-        self._tools.append(tool(self.name, self._queue, self._places))
+        self._tools.append(tool(self.name, self._queue, self._allowed_paths))
 
-    def _tell_facts(self) -> None:
+    def _connect_hints(self) -> None:
         """Show a hint under each path field: what was found there."""
         controls = self.form.controls
 
-        def tell_model(path: str, family: str) -> str:
+        def model_hint(path: str, family: str) -> str:
             found = self._seen("pretrained_model_name_or_path", path, lambda place: recognise.model(place, family))
             other = found.family if found.family in self._families else None
-            return fact(found, offer(self.family.elem_id or "", other) if other and other != family else "")
+            return hint(found, offer(self.family.elem_id or "", other) if other and other != family else "")
 
-        self._tell("pretrained_model_name_or_path", tell_model, self.family)
-        self._tell("train_data_dir", self._tell_images, *(controls[n] for n in ABOUT_IMAGES))
-        self._tell("in_json", lambda path: fact(self._seen("in_json", path, recognise.metadata)))
-        for name in self.form.facts.keys() & recognise.PARTS.keys():
-            self._tell(name, self._tell_part(name))
+        self._connect_hint("pretrained_model_name_or_path", model_hint, self.family)
+        self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
+        self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
+        for name in self.form.hints.keys() & recognise.PARTS.keys():
+            self._connect_hint(name, self._component_hint(name))
 
-    def _tell(self, name: str, tell: Callable[..., str], *others: Any) -> None:
+    def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:
         about = [self.form.controls[name], *others]
         # several changes at once give one hint, after the last
-        gr.on([c.change for c in about], tell, about, self.form.facts[name], trigger_mode="always_last", **QUIET)
+        gr.on([c.change for c in about], tell, about, self.form.hints[name], trigger_mode="always_last", **QUIET)
 
-    def _tell_images(self, path: str, extension: str, metadata: str, repeats: str, many: bool) -> str:
+    def _image_hint(self, path: str, extension: str, metadata: str, repeats: str, many: bool) -> str:
         options, controls = self.form.options, self.form.controls
 
         def look(place: str) -> Recognised:
@@ -223,16 +225,16 @@ class TrainingTab:
 
         found = self._seen("train_data_dir", path, look)
         if found.ending:
-            return fact(found, setting(controls["caption_extension"], found.ending, f"Use the {found.ending} files"))
-        return fact(found, setting(controls["num_repeats"], "1", "Use this folder as it is") if found.flat else "")
+            return hint(found, setting(controls["caption_extension"], found.ending, f"Use the {found.ending} files"))
+        return hint(found, setting(controls["num_repeats"], "1", "Use this folder as it is") if found.flat else "")
 
-    def _tell_part(self, name: str) -> Callable[[str], str]:
-        return lambda path: fact(self._seen(name, path, lambda place: recognise.part(place, name)))
+    def _component_hint(self, name: str) -> Callable[[str], str]:
+        return lambda path: hint(self._seen(name, path, lambda place: recognise.part(place, name)))
 
     def _seen(self, name: str, path: str, look: Callable[[str], Recognised]) -> Recognised:
-        return recognise.allowed(self._places, name, unquoted(path or ""), look)
+        return recognise.allowed(self._allowed_paths, name, unquoted(path or ""), look)
 
-    def _told(self, remarks: Sequence[Remark], title: str) -> str:
+    def _message(self, remarks: Sequence[Remark], title: str) -> str:
         return self.form.links.told("warning" if remarks else "ok", title, remarks)
 
     def _connect_compile(self) -> None:
@@ -315,7 +317,7 @@ class TrainingTab:
             shown_preset = preset if preset_family(preset) == family else None
             updates |= {self.family: family, self.file: file, self.preset: shown_preset}
             updates = self.form.changed(updates, self.form.first())
-            return updates | ({self.run.message: self._told(remarks, "Settings restored")} if remarks else {})
+            return updates | ({self.run.message: self._message(remarks, "Settings restored")} if remarks else {})
 
         restored = page.load(load, [self.draft.state, self.recent], self._everything, **QUIET)
         self.draft.release_after(restored)
@@ -337,8 +339,8 @@ class TrainingTab:
 
     def _opened(self, text: str, recent: list[str], family: str) -> Updates:
         try:
-            path = place_of(text)
-            opened = self.training.open_configuration(path, family, self._places)
+            path = config_path(text)
+            opened = self.training.open_configuration(path, family, self._allowed_paths)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         remarks = opened.remarks
@@ -394,7 +396,7 @@ class TrainingTab:
             self.file: gr.update(value=file),
             self.preset: preset,
             self.draft.state: self.draft.of(full, family, file, preset, unsaved=unsaved),
-            self.run.message: self._told([*said, *refusals], title),
+            self.run.message: self._message([*said, *refusals], title),
             **self._not_saving(),
         }
 
@@ -434,13 +436,13 @@ class TrainingTab:
     def _saved(self, data: Updates, text: str) -> Updates:
         values, family = self.form.read(data), data[self.family]
         try:
-            place = place_to_save(text)
-            self._places.check("configuration file", place)
+            place = path_to_save(text)
+            self._allowed_paths.check("configuration file", place)
             if os.path.isfile(place) and str(place) not in (data[self.opened], data[self.replacing]):
                 return self._ask_to_replace(place)
             if prompts := self._prompts(data, values):
-                values["sample_prompts"] = str(save_prompts(place, prompts, self._places))
-            path = self.training.save_configuration(place, values, family, data[self.unknown], self._places)
+                values["sample_prompts"] = str(save_prompts(place, prompts, self._allowed_paths))
+            path = self.training.save_configuration(place, values, family, data[self.unknown], self._allowed_paths)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
         return {
@@ -452,7 +454,7 @@ class TrainingTab:
             ),
             self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
             **self._not_saving(),
-            self.run.message: self._told(self._left_out(values), f"Saved to {path}"),
+            self.run.message: self._message(self._left_out(values), f"Saved to {path}"),
         }
 
     def _prompts(self, data: Updates, values: Mapping[str, Any]) -> str:
@@ -468,7 +470,7 @@ class TrainingTab:
         values = self.form.read(data)
         try:
             if taken := find_taken(self._in_places(values), self._queue):
-                self.training.check(values, data[self.family], data[self.unknown], self._places)
+                self.training.check(values, data[self.family], data[self.unknown], self._allowed_paths)
                 decided = answered(values, answer, taken)
                 if decided is None:
                     return {self.run.message: question(taken), **again}
@@ -478,7 +480,7 @@ class TrainingTab:
             waits = self._why_waiting(run)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}
-        remarks = self._told(prepared.remarks, f"{waits}. Note:" if waits else "Started. Note:")
+        remarks = self._message(prepared.remarks, f"{waits}. Note:" if waits else "Started. Note:")
         waiting = message("ok", waits, face=f' data-waits="{run}"') if waits else ""
         return {
             self.run.message: remarks if prepared.remarks else waiting,
@@ -489,7 +491,7 @@ class TrainingTab:
 
     def _in_places(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings, or nothing where their output folder is outside the allowed paths."""
-        return {} if self._places.problem("output_dir", values.get("output_dir") or ".") else values
+        return {} if self._allowed_paths.problem("output_dir", values.get("output_dir") or ".") else values
 
     def _why_waiting(self, run: int) -> str:
         """Return why a run does not start at once; empty if it does."""
@@ -572,13 +574,15 @@ class TrainingTab:
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
         return {
-            self.run.message: self._told(prepared.remarks, "The command below contains all settings and needs no file"),
+            self.run.message: self._message(
+                prepared.remarks, "The command below contains all settings and needs no file"
+            ),
             self.run.command: gr.update(value=line, visible=True),
         }
 
     def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
         family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)
-        return self.training.train_model(self._queue, values, family, unknown, print_only, self._places, prompts)
+        return self.training.train_model(self._queue, values, family, unknown, print_only, self._allowed_paths, prompts)
 
 
 def preset_file(tab: str, name: str) -> Path:
@@ -608,7 +612,7 @@ def preset_words(path: Path) -> str:
     return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
-def fact(found: Recognised, more: str = "") -> str:
+def hint(found: Recognised, more: str = "") -> str:
     if not found.text:
         return ""
     tone = "warning" if found.warning else {True: "good", False: "bad", None: "plain"}[found.good]

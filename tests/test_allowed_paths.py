@@ -33,11 +33,11 @@ def inside(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def places(inside: Path) -> AllowedPaths:
+def allowed_paths(inside: Path) -> AllowedPaths:
     return AllowedPaths.within([inside])
 
 
-def test_everything_in_an_allowed_folder_is_allowed(places, inside):
+def test_everything_in_an_allowed_folder_is_allowed(allowed_paths, inside):
     for path in (
         inside,
         inside / "a",
@@ -46,7 +46,7 @@ def test_everything_in_an_allowed_folder_is_allowed(places, inside):
         f"{inside}/a b",
         f" {inside}/a ",
     ):
-        assert places.check("output_dir", path).is_absolute()
+        assert allowed_paths.check("output_dir", path).is_absolute()
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_everything_in_an_allowed_folder_is_allowed(places, inside):
         "~",
     ],
 )
-def test_what_leads_elsewhere_is_refused_by_the_options_name(places, inside, path):
+def test_what_leads_elsewhere_is_refused_by_the_options_name(allowed_paths, inside, path):
     with pytest.raises(ValueError, match=f"^output_dir: '.*' is {OUTSIDE}; start the GUI with --allowed_path"):
-        places.check("output_dir", os.path.join(inside.parent, path) if path != ".." else inside / "..")
+        allowed_paths.check("output_dir", os.path.join(inside.parent, path) if path != ".." else inside / "..")
 
 
-def test_links_are_followed_and_not_written_over(places, inside):
+def test_links_are_followed_and_not_written_over(allowed_paths, inside):
     outside = inside.parent
     (outside / "secret.toml").write_text("")
     (inside / "file.toml").symlink_to(outside / "secret.toml")
@@ -78,21 +78,21 @@ def test_links_are_followed_and_not_written_over(places, inside):
     (inside / "own").symlink_to(inside)
     (outside / "into").symlink_to(inside / "real.toml")
     for path in ("file.toml", "folder", "folder/secret.toml", "folder/new.toml", "folder/inside/../x", "own/folder/x"):
-        assert not places.holds(inside / path), path
-    assert not places.holds(outside / "into")  # saving would put a file in the place of the link
-    assert places.holds(inside / "own/own/x")
+        assert not allowed_paths.holds(inside / path), path
+    assert not allowed_paths.holds(outside / "into")  # saving would put a file in the place of the link
+    assert allowed_paths.holds(inside / "own/own/x")
 
 
-def test_a_path_with_the_character_0_is_refused_everywhere(places):
-    for each in (places, EVERYWHERE):
+def test_a_path_with_the_character_0_is_refused_everywhere(allowed_paths):
+    for each in (allowed_paths, EVERYWHERE):
         with pytest.raises(ValueError, match="output_dir: a path cannot contain a null character"):
             each.check("output_dir", "a\0.toml")
 
 
 @pytest.mark.parametrize("fenced", [True, False])
-def test_what_no_path_can_be_is_told_in_a_sentence(places, inside, fenced):
+def test_what_no_path_can_be_is_told_in_a_sentence(allowed_paths, inside, fenced):
     (inside / "loop").symlink_to(inside / "loop")
-    asked = places if fenced else EVERYWHERE
+    asked = allowed_paths if fenced else EVERYWHERE
     for path, why in (
         (inside / ("x" * 300), "255 bytes"),
         (inside / ("x" * 300) / "y", "255 bytes"),
@@ -108,9 +108,9 @@ def test_what_no_path_can_be_is_told_in_a_sentence(places, inside, fenced):
 
 
 def test_a_file_may_be_allowed_alone(inside):
-    places = AllowedPaths.within([inside / "one.toml"])
-    assert places.holds(inside / "one.toml")
-    assert not places.holds(inside / "two.toml")
+    allowed_paths = AllowedPaths.within([inside / "one.toml"])
+    assert allowed_paths.holds(inside / "one.toml")
+    assert not allowed_paths.holds(inside / "two.toml")
 
 
 def test_the_root_of_a_disk_is_no_allowed_folder():
@@ -127,10 +127,10 @@ def test_every_option_that_names_a_path_is_looked_at():
     options = {o.name: o for s in SCRIPTS for g in s.groups for o in each_option(g)}
     paths = {name: o for name, o in options.items() if o.path}
     assert len(paths) > 15
-    places = AllowedPaths.within([Path("/nowhere")])
+    allowed_paths = AllowedPaths.within([Path("/nowhere")])
     for name, option in paths.items():
-        assert places.problems({name: ["/etc/x"] if option.many else "/etc/x"}, [option])
-        assert not places.problems({name: [] if option.many else None}, [option])
+        assert allowed_paths.problems({name: ["/etc/x"] if option.many else "/etc/x"}, [option])
+        assert not allowed_paths.problems({name: [] if option.many else None}, [option])
     words = [name for name in options if name.endswith(("_dir", "_file", "_path", "_folder")) and name not in paths]
     assert [name for name in words if "nvme" not in name and "huggingface" not in name] == []
 
@@ -159,19 +159,19 @@ def test_a_path_is_found_where_it_hides(values, named):
     assert why.startswith(f"{named}: ")
 
 
-def test_a_dataset_file_names_allowed_folders_only(places, inside):
+def test_a_dataset_file_names_allowed_folders_only(allowed_paths, inside):
     for name, text in (
         ("a.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "/etc"\n'),
         ("a.json", json.dumps({"datasets": [{"subsets": [{"image_dir": "/etc"}]}]})),
     ):
         (inside / name).write_text(text)
-        assert OUTSIDE in (places.problem("dataset_config", str(inside / name)) or "")
+        assert OUTSIDE in (allowed_paths.problem("dataset_config", str(inside / name)) or "")
     (inside / "b.toml").write_text(f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "{inside / "cats"}"\n')
-    assert places.problem("dataset_config", str(inside / "b.toml")) is None
+    assert allowed_paths.problem("dataset_config", str(inside / "b.toml")) is None
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
-def test_a_metadata_file_names_images_in_allowed_folders_only(places, inside, name):
+def test_a_metadata_file_names_images_in_allowed_folders_only(allowed_paths, inside, name):
     def written(key: str) -> str:
         entry = {"caption": "a cat"}
         lines = json.dumps({key: entry} if name == "a.json" else {"image_path": key, **entry})
@@ -181,51 +181,53 @@ def test_a_metadata_file_names_images_in_allowed_folders_only(places, inside, na
     config = inside / "c.toml"
     config.write_text(f'[[datasets]]\n[[datasets.subsets]]\nmetadata_file = "{inside / name}"\n')
     for key, why in (("/etc/secret.png", OUTSIDE), ("../secret.png", "leads out of its folder")):
-        assert why in (places.problem("in_json", written(key)) or "")
-        assert why in (places.problem("dataset_config", str(config)) or "")
+        assert why in (allowed_paths.problem("in_json", written(key)) or "")
+        assert why in (allowed_paths.problem("dataset_config", str(config)) or "")
     for key in (str(inside / "cat.png"), "cat", "sub/cat.png", "..cat"):
-        assert places.problem("in_json", written(key)) is None
-        assert places.problem("dataset_config", str(config)) is None
+        assert allowed_paths.problem("in_json", written(key)) is None
+        assert allowed_paths.problem("dataset_config", str(config)) is None
     assert EVERYWHERE.problem("in_json", written("/etc/secret.png")) is None
 
 
-def test_a_configuration_elsewhere_is_neither_read_nor_written(places, inside):
+def test_a_configuration_elsewhere_is_neither_read_nor_written(allowed_paths, inside):
     there, here = inside.parent / "cat.toml", inside / "cat.toml"
     write_toml(there, {"network_dim": 4})
     for path in (there, there.with_name("missing.toml"), there.with_suffix(".json")):
         with pytest.raises(ValueError, match=f"^configuration file: .* {OUTSIDE}"):
-            open_file(path, TABS["lora"], places=places)
+            open_file(path, TABS["lora"], allowed_paths=allowed_paths)
         with pytest.raises(ValueError, match=OUTSIDE):
-            save_file(path, {"network_dim": 8}, SDXL_LORA, {}, places)
-    save_file(here, {"network_dim": 8}, SDXL_LORA, {}, places)
-    assert open_file(here, TABS["lora"], places=places).values == {"network_dim": 8}
+            save_file(path, {"network_dim": 8}, SDXL_LORA, {}, allowed_paths)
+    save_file(here, {"network_dim": 8}, SDXL_LORA, {}, allowed_paths)
+    assert open_file(here, TABS["lora"], allowed_paths=allowed_paths).values == {"network_dim": 8}
     assert "4" in there.read_text()
 
 
-def test_the_family_of_a_model_elsewhere_is_not_told(places, inside, flux_miniature):
+def test_the_family_of_a_model_elsewhere_is_not_told(allowed_paths, inside, flux_miniature):
     write_toml(
         inside / "a.toml", {"pretrained_model_name_or_path": str(flux_miniature.files["pretrained_model_name_or_path"])}
     )
     assert open_file(inside / "a.toml", TABS["lora"]).family == "flux"
-    assert open_file(inside / "a.toml", TABS["lora"], places=places).family == "sdxl"
+    assert open_file(inside / "a.toml", TABS["lora"], allowed_paths=allowed_paths).family == "sdxl"
 
 
-def test_a_run_does_not_begin_with_paths_elsewhere_and_the_refusal_does_not_tell_what_is_there(places, inside):
+def test_a_run_does_not_begin_with_paths_elsewhere_and_the_refusal_does_not_tell_what_is_there(allowed_paths, inside):
     refusals = []
     for model in ("/etc/passwd", "/etc/nothing"):
         values = {"output_dir": str(inside), "pretrained_model_name_or_path": model, "train_data_dir": str(inside)}
         with pytest.raises(ValueError, match=OUTSIDE) as refused:
-            prepare(values, SDXL_LORA, {}, print_only=False, places=places)
+            prepare(values, SDXL_LORA, {}, print_only=False, allowed_paths=allowed_paths)
         refusals.append(str(refused.value).replace(model, ""))
     assert refusals[0] == refusals[1]
     with pytest.raises(ValueError, match=f"output_dir: .* {OUTSIDE}"):
-        prepare({"output_dir": str(inside.parent / "new")}, SDXL_LORA, {}, print_only=True, places=places)
+        prepare({"output_dir": str(inside.parent / "new")}, SDXL_LORA, {}, print_only=True, allowed_paths=allowed_paths)
     assert not (inside.parent / "new").exists()
 
 
-def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(places, inside):
+def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(allowed_paths, inside):
     def told(path: str) -> recognise.Recognised:
-        return recognise.allowed(places, "train_data_dir", path, lambda p: recognise_images.train_data(p, ".txt"))
+        return recognise.allowed(
+            allowed_paths, "train_data_dir", path, lambda p: recognise_images.train_data(p, ".txt")
+        )
 
     for path in ("/etc", "/etc/passwd", "/nothing"):
         assert told(path).good is False
@@ -244,17 +246,17 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
         return {}
 
     model = str(flux_miniature.files["pretrained_model_name_or_path"])
-    for places in (EVERYWHERE, AllowedPaths.within([inside])):
+    for allowed_paths in (EVERYWHERE, AllowedPaths.within([inside])):
         with gr.Blocks():
-            form = Form("lora", FLUX_LORA.groups, "lora", places=places)
+            form = Form("lora", FLUX_LORA.groups, "lora", allowed_paths=allowed_paths)
             form.panel("Model", ["pretrained_model_name_or_path"], advice=replace(GOOD_TIMESTEPS, good=good))
         form.advised({"pretrained_model_name_or_path": model})
     assert looked_at == [model, None]
 
 
-def test_the_dataset_tools_stay_inside(places, inside):
+def test_the_dataset_tools_stay_inside(allowed_paths, inside):
     with gr.Blocks():
-        helper = FolderHelper("lora", places)
+        helper = FolderHelper("lora", allowed_paths)
     for folders in (("/etc", "", str(inside)), (str(inside), "/etc", str(inside)), (str(inside), "", "/etc")):
         images, reg, destination = folders
         said, _, options = helper._arrange("sks", "cat", images, 1, reg, 1, destination)
@@ -279,9 +281,9 @@ def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(inside):
         assert options == {}
 
 
-def test_gathering_captions_stays_inside(places, inside):
+def test_gathering_captions_stays_inside(allowed_paths, inside):
     steps = MetadataSteps.__new__(MetadataSteps)
-    steps._places = places
+    steps._places = allowed_paths
     rest: tuple[Any, ...] = (True, "", False, "", False, True, "a.json", "b.json")
     for images, metadata in (("/etc", ""), (str(inside), "/etc")):
         with pytest.raises(ValueError, match=OUTSIDE):
@@ -290,7 +292,7 @@ def test_gathering_captions_stays_inside(places, inside):
 
 
 def served(words: str) -> AllowedPaths:
-    return gui.places(gui.parser().parse_args(words.split()))
+    return gui.allowed_paths(gui.parser().parse_args(words.split()))
 
 
 def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
@@ -298,11 +300,11 @@ def test_how_the_page_is_served_decides_what_is_allowed(tmp_path, monkeypatch):
     assert served("") == EVERYWHERE
     assert served(f"--allowed_path {tmp_path}") == EVERYWHERE
     for words in ("--listen 0.0.0.0", "--share"):
-        places = served(f"{words} --allowed_path /srv --config /opt/cat.toml")
+        allowed_paths = served(f"{words} --allowed_path /srv --config /opt/cat.toml")
         for path in (Path.home() / "x", tmp_path / "x", Path("/srv/data"), Path("/opt/cat.toml")):
-            assert places.holds(path)
+            assert allowed_paths.holds(path)
         for path in (Path("/"), Path("/etc/passwd"), Path("/opt"), Path("/opt/dog.toml")):
-            assert not places.holds(path)
+            assert not allowed_paths.holds(path)
 
 
 def test_an_allowed_path_must_be_there(tmp_path):

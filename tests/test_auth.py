@@ -18,7 +18,8 @@ import pytest
 import gui
 from kohya_gui.auth import LARGEST_ASK, LARGEST_BODY, NOT_OURS, OWN_NAMES
 from kohya_gui.content_policy import page_policy
-from kohya_gui.guesses import (
+from kohya_gui.login_pages import LOGIN_PAGE, token_page
+from kohya_gui.login_throttle import (
     FORGOTTEN,
     FREE_FOR_ALL,
     FREE_GUESSES,
@@ -26,11 +27,10 @@ from kohya_gui.guesses import (
     LONGEST_FOR_ALL,
     LONGEST_WAIT,
     REMEMBERED,
-    Guesses,
     LoginLog,
+    LoginThrottle,
     network_of,
 )
-from kohya_gui.login_pages import LOGIN_PAGE, token_page
 from kohya_gui.sessions import CHECKED_AGAIN, LIFETIME, Credential, Sessions
 from sd_scripts.runs.store import state_folder
 
@@ -364,7 +364,7 @@ def test_how_the_page_is_served_decides_who_is_let_in(state):
 
 def test_wrong_passwords_make_the_next_guess_wait_longer():
     clock = [0.0]
-    guesses = Guesses(now=lambda: clock[0])
+    guesses = LoginThrottle(now=lambda: clock[0])
     assert [guesses.wait("a") for _ in range(FREE_GUESSES + 1)] == [0.0] * (FREE_GUESSES + 1)
     assert guesses.wait("a") == 1.0
     assert guesses.wait("b") == 0.0  # another one is not made to wait
@@ -381,7 +381,7 @@ def test_wrong_passwords_make_the_next_guess_wait_longer():
 
 def test_guesses_of_a_whole_network_do_not_fill_the_memory():
     clock = count(0.0, LONGEST_FOR_ALL)
-    guesses = Guesses(now=lambda: next(clock))
+    guesses = LoginThrottle(now=lambda: next(clock))
     for number in range(REMEMBERED + 10):
         guesses.wait(str(number))
     assert len(guesses._failed) == REMEMBERED
@@ -530,7 +530,7 @@ def test_a_session_ends_by_itself_at_the_log_out_and_with_its_password(tmp_path)
 
 def test_guesses_from_many_addresses_wait_together_and_spare_who_logged_in_before():
     clock = [0.0]
-    guesses = Guesses(now=lambda: clock[0])
+    guesses = LoginThrottle(now=lambda: clock[0])
     guesses.wait("home")
     guesses.right("home")
     tried = sum(guesses.wait(f"10.0.{n // 250}.{n % 250}") == 0.0 for n in range(2000))
@@ -698,14 +698,14 @@ def test_the_password_comes_by_environment_file_or_question_and_by_a_word_with_a
         ("", {"STUDIO_TOKEN": "with a space"}, "STUDIO_TOKEN: must have at least 8 characters"),
     ],
 )
-def test_ways_to_log_in_that_do_not_go_together_are_told(monkeypatch, words, environment, why):
+def test_ways_to_log_in_that_do_not_go_together_are_reported(monkeypatch, words, environment, why):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert why in (gui.refusal(flags_of(words)) or "")
 
 
 @pytest.mark.parametrize("made", ["missing", "empty", "binary"])
-def test_a_password_file_that_holds_no_password_is_told(tmp_path, capsys, made):
+def test_a_password_file_that_holds_no_password_is_reported(tmp_path, capsys, made):
     file = tmp_path / "password"
     if made != "missing":
         file.write_bytes(b"\xff\xfe" if made == "binary" else b"\n")

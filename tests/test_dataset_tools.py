@@ -124,7 +124,7 @@ def test_what_cannot_be_copied_is_told_and_the_rest_is_copied(source: Path, conc
     assert not list(target.glob("*.part"))
 
 
-def test_what_will_not_be_trained_as_meant_is_told(source: Path, concept: Concept) -> None:
+def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Concept) -> None:
     make_image(source / "more/d.png")
     (source.parent / "data/img/40_sks cat").mkdir(parents=True)
     first, second = told(arrange(concept))

@@ -17,9 +17,8 @@ from gui_help import SIX, startable
 
 import gui
 from kohya_gui import recognise, recognise_images
-from kohya_gui.again import why_not
 from kohya_gui.app import build
-from kohya_gui.configuration import place_of, prepare, tab_for
+from kohya_gui.configuration import config_path, prepare, tab_for
 from kohya_gui.controls import Form, given, kind, shown
 from kohya_gui.draft import Draft
 from kohya_gui.dreambooth_gui import DREAMBOOTH
@@ -28,9 +27,10 @@ from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.panels import good_timesteps
+from kohya_gui.past_runs import why_not
 from kohya_gui.run_view import duration, newest_state, sections, speed
 from kohya_gui.training import Training
-from kohya_gui.training_tab import PRESETS, TrainingTab, fact, offer, preset_title, preset_words
+from kohya_gui.training_tab import PRESETS, TrainingTab, hint, offer, preset_title, preset_words
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
@@ -221,7 +221,7 @@ def test_a_saved_file_holds_what_differs_from_the_defaults(form, tmp_path):
     assert path.read_text() == "compile = true\nseed = 1\n"
 
 
-def test_an_unknown_key_survives_a_round_trip_and_is_told(form, tmp_path):
+def test_an_unknown_key_survives_a_round_trip_and_is_reported(form, tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("netwrok_dim = 8\nseed = 1\n[section]\ncompile = true\n")
     opened = open_configuration(path)
@@ -297,7 +297,7 @@ def test_every_preset_says_what_it_is_for():
 @pytest.mark.parametrize("text", ["/", "..", "folder/", " "])
 def test_a_folder_is_no_name_for_a_configuration(text):
     with pytest.raises(ValueError, match="name"):
-        place_of(text)
+        config_path(text)
 
 
 @pytest.mark.parametrize("name", [".", "..", "x" * 300, "a/b"])
@@ -333,7 +333,7 @@ def test_a_command_can_be_pasted_and_shows_what_compiles(tmp_path):
     ("text", "name"), [("a", "a.toml"), ('"b.toml"', "b.toml"), ("c.json", "c.json"), ("d.1", "d.1.toml")]
 )
 def test_a_file_name_is_read_as_it_was_meant(text, name):
-    assert place_of(text).name == name
+    assert config_path(text).name == name
 
 
 def test_a_draft_brings_back_what_was_typed(tab, form):
@@ -514,7 +514,7 @@ def test_a_model_of_the_other_family_is_refused_and_names_its_own(tmp_path):
     assert "not a base model for FLUX.1" in wrong[1].text
     lora = safetensors(tmp_path / "l.safetensors", "lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight")
     assert recognise.model(str(lora), "flux").family is None
-    assert "data-choose" in fact(wrong[1], offer("lora-family", "sdxl"))
+    assert "data-choose" in hint(wrong[1], offer("lora-family", "sdxl"))
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_a_part_of_flux_is_recognised_where_it_is_asked_for(tmp_path, option, sh
     assert words in found.text
 
 
-def test_a_part_that_is_no_file_is_told(tmp_path):
+def test_a_part_that_is_no_file_is_reported(tmp_path):
     assert "This is a folder without" in recognise.part(str(tmp_path), "t5xxl").text
     assert "not found" in recognise.part(str(tmp_path / "gone"), "ae").text
     assert recognise.part("", "ae").text == ""
@@ -569,7 +569,7 @@ def flux_folder(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_in_several_files_is_recognised_and_a_missing_one_is_told(tmp_path):
+def test_a_folder_in_several_files_is_recognised_and_a_missing_one_is_reported(tmp_path):
     folder = flux_folder(tmp_path / "flux")
     found = describe(folder)
     assert (found.family, found.variant, found.precision) == ("flux", "FLUX.1 dev diffusers folder", "bf16")
@@ -606,7 +606,7 @@ def test_a_file_finds_its_family_again(tmp_path, toml, shown, family):
     assert open_configuration(path, shown).family == family
 
 
-def test_half_a_file_and_no_file_are_told(tmp_path):
+def test_half_a_file_and_no_file_are_reported(tmp_path):
     assert (
         "This is cut short"
         in recognise.model(str(safetensors(tmp_path / "m.safetensors", SDXL_KEY, cut=True)), "sdxl").text
@@ -650,7 +650,7 @@ def test_missing_captions_are_a_warning_that_names_the_ending_that_lies_there(tm
     assert told_of(tmp_path, ".cap")[0].startswith("3 images, none with a .cap file, 2 have a .caption file")
 
 
-def test_folders_that_are_never_seen_are_told(tmp_path):
+def test_folders_that_are_never_seen_are_reported(tmp_path):
     images(tmp_path, "0_dog/a.png", "0_dog/a.txt")
     assert told_of(tmp_path, ".txt")[1] is False
     images(tmp_path, "1_cat/a.png", "1_cat/a.txt")
@@ -661,21 +661,21 @@ def test_folders_that_are_never_seen_are_told(tmp_path):
 
 def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     images(tmp_path / "flat", "a.png", "a.txt")
-    refused = tab._tell_images(str(tmp_path / "flat"), ".txt", "", "", False)
+    refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False)
     assert "fact-bad" in refused
     assert 'data-set="lora-num_repeats" data-value="1"' in refused
-    taken = tab._tell_images(str(tmp_path / "flat"), ".txt", "", "3", False)
+    taken = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "3", False)
     assert "fact-good" in taken
     assert "1 image, all captioned, 3 per epoch" in taken
     images(tmp_path / "20241122_cats", "a.png")
-    assert "fact-bad" in tab._tell_images(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
+    assert "fact-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
 
 
 def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, tmp_path):
     images(tmp_path / "10_cat", "a.png", "a.caption", "b.png", "b.caption", "c.png", "c.txt")
-    told = tab._tell_images(str(tmp_path), ".txt", "", "", False)
+    told = tab._image_hint(str(tmp_path), ".txt", "", "", False)
     assert 'data-set="lora-caption_extension" data-value=".caption"' in told
-    assert "button" not in tab._tell_images(str(tmp_path), ".caption", "", "", False)  # fewer have a .txt file
+    assert "button" not in tab._image_hint(str(tmp_path), ".caption", "", "", False)  # fewer have a .txt file
 
 
 def test_beside_a_metadata_file_a_folder_says_no_number_of_its_own(tmp_path):
@@ -910,7 +910,7 @@ def test_a_past_run_fills_in_the_form_and_its_own_file_is_not_the_one_to_save(ta
     assert "Loaded the settings of cat" in updates[tab.run.message]
 
 
-def test_a_past_run_without_its_folder_or_off_the_list_is_told(tab, tmp_path):
+def test_a_past_run_without_its_folder_or_off_the_list_is_reported(tab, tmp_path):
     run = past_run(tab, tmp_path / "cat", "seed = 3\n")
     (tmp_path / "cat" / "config.toml").unlink()
     assert "settings file not found" in tab._load_past(run)[tab.run.message]
@@ -991,7 +991,7 @@ def test_what_a_preset_replaced_is_put_back(tab, form):
     assert (back[tab.unknown], back[tab.opened], back[form.prompts]) == ({"mine": 1}, "a.toml", "a cat")
 
 
-def test_a_tab_that_is_not_there_is_told(tab, form):
+def test_a_tab_that_is_not_there_is_reported(tab, form):
     updates = tab._open_past({tab.run.past: "tab:made up"})
     assert "no such tab" in updates[tab.run.message]
 
@@ -1042,10 +1042,10 @@ def test_a_dataset_file_is_not_opened_as_settings(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="it is a path there")
 def test_a_windows_path_is_no_name_elsewhere():
     with pytest.raises(ValueError, match="is a Windows path"):
-        place_of("C:\\Users\\me\\lora.toml")
+        config_path("C:\\Users\\me\\lora.toml")
 
 
-def test_prompts_without_an_interval_are_told():
+def test_prompts_without_an_interval_are_reported():
     remarks = from_values(SDXL_LORA, {"sample_prompts": "p.txt"}).remarks
     assert [remark.name for remark in remarks if "no samples" in remark.text] == ["sample_prompts"]
     remarks = from_values(SDXL_LORA, {"sample_prompts": "p.txt", "sample_every_n_steps": 5}).remarks
@@ -1097,7 +1097,7 @@ def test_an_open_page_does_not_tick(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "asked", "shown"),
+    ("name", "text", "tab", "shown"),
     [
         (None, None, None, "lora"),
         ("a.toml", "network_dim = 8", None, "lora"),
@@ -1108,10 +1108,10 @@ def test_an_open_page_does_not_tick(tmp_path):
         ("a.toml", "= broken", None, "lora"),
     ],
 )
-def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, sent, shown):
+def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, tab, shown):
     if name:
         (tmp_path / name).write_text(text)
-    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, sent)
+    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, tab)
     (tabs,) = (block for block in page.blocks.values() if isinstance(block, gr.Tabs))
     assert tabs.selected == shown
 

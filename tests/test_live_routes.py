@@ -14,10 +14,10 @@ from runs_help import TELLING, wait_for
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from kohya_gui.again import plan
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import prepare
 from kohya_gui.live_routes import routes
+from kohya_gui.past_runs import plan
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.toml_files import read_toml
@@ -34,10 +34,10 @@ PNG = b"\x89PNG\r\n\x1a\n not much of an image"
 class Studio:
     """A list of runs with its routes, as a browser reaches them; nothing is started unless the queue is opened."""
 
-    def __init__(self, folder: Path, places: AllowedPaths = EVERYWHERE) -> None:
+    def __init__(self, folder: Path, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
         self.folder = folder
         self.queue = RunQueue(RunStore(folder / "runs.sqlite"), every=0.05)
-        self.browser = TestClient(Starlette(routes=routes(self.queue, places)))
+        self.browser = TestClient(Starlette(routes=routes(self.queue, allowed_paths)))
 
     def get(self, path: str, **facts: Any) -> Any:
         return self.browser.get(f"/studio/{path}", **facts)

@@ -91,7 +91,7 @@ def test_problems_are_told_one_a_line_with_exit_2(tmp_path, capsys):
     ]
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_file_that_is_not_there_is_reported(tmp_path, capsys):
     assert print_command("lora", tmp_path / "none.toml") == 2
     assert "there is no file" in capsys.readouterr().err
 

@@ -20,12 +20,12 @@ from sd_scripts.options.prompt_lines import LINE_OPTIONS, SAMPLE_DEFAULTS, read_
 class Page:
     """The editor with the controls of a form, and what a browser would hold of them."""
 
-    def __init__(self, places: AllowedPaths, **values: str) -> None:
+    def __init__(self, allowed_paths: AllowedPaths, **values: str) -> None:
         with gr.Blocks():
             self.form = Form("lora", SDXL_LORA.groups, "lora")
             self.form.place(["sample_prompts", "output_dir", "output_name", "sample_sampler"])
             self.family: FormComponent = gr.Radio(["sdxl", "flux"], value="sdxl")
-            self.editor = PromptEditor("lora", places)
+            self.editor = PromptEditor("lora", allowed_paths)
             self.editor.connect(self.form, self.family)
         self.data: dict[Any, Any] = {control: "" for control in self.form.controls.values()}
         self.data |= {self.family: "sdxl", self.editor._text: "", self.editor._kept: ("", "")}
@@ -192,7 +192,7 @@ def test_each_prompt_is_said_in_words():
         ("a --ss best", "sdxl", "unknown sampler best"),
     ],
 )
-def test_what_is_not_as_it_may_be_meant_is_told(line, family, why):
+def test_what_is_not_as_it_may_be_meant_is_reported(line, family, why):
     assert why in meaning(line, Path("x.txt"), family, "ddim")
 
 

@@ -52,7 +52,7 @@ def test_another_folder_takes_the_place_of_the_first(tmp_path):
     board.stop()
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
+def test_a_folder_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(ValueError, match=r"^logging_dir: folder not found: '.*none'"):
         TensorBoard().start(tmp_path / "none")
 

@@ -17,7 +17,7 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import PlannedRun, gpu_set
 from sd_scripts.runs.store import RunRow
 
-NAMED_OTHERWISE = ("output_dir", "logging_dir", "resume")
+NOT_COMPARED = ("output_dir", "logging_dir", "resume")
 """Options that always differ between runs or say nothing about training."""
 
 
@@ -62,7 +62,7 @@ def why_not(row: RunRow) -> str:
     return "; ".join(map(str, preflight.problems(from_values(script, opened.unknown, opened.values))))
 
 
-def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE) -> PlannedRun:
+def continued(row: RunRow, state: Path | None, allowed_paths: AllowedPaths = EVERYWHERE) -> PlannedRun:
     """Plan a new run with the settings of a past one, resumed from `state`.
 
     Raises ValueError, one sentence, where there is no state to resume from.
@@ -71,7 +71,7 @@ def continued(row: RunRow, state: Path | None, places: AllowedPaths = EVERYWHERE
         raise ValueError(f"{row.name}: no complete state to resume from; enable save_state before the next run")
     tab, opened = opened_run(row)
     values = {**opened.values, "resume": str(state)}
-    prepared = prepare(values, script_for(opened.family, tab.method), opened.unknown, False, places)
+    prepared = prepare(values, script_for(opened.family, tab.method), opened.unknown, False, allowed_paths)
     return plan(prepared, tab, opened.family)
 
 
@@ -81,7 +81,7 @@ def differences(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     options = {name: option for settings in every if settings for name, option in settings.options.items()}
     differing = []
     for name, option in options.items():
-        if name in NAMED_OTHERWISE or option.secret:
+        if name in NOT_COMPARED or option.secret:
             continue
         values = [
             _told(shown(option, settings.values()[name])) if settings and name in settings.options else "–"

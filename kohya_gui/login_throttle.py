@@ -45,7 +45,7 @@ class Count:
 
 
 @dataclass
-class Guesses:
+class LoginThrottle:
     """Counts wrong guesses per network and overall: after a few, each makes the next wait longer."""
 
     now: Callable[[], float] = time.monotonic
