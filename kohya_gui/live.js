@@ -340,7 +340,7 @@
     some === "cpu" ||
     some === "all" ||
     others === "all" ||
-    others.split(",").includes(card)) => some.split(",").some((gpu) => others.split(",").includes(gpu)) => others.split(",").includes(card));
+    some.split(",").some((gpu) => others.split(",").includes(gpu));
 
   const goTo = (tab, run) => {
     if (run != null) choose(run);
