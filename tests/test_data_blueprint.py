@@ -94,7 +94,7 @@ def test_a_value_is_taken_from_subset_then_dataset_then_general_then_settings() 
     assert all(subset.captions.shuffle_caption for subset in dataset.subsets)
 
 
-def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
+def test_an_unknown_key_is_reported_with_the_nearest_known_one() -> None:
     with pytest.raises(
         ValueError, match=r"datasets\[0\]\.enable_buckets is unknown here\. Did you mean enable_bucket\?"
     ):
@@ -110,12 +110,12 @@ def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
         ({"datasets": [{"subsets": [{"metadata_file": "a", "class_tokens": "b"}]}]}, "contains the captions itself"),
     ],
 )
-def test_a_key_in_the_wrong_place_is_told_where_it_belongs(config: dict[str, Any], hint: str) -> None:
+def test_a_key_in_the_wrong_place_is_reported_with_its_place(config: dict[str, Any], hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         resolve(config, settings(resolution="512"))
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     config = {"datasets": [{"resolution": "512", "subsets": [{"num_repeats": 1.5}]}]}
     with pytest.raises(ValueError, match="resolution") as caught:
         resolve(config, settings())
@@ -146,7 +146,7 @@ resolution = 512
 """
 
 
-def test_numbers_out_of_range_are_told_with_path_and_line(tmp_path: Path) -> None:
+def test_numbers_out_of_range_are_reported_with_path_and_line(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text(RANGED)
     asked = settings(dataset_config=str(tmp_path / "data.toml"))
     with pytest.raises(ValueError, match="dataset_config") as caught:
@@ -164,7 +164,7 @@ def test_numbers_out_of_range_are_told_with_path_and_line(tmp_path: Path) -> Non
     assert {str(problem) for problem in problems(asked)} >= {f"dataset_config: {line}" for line in lines}
 
 
-def test_folders_are_told_with_the_other_mistakes(tmp_path: Path) -> None:
+def test_folders_are_reported_with_the_other_mistakes(tmp_path: Path) -> None:
     text = '[[datasets]]\nresolution = 9\n[[datasets.subsets]]\nkeep_tokens = -1\nimage_dir = "none"\n'
     (tmp_path / "a.toml").write_text(text)
     found = [str(each) for each in problems(settings(dataset_config=str(tmp_path / "a.toml")))]
@@ -175,7 +175,7 @@ def test_folders_are_told_with_the_other_mistakes(tmp_path: Path) -> None:
     ]
 
 
-def test_true_in_place_of_a_number_is_told(tmp_path: Path) -> None:
+def test_true_in_place_of_a_number_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[[datasets]]\nresolution = 512\nbatch_size = true\nenable_bucket = true\n")
     told: list[str] = []
     (dataset,) = read_blueprint(settings(dataset_config=str(tmp_path / "a.toml")), told.append).datasets
@@ -201,7 +201,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     assert one == other
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[[datasets")
     for name in ("bad.toml", "none.toml"):
         with pytest.raises(ValueError, match=f"dataset_config: .*{name}"):
@@ -254,13 +254,13 @@ def test_num_repeats_trains_a_flat_folder_as_it_is(tmp_path: Path) -> None:
         folders_of(told, train_data_dir=tmp_path, num_repeats=7)
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     found = image_folders(tmp_path / ("x" * 300))
     assert found.problem
     assert found.problem.endswith("cannot be read: File name too long")
 
 
-def test_a_flat_folder_is_told_how_to_be_trained(tmp_path: Path) -> None:
+def test_a_flat_folder_is_reported_with_a_remedy(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", [(64, 64)] * 2)
     with pytest.raises(ValueError, match="set num_repeats = 1 to train the 2 images in it as they are"):
         folders_of([], train_data_dir=tmp_path / "photos")
@@ -284,7 +284,7 @@ def test_a_date_in_a_folder_name_is_not_taken_for_repeats(tmp_path: Path) -> Non
     assert allowed == [("5000_cat", 5000, "cat", False)]
 
 
-def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_told(tmp_path: Path) -> None:
+def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "1_cat", [(64, 64)])
     make_folder(tmp_path / "0_dog", [(64, 64)])
     make_folder(tmp_path, [(64, 64)])
@@ -296,7 +296,7 @@ def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_told(tm
         folders_of(told, train_data_dir=tmp_path)
 
 
-def test_folder_options_beside_dataset_config_are_told(tmp_path: Path) -> None:
+def test_folder_options_beside_dataset_config_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[general]\n")
     told: list[str] = []
     blueprint = read_blueprint(settings_of(dataset_config=tmp_path / "a.toml", train_data_dir="x"), told.append)

@@ -42,11 +42,11 @@ def test_the_bucket_of_a_image_equals_the_reference(case: dict) -> None:
 @pytest.mark.parametrize(
     "case", REFERENCE["crop_ltrb"] + REFERENCE["select_bucket"], ids=lambda case: str(case["image"])
 )
-def test_the_told_crop_equals_the_reference(case: dict) -> None:
+def test_the_crop_conditioning_equals_the_reference(case: dict) -> None:
     assert crop_ltrb(tuple(case["bucket"]), tuple(case["image"])) == pytest.approx(case["crop_ltrb"])
 
 
-def test_a_flipped_image_is_told_its_crop_from_the_right_edge() -> None:
+def test_the_crop_conditioning_of_a_flipped_image_counts_from_the_right_edge() -> None:
     assert crop_top_left((832, 1216), (1000, 1500), flipped=False) == (0, 10)
     assert crop_top_left((832, 1216), (1000, 1500), flipped=True) == (0, 11)
 
@@ -91,6 +91,6 @@ def test_a_resolution_the_family_cannot_take_is_rounded_to_the_nearest() -> None
     assert BucketRules(resolution=(1000, 512), bucket_reso_steps=1).rounded(32).resolution == (992, 512)
 
 
-def test_a_image_smaller_than_a_step_fits_no_bucket() -> None:
+def test_an_image_smaller_than_a_step_fits_no_bucket() -> None:
     rules = BucketRules(resolution=(512, 512), enable_bucket=True, bucket_no_upscale=True)
     assert Buckets(rules).fit((40, 300)) is None

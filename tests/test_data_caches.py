@@ -185,7 +185,7 @@ def test_files_written_elsewhere_for_another_size_are_not_used(root: Path, encod
     assert encoders.encoded == 4
 
 
-def test_half_a_file_is_told_and_made_again(root: Path, encoders: Encoders) -> None:
+def test_a_truncated_cache_is_reported_and_rebuilt(root: Path, encoders: Encoders) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
@@ -279,7 +279,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_or_foreign_cache_is_told_and_made_again(root: Path, encoders: Encoders, damage: str) -> None:
+def test_a_damaged_or_foreign_cache_is_reported_and_rebuilt(root: Path, encoders: Encoders, damage: str) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
@@ -379,7 +379,7 @@ def test_cached_text_is_that_of_the_processed_caption(root: Path, encoders: Enco
         assert batch.text["pool2"][:, 0].tolist() == [len(caption) for caption in batch.captions]
 
 
-def test_text_is_made_again_when_the_words_or_the_encoders_change(root: Path, encoders: Encoders) -> None:
+def test_text_is_encoded_again_when_the_caption_or_the_encoders_change(root: Path, encoders: Encoders) -> None:
     encoders.cache_text(plan_of(root))
     (root / "2_cat/00.txt").write_text("new words")
     encoders.cache_text(plan_of(root))
@@ -416,13 +416,13 @@ def test_equal_captions_are_encoded_once(tmp_path: Path, encoders: Encoders) -> 
         {"enable_wildcard": True},
     ],
 )
-def test_captions_left_to_chance_are_refused_by_name(root: Path, encoders: Encoders, chance: dict[str, Any]) -> None:
+def test_random_captions_are_refused_by_name(root: Path, encoders: Encoders, chance: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"cache_text_encoder_outputs: .* {next(iter(chance))}"):
         encoders.cache_text(plan_of(root, **chance))
 
 
 @pytest.mark.parametrize("name", ["color_aug", "random_crop"])
-def test_images_left_to_chance_are_refused_by_name(root: Path, encoders: Encoders, name: str) -> None:
+def test_random_augmentations_are_refused_by_name(root: Path, encoders: Encoders, name: str) -> None:
     with pytest.raises(ValueError, match=f"cache_latents: {name}"):
         encoders.cache_latents(plan_of(root, **{name: True}))
 
@@ -438,7 +438,7 @@ def test_ranks_share_the_work_on_disk(root: Path, encoders: Encoders) -> None:
     assert len(epoch_of(plan, latents=latents, text=text)) == 8
 
 
-def test_a_image_that_cannot_be_read_is_told_and_replaced(root: Path, encoders: Encoders) -> None:
+def test_an_image_that_cannot_be_read_is_reported_and_replaced(root: Path, encoders: Encoders) -> None:
     plan = plan_of(root)
     broken = root / "2_cat/00.png"
     broken.write_bytes(broken.read_bytes()[:200])
@@ -460,7 +460,7 @@ def test_latents_that_are_not_finite_name_the_image_and_the_remedy(root: Path, e
         cache_latents(plan_of(root), broken, cache_key="v", warn=pytest.fail, to_disk=False)
 
 
-def test_a_cache_that_cannot_be_written_is_told_in_one_sentence(root: Path, encoders: Encoders) -> None:
+def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(root: Path, encoders: Encoders) -> None:
     (root / "2_cat/00_0064x0064_sdxl.npz").mkdir()
     with pytest.raises(OSError, match=r"00_0064x0064_sdxl\.npz cannot be written: .*; free some space"):
         encoders.cache_latents(plan_of(root))
@@ -490,7 +490,7 @@ def test_the_opacity_of_a_cached_image_flips_with_it(tmp_path: Path, encoders: E
 
 
 @pytest.mark.parametrize("told_size", [True, False])
-def test_a_image_of_which_only_the_cache_is_left_is_trained_from_it(
+def test_an_image_of_which_only_the_cache_is_left_is_trained_from_it(
     root: Path, encoders: Encoders, told_size: bool
 ) -> None:
     encoders.cache_latents(plan_of(root))

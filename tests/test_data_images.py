@@ -46,7 +46,7 @@ def test_every_filter_takes_images_and_masks(name: str) -> None:
     assert resize(NOISE[..., 0], (160, 120), name).shape == (120, 160)
 
 
-def test_a_image_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_path: Path) -> None:
+def test_an_image_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_path: Path) -> None:
     path = make_image(tmp_path / "a.png", (48, 32))
     whole = np.array(Image.open(path))
     middle = prepare_image(path, None, HALF, Augmentation(), Random(0)).pixels

@@ -83,7 +83,7 @@ def test_an_abandoned_epoch_does_not_disturb_the_next(root: Path, workers: int, 
     assert_equal(list(loader.epoch(2)), list(loader_of(plan).epoch(2)))
 
 
-def test_epochs_and_repeats_differ_in_order_and_in_chance(root: Path) -> None:
+def test_epochs_and_repeats_differ_in_order_and_randomness(root: Path) -> None:
     plan = plan_of(root, **{**LIVELY, "caption_dropout_rate": 0.0})
     loader = loader_of(plan)
     first, second = list(loader.epoch(1)), list(loader.epoch(2))
@@ -154,7 +154,7 @@ def test_opacity_is_a_mask_with_alpha_mask(tmp_path: Path) -> None:
     assert batch.mask[0, 0, 32:].min() == 1
 
 
-def test_an_unreadable_image_is_told_once_and_its_place_taken(tmp_path: Path) -> None:
+def test_an_unreadable_image_is_reported_once_and_replaced(tmp_path: Path) -> None:
     paths = make_folder(tmp_path / "train/4_cat", [(64, 64)] * 3)
     plan = plan_of(tmp_path / "train", train_batch_size=3)
     paths[1].write_bytes(paths[1].read_bytes()[:200])
@@ -174,7 +174,7 @@ def test_a_bucket_of_which_nothing_can_be_read_stops_the_run_in_one_sentence(tmp
         list(BatchLoader(plan, warn=lambda text: None).epoch(1))
 
 
-def test_dropped_images_are_told_and_an_epoch_without_batches_is_refused(root: Path) -> None:
+def test_dropped_images_are_reported_and_an_epoch_without_batches_is_refused(root: Path) -> None:
     told: list[str] = []
     BatchLoader(plan_of(root, train_batch_size=4), warn=told.append, short_batches="drop")
     assert len(told) == 1

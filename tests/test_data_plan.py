@@ -47,7 +47,7 @@ def test_a_caption_is_the_first_line_with_text_or_the_class_tokens(tmp_path: Pat
     ]
 
 
-def test_captions_that_are_not_found_are_told_with_the_ending_that_lies_there(tmp_path: Path) -> None:
+def test_captions_that_are_not_found_are_reported_with_the_ending_that_lies_there(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_x", [(64, 64)] * 3)
     told: list[str] = []
     plan_of(tmp_path / "train", told=told, caption_extension=".caption")
@@ -74,7 +74,7 @@ def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
         assert find_captions(tmp_path, [image], ".TXT").found == {image: image.with_suffix(".TXT")}
 
 
-def test_images_of_a_format_without_plugin_are_told_in_one_sentence(tmp_path: Path) -> None:
+def test_images_of_a_format_without_plugin_are_reported_in_one_sentence(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_x", [(64, 64)])
     unknown = next(iter(IMAGES_BY_PLUGIN - SUFFIXES), None)
     if unknown is None:
@@ -93,7 +93,7 @@ def test_all_lines_are_kept_for_wildcards(tmp_path: Path) -> None:
     assert captions_of(plan_of(tmp_path / "train", enable_wildcard=True)) == {"a.png": "one\ntwo"}
 
 
-def test_a_image_named_with_a_face_shares_the_caption_of_its_base(tmp_path: Path) -> None:
+def test_an_image_named_with_a_face_shares_the_caption_of_its_base(tmp_path: Path) -> None:
     image = make_image(tmp_path / "train/1_cat/a_32_32_16_16.png")
     image.with_name("a.txt").write_text("someone")
     assert captions_of(plan_of(tmp_path / "train")) == {image.name: "someone"}
@@ -112,7 +112,7 @@ def test_an_extension_works_without_its_point_and_letter_case_of_images_does_not
     assert captions_of(plan_of(tmp_path / "train", caption_extension="tags")) == {"a.PNG": "words"}
 
 
-def test_a_image_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_opened_is_reported_and_skipped(tmp_path: Path) -> None:
     for image in make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)[1:]:
         image.write_bytes(b"not an image")
     told: list[str] = []
@@ -121,7 +121,7 @@ def test_a_image_that_cannot_be_opened_is_told_and_left_out(tmp_path: Path) -> N
     assert "01.png cannot be read" in told[0]
 
 
-def test_an_image_of_which_hardly_anything_is_seen_is_told(tmp_path: Path) -> None:
+def test_an_extremely_elongated_image_is_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64), (2_000, 1)])
     told: list[str] = []
     plan_of(tmp_path / "train", enable_bucket=False, told=told)
@@ -170,7 +170,7 @@ def test_cache_info_keeps_sizes_until_a_image_changes(tmp_path: Path) -> None:
         '{"PATH": {"stamp": STAMP, "resolution": ["a", null]}}',
     ],
 )
-def test_a_metadata_cache_of_another_form_is_made_anew(tmp_path: Path, other: str) -> None:
+def test_a_metadata_cache_of_another_format_is_rebuilt(tmp_path: Path, other: str) -> None:
     (image,) = make_folder(tmp_path / "train/1_cat", [(64, 96)])
     cache = image.parent / "metadata_cache.json"
     assert plan_of(tmp_path / "train", cache_info=True).items[0].size == (64, 96)
@@ -219,7 +219,7 @@ def test_a_metadata_file_that_is_none_is_named(tmp_path: Path, content: str) -> 
 # --- masks
 
 
-def test_a_image_without_its_mask_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_image_without_its_mask_is_refused_by_name(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)] * 2)
     make_image(tmp_path / "masks/00.png")
     with pytest.raises(ValueError, match=r"conditioning_data_dir: .* has no mask for 01\.png"):
@@ -233,7 +233,7 @@ def test_masks_may_lie_in_a_folder_named_like_that_of_the_images(tmp_path: Path)
     assert [item.mask for item in plan.items] == [mask]
 
 
-def test_masks_of_another_shape_and_black_ones_are_told(tmp_path: Path) -> None:
+def test_stretched_and_black_masks_are_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)] * 4)
     for number, size in enumerate([(32, 32), (64, 65), (128, 64), (64, 64)]):
         make_image(tmp_path / f"masks/0{number}.png", size)
@@ -247,7 +247,7 @@ def test_masks_of_another_shape_and_black_ones_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_masked_loss_without_masks_is_told(tmp_path: Path) -> None:
+def test_masked_loss_without_masks_is_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_cat", [(64, 64)])
     told: list[str] = []
     plan_of(tmp_path / "train", masked_loss=True, told=told)
@@ -309,7 +309,7 @@ num_repeats = 9
         planned(told, dataset_config=config)
 
 
-def test_validation_leaves_nothing_to_chance_and_has_no_regularisation(tmp_path: Path) -> None:
+def test_validation_is_deterministic_and_has_no_regularisation(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/5_cat", [(64, 64)] * 4)
     make_folder(tmp_path / "reg/1_animal", [(64, 64)] * 2)
     lively = {"shuffle_caption": True, "caption_dropout_rate": 1.0, "flip_aug": True, "random_crop": True}

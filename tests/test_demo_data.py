@@ -106,7 +106,7 @@ def test_flux_learns_the_same_eager_compiled_swapped_and_both(tmp_path: Path) ->
         assert keys[name] == keys["eager"]
 
 
-def test_flags_that_the_demo_does_not_know_are_told_by_the_training_script(
+def test_flags_that_the_demo_does_not_know_are_reported_by_the_training_script(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert demo.main(["--blocks_to_swop", "2", "--folder", str(tmp_path)]) == 2
@@ -120,7 +120,7 @@ def test_flags_that_the_demo_does_not_know_are_told_by_the_training_script(
         (["flux", "--make", "--seed", "3"], "--make does not train, so --seed would do nothing"),
     ],
 )
-def test_what_the_demo_cannot_do_is_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_demo_cannot_do_is_reported(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
         demo.main(words)
     assert leaving.value.code == 2

@@ -67,7 +67,7 @@ def test_tags_follow_the_caption_and_with_wildcards_each_of_its_lines(images: Pa
     assert captions_of(wild)["a.png"] == "a cat,cute,small\nthe cat,cute,small"
 
 
-def test_images_that_are_not_there_are_told_in_one_sentence(images: Path) -> None:
+def test_missing_images_are_reported_in_one_sentence(images: Path) -> None:
     told: list[str] = []
     plan = planned(images, {key: {} for key in ["a", "gone", "x/y.png", "c", "d.webp"]}, told)
     assert captions_of(plan) == {"a.png": ""}
@@ -296,7 +296,7 @@ def test_what_is_prepared_is_kept_and_what_changed_is_made_again(miniature: Any,
     assert [path.read_bytes() == old for path, old in zip(caches, before, strict=True)] == [False, True, True]
 
 
-def test_preparing_stops_when_it_is_told_to(miniature: Any, captions: Path) -> None:
+def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
     folder = RunFolder(captions.parent / "run")
     folder.path.mkdir()
     folder.command("stop")  # before the tool has begun

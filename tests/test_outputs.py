@@ -138,7 +138,7 @@ def test_a_run_that_resumes_owns_what_is_there_unless_the_state_is_from_elsewher
     assert OwnOutputs({**of(tmp_path), "overwrite": True}).owns(path)
 
 
-def test_two_runs_of_a_name_at_once_are_told(miniature: Any, tmp_path: Path) -> None:
+def test_two_concurrent_runs_of_one_name_are_reported(miniature: Any, tmp_path: Path) -> None:
     output, parent = tmp_path / "out", os.getppid()
     output.mkdir()
     mark = output / f".short.{parent}.run"

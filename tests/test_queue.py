@@ -84,7 +84,7 @@ def over(queue: RunQueue) -> bool:
     return all(row.state in ENDED for row in queue.rows())
 
 
-def test_runs_of_one_card_follow_each_other_in_the_order_of_the_queue(place: Place):
+def test_runs_on_one_gpu_follow_each_other_in_the_order_of_the_queue(place: Place):
     queue = place.queue()
     for _ in range(3):
         queue.add(place.plan())
@@ -100,7 +100,7 @@ def test_runs_of_one_card_follow_each_other_in_the_order_of_the_queue(place: Pla
     assert first.error == ""
 
 
-def test_runs_of_different_cards_run_side_by_side(place: Place):
+def test_runs_on_different_gpus_run_side_by_side(place: Place):
     queue = place.queue()
     ids = [queue.add(place.plan(LASTING, gpus=gpus)) for gpus in ("0", "1", "0,1", "2", "cpu")]
     wait_for(lambda: [row.id for row in queue.running()] == [ids[0], ids[1], ids[3], ids[4]])
@@ -113,7 +113,7 @@ def test_runs_of_different_cards_run_side_by_side(place: Place):
     wait_for(lambda: queue.row(ids[2]).state in ("starting", "running"))
 
 
-def test_an_earlier_run_of_the_queue_is_not_overtaken_by_one_that_shares_a_card(place: Place):
+def test_an_earlier_run_of_the_queue_is_not_overtaken_by_one_that_shares_a_gpu(place: Place):
     queue = place.queue()
     first = queue.add(place.plan(LASTING, gpus="0"))
     wait_for(lambda: queue.running())
@@ -131,11 +131,11 @@ def test_an_earlier_run_of_the_queue_is_not_overtaken_by_one_that_shares_a_card(
     ("gpu_ids", "on_cpu", "cards"),
     [("", False, "all"), ("", True, "cpu"), ("1, 0,1", False, "0,1"), ("10,9", False, "9,10"), ("all", False, "all")],
 )
-def test_cards_have_one_name(gpu_ids: str, on_cpu: bool, cards: str):
+def test_a_set_of_gpus_has_one_name(gpu_ids: str, on_cpu: bool, cards: str):
     assert gpu_set(gpu_ids, on_cpu) == cards
 
 
-def test_all_cards_meet_every_card_but_not_the_processor():
+def test_all_gpus_overlap_every_gpu_but_not_the_cpu():
     assert gpus_overlap("all", "1")
     assert gpus_overlap("all", "all")
     assert gpus_overlap("0,1", "1,2")
@@ -169,7 +169,7 @@ def test_the_queue_can_be_put_in_another_order(place: Place):
     assert [(row.id, row.place) for row in queue.store.queued()] == [(d, 1), (b, 2), (c, 3)]
 
 
-def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_somebody_put_something_there(place: Place):
+def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_it_contains_other_files(place: Place):
     queue = place.queue(opened=False)
     plans = [place.plan(), place.plan()]
     ids = [queue.add(plan) for plan in plans]
@@ -200,7 +200,7 @@ def test_a_run_taken_out_of_the_queue_can_be_put_back_with_all_it_had(place: Pla
     assert queue.row(b).state == "finished"
 
 
-def test_a_run_has_the_name_and_the_note_that_somebody_gave_it_in_a_list_of_an_earlier_version_too(place: Place):
+def test_a_run_has_the_name_and_the_note_that_a_user_gave_it_also_in_a_list_of_an_earlier_version(place: Place):
     queue = place.queue(opened=False)
     id = queue.add(place.plan())
     with contextlib.closing(sqlite3.connect(queue.store.path)) as db:
@@ -235,7 +235,7 @@ def test_while_the_queue_is_paused_nothing_starts(place: Place):
 
 
 @pytest.mark.parametrize("after_failure", [True, False])
-def test_after_a_failed_run_the_queue_goes_on_or_pauses_and_says_so(place: Place, after_failure: bool):
+def test_after_a_failed_run_the_queue_continues_or_pauses_with_a_reason(place: Place, after_failure: bool):
     queue = place.queue()
     assert queue.after_failure
     queue.after_failure = after_failure
@@ -280,7 +280,7 @@ def test_a_run_that_a_person_ended_is_no_failure(place: Place):
     assert (later.state, later.ended) == ("stopped", queue.row(id).ended)
 
 
-def test_a_running_run_hears_what_it_is_asked(place: Place):
+def test_a_running_run_receives_commands(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(steps=3000))
     waiting = queue.add(place.plan(LASTING))
@@ -406,7 +406,7 @@ def test_a_run_is_started_by_the_gui_that_it_was_queued_in_while_that_is_there(p
     wait_for(lambda: over(queue))
 
 
-def test_a_tool_at_work_keeps_its_cards(place: Place):
+def test_a_tool_at_work_keeps_its_gpus(place: Place):
     queue = place.queue()
     plan = place.plan(LASTING)
     tool = WatchedRun(plan.folder, process.start(plan.argv, {}, plan.folder))
@@ -418,7 +418,7 @@ def test_a_tool_at_work_keeps_its_cards(place: Place):
     wait_for(lambda: over(queue))
 
 
-def test_a_tool_waits_for_its_cards_and_goes_before_the_runs_that_wait(place: Place):
+def test_a_tool_waits_for_its_gpus_and_goes_before_the_runs_that_wait(place: Place):
     queue = place.queue()
     first = queue.add(place.plan(LASTING, gpus="0"))
     wait_for(lambda: queue.running())
@@ -451,7 +451,7 @@ def test_of_many_threads_one_gets_the_run(place: Place):
     assert sorted(got) == [False] * 15 + [True]
 
 
-def test_a_gui_that_is_killed_leaves_its_runs_alone_and_the_next_one_goes_on_with_them(place: Place):
+def test_a_gui_that_is_killed_leaves_its_runs_alone_and_the_next_one_takes_them_over(place: Place):
     before = place.queue(opened=False)
     running, waiting = before.add(place.plan(steps=3000)), before.add(place.plan())
     before.store.update(running, owner="")
@@ -470,7 +470,7 @@ def test_a_gui_that_is_killed_leaves_its_runs_alone_and_the_next_one_goes_on_wit
     assert [queue.row(running).state, queue.row(waiting).state] == ["stopped", "finished"]
 
 
-def test_a_run_that_died_with_the_gui_is_lost_with_its_last_words(place: Place):
+def test_a_run_that_died_with_the_gui_is_lost_with_its_last_console_lines(place: Place):
     before = place.queue(opened=False)
     id = before.add(place.plan("import time; print('last words', flush=True); time.sleep(600)"))
     before.store.update(id, owner="")
@@ -516,7 +516,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are found by their environment")
 @pytest.mark.parametrize("after_a_restart", [False, True])
-def test_when_the_leader_dies_the_trainer_saves_and_nobody_is_left(place: Place, after_a_restart: bool):
+def test_when_the_leader_dies_the_trainer_saves_and_no_process_is_left(place: Place, after_a_restart: bool):
     queue = place.queue()
     id = queue.add(place.plan(LEADER.format(child=TELLING), steps=6000))
     wait_for(lambda: queue.watch(id).refresh().step > 2)
@@ -570,7 +570,7 @@ def test_a_queued_run_whose_folder_was_deleted_fails_with_a_sentence(place: Plac
     assert "deleted or damaged while it was queued" in queue.row(id).error
 
 
-def test_a_wish_that_cannot_be_written_is_one_sentence(place: Place):
+def test_a_command_that_cannot_be_written_is_one_sentence(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(LASTING))
     row = wait_for(lambda: (row := queue.row(id)).process and row)
@@ -614,7 +614,7 @@ print("on it went")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits")
-def test_a_full_disk_is_told_in_sentences_and_the_queue_goes_on_when_there_is_room_again(place: Place):
+def test_a_full_disk_is_reported_and_the_queue_continues_when_there_is_room_again(place: Place):
     folder = place.plan().folder.path
     argv = [sys.executable, "-c", FULL_DISK, str(place.folder / "runs.sqlite"), str(folder), TELLING]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
@@ -658,7 +658,7 @@ def fill(store: RunStore, count: int, first: int = 0) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "torn", "foreign"])
-def test_a_list_that_is_damaged_or_foreign_is_put_aside_whole_with_a_sentence(place: Place, kind: str):
+def test_a_list_that_is_damaged_or_foreign_is_moved_aside_intact_with_a_notice(place: Place, kind: str):
     path = place.folder / "runs.sqlite"
     if kind == "text":
         path.write_text("no list at all\n" * 1000)
@@ -699,7 +699,7 @@ def test_a_damaged_list_does_not_make_a_running_run_be_started_twice(place: Plac
     assert queue.watch(id).alive
     wait_for(lambda: states(queue) == ["running", "queued"])
     wait_for(lambda: queue.paused)
-    assert "lies now in" in queue.pause_reason
+    assert "was moved to" in queue.pause_reason
 
 
 def test_runs_of_a_lost_list_are_found_below_a_folder_those_that_are_over_and_each_once(tmp_path: Path):
@@ -805,7 +805,7 @@ def test_a_list_of_a_newer_program_is_left_as_it_is(tmp_path: Path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
-def test_the_list_is_nobody_elses_business(tmp_path: Path):
+def test_the_list_is_private(tmp_path: Path):
     place = Place(tmp_path / "state")
     queue = place.queue(opened=False)
     queue.add(place.plan())
@@ -868,7 +868,7 @@ def test_machines_that_share_a_home_have_a_list_each():
     assert "nfs4" in NETWORK_FILE_SYSTEMS
 
 
-def test_the_list_lies_in_the_state_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_list_is_in_the_state_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path))
     assert RunStore().path.parent == tmp_path / "sd-scripts-studio"
 

@@ -78,7 +78,7 @@ def test_a_run_that_does_not_listen_is_ended_after_the_grace_time(tmp_path):
     assert run.exit_code == -signal.SIGKILL  # SIGTERM is ignored
 
 
-def test_a_process_that_dies_without_a_word_is_told_as_lost(tmp_path):
+def test_a_process_that_dies_without_a_final_event_is_lost(tmp_path):
     watched = WatchedRun(RunFolder(tmp_path), begin(RunFolder(tmp_path), "print('last words'); raise SystemExit(7)"))
     wait_for(lambda: watched.refresh().over)
     assert watched.run_state.state == "lost"
@@ -238,7 +238,7 @@ def test_100_000_steps_are_read_once_and_later_only_what_is_new(tmp_path):
     assert time.process_time() - began < whole / 10
 
 
-def test_what_was_asked_waits_until_the_run_says_that_it_heard(tmp_path):
+def test_a_command_is_pending_until_the_run_acknowledges_it(tmp_path):
     folder = RunFolder(tmp_path)
     log = folder.log()
     ids = [folder.command("save"), folder.command("sample"), folder.command("save")]
@@ -259,7 +259,7 @@ def test_what_was_asked_waits_until_the_run_says_that_it_heard(tmp_path):
 
 
 @pytest.mark.parametrize(("saved", "told"), [(False, "not saved anything yet"), (True, "saved before is still there")])
-def test_a_run_that_a_person_ended_at_once_is_stopped_for_every_later_gui(tmp_path, saved, told):
+def test_a_run_that_a_user_killed_is_stopped_for_every_later_gui(tmp_path, saved, told):
     folder = RunFolder(tmp_path)
     log = folder.log()
     log("started", max_steps=10)
@@ -311,7 +311,7 @@ def test_speed_leaves_out_warm_up_and_compiling():
     assert run_state.fraction == pytest.approx(0.4)
 
 
-def test_a_run_that_goes_on_begins_where_it_was():
+def test_a_resumed_run_begins_at_its_step():
     run_state = RunState()
     run_state.apply({"kind": "phase", "name": "loading", "time": 1.0})
     run_state.apply({"kind": "started", "max_steps": 100, "epochs": 2, "step": 40, "time": 9.0})

@@ -1,4 +1,4 @@
-"""What a disk says: how much room there is, and why something could not be written."""
+"""Report free disk space, and explain why something could not be written."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 AWAY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN, errno.ENODEV)
-"""A network drive or an external disk that is not there for a while."""
+"""A network drive or external disk that is temporarily unavailable."""
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 TORCH_SAYS_FULL = ("No space left", "os error 28", "file write failed", "PytorchStreamWriter failed", "unexpected pos")
-"""In its RuntimeErrors, which have no number."""
+"""In PyTorch's RuntimeErrors, which have no errno."""
 
 
 class NotWritten(OSError):
-    """One sentence about what could not be written; `errno` tells why."""
+    """Raised with one sentence about what could not be written; `errno` holds the cause."""
 
     def __init__(self, what: object, error: BaseException):
         super().__init__(f"'{what}' could not be written: {why_not_written(error)}")
@@ -22,7 +22,7 @@ class NotWritten(OSError):
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The system's number of an error, also of one that was raised from it."""
+    """Return the errno of an error or of its cause."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno is not None:
@@ -34,12 +34,12 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def why_not_written(error: BaseException) -> str:
-    """In a few words, with what to do where that is known."""
+    """Return the reason in a few words, with a remedy where one is known."""
     code = errno_of(error)
     if code in FULL:
         return "the disk is full; free some space"
     if code in FORBIDDEN:
-        return "the folder may not be written to; choose another output_dir"
+        return "no write permission for the folder; choose another output_dir"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).strip().splitlines()
@@ -47,8 +47,7 @@ def why_not_written(error: BaseException) -> str:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What this user may still write there; None where the file system does not tell. The folder may be still to
-    come."""
+    """Return the bytes that this user can still write there; None if unknown. The folder need not exist yet."""
     there = folder.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -60,7 +59,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def format_bytes(size: float) -> str:
-    """Bytes as people read them: 1.5 GB."""
+    """Format a number of bytes for people: "1.5 GB"."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What a run tells the world, one JSON object a line: the GUI reads this file and nothing else."""
+"""The event log of a run, one JSON object per line: all that the GUI knows of a run's progress."""
 
 import json
 import math
@@ -31,22 +31,22 @@ NUMBERS = frozenset(
         *("graphs", "recompiles", "breaks"),
     )
 )
-"""What is a number in every event; null says as much as nothing."""
+"""Keys whose values are numbers; null counts as missing."""
 TEXTS = frozenset(
     (
         *("kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"),
         *("method", "note", "resumed_from"),
     )
 )
-"""What is a text in every event."""
+"""Keys whose values are strings."""
 LARGEST = 2.0**63
-"""Of a number in an event; what counts more is nothing that a run has."""
+"""Upper bound of numbers in events; anything larger is invalid."""
 END: Literal["end"] = "end"
-"""Written beside the commands when a person ends the processes at once: the run does not act on it, readers tell it."""
+"""Logged among the commands when a user kills the processes: for readers of the log, the run ignores it."""
 
 
 class EventLog:
-    """Appends events of one run. Line-buffered, so that a reader sees whole lines only."""
+    """Appends events of one run. Line-buffered, so that readers see complete lines only."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class EventLog:
 
 
 def _is_cut(path: Path) -> bool:
-    """Whether its last line was never finished, since who wrote it was killed."""
+    """Return whether the last line is incomplete because its writer was killed."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -70,10 +70,9 @@ def _is_cut(path: Path) -> bool:
 
 
 def read_event(line: bytes | str) -> dict[str, Any] | None:
-    """One line as an event; None for a line that holds none.
+    """Parse a line as an event; return None for any other line.
 
-    Anybody may have written into a shared folder. So a number is a number from here on and a text is a text; what is
-    said in another way is left out.
+    Others may have written into a shared folder, so values of the wrong type are dropped here.
     """
     try:
         event = json.loads(line)
@@ -85,7 +84,7 @@ def read_event(line: bytes | str) -> dict[str, Any] | None:
 
 
 def _has_valid_type(name: str, value: Any) -> bool:
-    if name == "seed" and value is None:  # of a sample whose prompt names none
+    if name == "seed" and value is None:  # a sample whose prompt sets none
         return True
     if name in NUMBERS:
         return _is_number(value)
@@ -103,9 +102,9 @@ def _is_number(value: Any) -> bool:
 
 
 class EventTail:
-    """Reads on from where it stopped; a line still being written waits for the next call.
+    """Reads new lines since the last iteration; a line still being written waits for the next one.
 
-    A file that was cut or replaced is read from its beginning, without what was told already.
+    A file that was truncated or replaced is read from its beginning, without events already returned.
     """
 
     def __init__(self, path: Path):
@@ -127,13 +126,13 @@ class EventTail:
                     return
                 self._offset += len(line)
                 event = read_event(line)
-                if event is None:  # a full disk cut this line; those after it are whole again
+                if event is None:  # a full disk cut this line; later ones may be complete
                     continue
-                told = event.get("time")
-                if told is not None:
-                    if told <= self._known:
+                logged = event.get("time")
+                if logged is not None:
+                    if logged <= self._known:
                         continue
-                    self._last = max(self._last, told)
+                    self._last = max(self._last, logged)
                 yield event
 
     def _find_place(self, now: os.stat_result) -> None:

@@ -1,4 +1,4 @@
-"""The folder of one run: its settings, what it tells, what it is told, and what it prints."""
+"""The folder of one run: its settings, events, commands and console output."""
 
 import os
 import re
@@ -19,9 +19,9 @@ NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
 class ConsoleLines(NamedTuple):
     lines: list[tuple[int, str]]
-    """Each with its number, from 1."""
+    """(line number from 1, text)."""
     total: int
-    """How many there are, or how many were found."""
+    """Number of all lines, or of all matches."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class RunFolder:
 
     @property
     def process(self) -> Path:
-        """Which process trains, as {pid, born}; written by the one who started it."""
+        """The training process, as {pid, born}; written by whoever started it."""
         return self.path / "process.json"
 
     @property
     def launch(self) -> Path:
-        """How to start it, as {argv, environment, secrets}; of the secrets, the names."""
+        """How to start it, as {argv, environment, secrets}; secrets by name only."""
         return self.path / "launch.json"
 
     @property
@@ -61,13 +61,13 @@ class RunFolder:
         return self.path / "commands.jsonl"
 
     def commands(self) -> EventTail:
-        """What the GUI asked of the run: objects with a `kind` of stop, save or sample."""
+        """Return the commands of the GUI: objects whose `kind` is stop, save or sample."""
         return EventTail(self.commands_file)
 
     def command(self, kind: Command | Literal["end"]) -> str:
-        """Ask the run for something at the end of its current step: `stop`, `save` or `sample`.
+        """Send `stop`, `save` or `sample` to the run, for the end of its current step.
 
-        Returns the id by which the run will say that it heard it.
+        Returns the id with which the run will acknowledge it.
         """
         id = secrets.token_hex(4)
         log = EventLog(self.commands_file)
@@ -78,14 +78,14 @@ class RunFolder:
         return id
 
     def console_tail(self, lines: int = 40) -> str:
-        """The last lines of what the run printed, as a terminal would show them."""
+        """Return the last lines of the run's output, as a terminal would show them."""
         newest = self._console_end(CONSOLE_TAIL_BYTES).split(b"\n")[-lines - 1 :]
         return "\n".join([_shown(line) for line in newest][-lines:]).strip("\n")
 
     def console_lines(self, find: str = "", last: int = 400) -> ConsoleLines:
-        """The last lines with their numbers, or of those that contain `find` the last; upper and lower case are one.
+        """Return the last lines with their numbers, or the last that contain `find`, ignoring case.
 
-        Of a very long console the newest part is read, and the lines are counted from there.
+        Of a very long console only the newest part is read, and line numbers count from there.
         """
         printed = self._console_end(CONSOLE_MOST_BYTES).removesuffix(b"\n")
         total = printed.count(b"\n") + 1 if printed else 0
@@ -103,12 +103,12 @@ class RunFolder:
             with self.console.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - most))
                 return file.read(most)
-        except OSError:  # none yet, or none any more
+        except OSError:  # not there yet, or deleted
             return b""
 
 
 def _shown(line: bytes) -> str:
-    """What a terminal shows of a line: a progress bar rewrites it after every \\r, and the last writing counts."""
+    """Return a line as a terminal shows it: a progress bar rewrites it after every \\r, and the last writing counts."""
     return ESCAPES.sub("", line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace"))
 
 

@@ -1,4 +1,4 @@
-"""The curves of a run together with those of the runs that it continues."""
+"""Join the curves of a run with those of the runs that it resumes."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from sd_scripts.runs.series import Series
 from sd_scripts.runs.store import RunRow
 
 MOST_RUNS = 50
-"""Earlier runs in which the state is looked for that a run was continued from, and the longest chain."""
+"""Maximum of earlier runs searched for the state that a run resumed from, and of the chain's length."""
 
 
 def predecessors(
     row: RunRow, run_state: RunState, rows: Sequence[RunRow], story_of: Callable[[int], RunState]
 ) -> list[int]:
-    """The ids of the runs that led to this one, oldest first. `rows`: the runs of the list, newest first."""
+    """Return the ids of the runs that this one continues, oldest first; `rows` is the list, newest first."""
     found: list[int] = []
     while (state := run_state.facts.get("resumed_from")) and len(found) < MOST_RUNS:
         before = _saved_by(str(state), row, rows)
@@ -30,7 +30,7 @@ def predecessors(
 
 
 def _saved_by(state: str, row: RunRow, rows: Sequence[RunRow]) -> RunRow | None:
-    """The last run before this one that saved the state."""
+    """Return the latest earlier run that saved the state."""
     began = row.started or row.created
     earlier = [each for each in rows if each.id != row.id and (each.started or each.created) < began]
     earlier.sort(key=lambda each: each.started or each.created, reverse=True)
@@ -47,7 +47,7 @@ def _has_saved(row: RunRow, state: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _saved_paths(events: Path, size: int) -> frozenset[str]:
-    """All that a run told to have saved, read again once it told more."""
+    """Return the paths that a run reported as saved; `size` invalidates the cache when the log grows."""
     with events.open("rb") as file:
         lines = [line for line in file if b'"saved"' in line]
     events_told = (read_event(line) for line in lines)
@@ -55,15 +55,15 @@ def _saved_paths(events: Path, size: int) -> frozenset[str]:
 
 
 class JoinedCurves:
-    """Loss, validation and learning rates of several runs, one after the other.
+    """Loss, validation and learning rate curves of several runs in sequence.
 
-    Where a run begins at an earlier step than the one before it ended, its own steps count.
+    Where runs overlap, the steps of the later run count.
     """
 
     def __init__(self, before: Sequence[RunState]):
         self._before = before
         self._lock = threading.Lock()
-        """Several browsers look at a run."""
+        """Several browsers may view a run."""
         self._begin()
 
     def _begin(self) -> None:
@@ -75,9 +75,9 @@ class JoinedCurves:
         self._taken.clear()
 
     def extend(self, run_state: RunState) -> None:
-        """Take in what the last run told since."""
+        """Append the new points of the last run."""
         with self._lock:
-            if self._taken.get("loss", 0) > len(run_state.losses):  # its folder was trained in again
+            if self._taken.get("loss", 0) > len(run_state.losses):  # the run was restarted in its folder
                 self._begin()
             self._append(run_state)
 

@@ -1,4 +1,4 @@
-"""The list of runs as it was before it was a table: one folder a line, and no word about how the runs ended."""
+"""Read the list of runs of earlier versions: one folder per line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ KEPT = 200
 
 
 def runs(file: Path) -> Iterator[dict[str, Any]]:
-    """The newest runs of an older list as rows of the table, oldest first; none if there is no such list."""
+    """Yield the newest runs of a legacy list as rows, oldest first; none if there is no such list."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()[-KEPT:]
     except (OSError, UnicodeDecodeError):

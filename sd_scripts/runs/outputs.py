@@ -1,5 +1,4 @@
-"""The files that a run of some output_name writes into output_dir: which are there, and how those of an earlier run are
-kept."""
+"""Find the files that a run writes as output_name into output_dir, and keep those of an earlier run by renaming."""
 
 import os
 import re
@@ -10,17 +9,17 @@ from typing import Any, NamedTuple
 
 STATE_ENDING = "-state"
 ENDINGS = (".safetensors", ".ckpt", ".pt", "")
-"""What follows the name of a saved model; the empty one is that of a diffusers folder."""
+"""Suffixes of saved models; the empty one is for a diffusers folder."""
 DIFFUSERS_MARK = "model_index.json"
-"""What a folder without ending must hold to be a model."""
+"""File that marks a folder as a diffusers model."""
 LAST, EPOCH, STEP = "last", "epoch", "at"
-"""How the last file, those of epochs and those of steps are called where output_name is unset."""
+"""Names of the final file and of those of epochs and steps, if output_name is unset."""
 COARSE_TIME, COARSE_TIME_ERROR = 10_000_000, 2_000_000_000
-"""Nanoseconds: exFAT and FAT round a file's time to 10 ms or 2 s once it is on the disk."""
+"""Nanoseconds: exFAT and FAT round mtimes to 10 ms or 2 s on disk."""
 
 
 class Fingerprint(NamedTuple):
-    """By which a file or state is known as the one that was written, under whatever name it lies now."""
+    """Identifies a written file or state after a rename."""
 
     bytes: int
     mtime_ns: int
@@ -33,7 +32,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(path: Path) -> Fingerprint | None:
-    """Of a file, or of a folder with the bytes of all files in it; None where nothing can be read."""
+    """Return the fingerprint of a file, or of a folder with all its files; None if it cannot be read."""
     try:
         size = sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
         return Fingerprint(size, path.stat().st_mtime_ns)
@@ -42,9 +41,9 @@ def fingerprint(path: Path) -> Fingerprint | None:
 
 
 def existing_outputs(values: Mapping[str, Any]) -> list[Path]:
-    """Files and states in output_dir that a run with these options would write over, or take for its own.
+    """Return the files and states in output_dir that a run with these options would overwrite or adopt.
 
-    `values`: options by name, of which output_dir and output_name are read.
+    `values` are options by name; output_dir and output_name are read.
     """
     wanted = _pattern(values.get("output_name"))
     entries = _entries(_folder(values.get("output_dir")))
@@ -52,8 +51,7 @@ def existing_outputs(values: Mapping[str, Any]) -> list[Path]:
 
 
 def free_name(output_dir: str | Path | None, output_name: str | None, taken: Collection[str] = ()) -> str:
-    """output_name where it has no files yet and is not among `taken`, otherwise the first of name-2, name-3, ... that
-    is free."""
+    """Return output_name if it has no files yet and is not in `taken`, else the first free of name-2, name-3, ..."""
     name = output_name or LAST
     numbered = re.fullmatch(r"(.+)-([2-9]|[1-9]\d{1,2})", name)
     begin, number = (numbered[1], int(numbered[2])) if numbered else (name, 1)
@@ -64,17 +62,17 @@ def free_name(output_dir: str | Path | None, output_name: str | None, taken: Col
 
 
 def dated_name(outputs: Sequence[Path], output_name: str | None) -> str:
-    """The output_name under which these files of an earlier run are kept: with the time of the newest of them, which is
-    when that run ended."""
+    """Return the output_name under which the files of an earlier run are kept: with the time of the newest, when that
+    run ended."""
     times = [path.stat().st_mtime for path in outputs if path.exists()]
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(max(times, default=None)))
     return free_name(outputs[0].parent if outputs else None, f"{output_name or LAST}-{stamp}")
 
 
 def set_aside(outputs: Sequence[Path], output_name: str | None) -> dict[Path, Path]:
-    """Rename files and states to those of a run called by dated_name; returns old -> new.
+    """Rename files and states to their dated_name; return old -> new.
 
-    Raises OSError where that is not allowed.
+    Raises OSError where that is not permitted.
     """
     dated, pattern, moved = dated_name(outputs, output_name), _pattern(output_name), {}
     for path in outputs:
@@ -86,10 +84,10 @@ def set_aside(outputs: Sequence[Path], output_name: str | None) -> dict[Path, Pa
 
 
 def find_saved(path: Path, written: Fingerprint | None) -> Path | None:
-    """Where the file or state lies that was written as `path`: there, or beside it under a dated name. None where it is
-    gone or another run's file has taken its place.
+    """Return where the file or state written as `path` is now: there, or beside it under a dated name. None if it is
+    gone or was overwritten by another run.
 
-    Of a run that noted no fingerprint whatever lies at `path` is taken.
+    Without a recorded fingerprint, any file at `path` is accepted.
     """
     if written is None:
         return path if path.exists() else None
@@ -110,14 +108,14 @@ _ENDING = rf"(?P<ending>{STATE_ENDING}|{'|'.join(map(re.escape, ENDINGS))})"
 
 
 def _pattern(output_name: str | None) -> re.Pattern[str]:
-    """Of the names of all that a run writes, in which the groups `which` and `ending` follow the output_name."""
+    """Return the pattern of a run's output names: output_name, then the groups `which` and `ending`."""
     if output_name:
         return re.compile(f"{re.escape(output_name)}{_WHICH}{_ENDING}")
     return re.compile(rf"({LAST}|{EPOCH}(?=-\d)|{STEP}(?=-step)){_WHICH}{_ENDING}")
 
 
 def _is_output(path: Path, ending: str) -> bool:
-    """Whether it is what its name says; a folder of another kind is in the way, but it is no output."""
+    """Return whether the path is an output of the kind that its ending says, not an unrelated folder."""
     if ending == STATE_ENDING:
         return path.is_dir()
     return path.is_file() if ending else (path / DIFFUSERS_MARK).is_file()
@@ -130,5 +128,5 @@ def _folder(output_dir: str | Path | None) -> Path:
 def _entries(folder: Path) -> Iterator[Path]:
     try:
         yield from sorted(folder.iterdir())
-    except OSError:  # there is none yet, or it cannot be read, which is told where it is made ready
+    except OSError:  # missing or unreadable; reported where output_dir is prepared
         return

@@ -1,4 +1,4 @@
-"""Files and folders that only the account which made them may read."""
+"""Create files and folders that only their owner can read."""
 
 import os
 from contextlib import suppress
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def private_folder(folder: Path) -> Path:
-    """Make the folder, readable by its owner alone; one that is there already becomes so."""
+    """Create a folder readable by its owner alone, or restrict an existing one."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _close(folder, 0o700)
     return folder
 
 
 def private_file(file: Path) -> Path:
-    """Make an empty file, readable by its owner alone; one that is there keeps its contents and becomes so."""
+    """Create an empty file readable by its owner alone, or restrict an existing one, keeping its contents."""
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))
     _close(file, 0o600)
     return file
@@ -21,6 +21,6 @@ def private_file(file: Path) -> Path:
 
 def _close(path: Path, mode: int) -> None:
     if os.name == "posix":
-        with suppress(OSError):  # another owner's, or a file system without modes
+        with suppress(OSError):  # not our file, or a file system without modes
             if path.stat().st_mode & 0o777 != mode:
                 path.chmod(mode)

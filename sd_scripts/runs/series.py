@@ -1,4 +1,4 @@
-"""A curve with all its points, and seen from further away: 100,000 steps in the thousand bins that a chart can show."""
+"""A curve with all its points and with coarser levels: 100,000 steps in the thousand bins that a chart can show."""
 
 import threading
 from array import array
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Bin = tuple[float, float, float, float]
-"""step, low, high, mean of the points that it stands for."""
+"""(step, low, high, mean) of the points in the bin."""
 
 
 class Bins(NamedTuple):
     level: int
     start: int
-    """Number of the first bin given: a reader that keeps bins drops its own from there on."""
+    """Index of the first bin: readers replace their bins from there on."""
     bins: list[Bin]
 
 
 @dataclass
 class _Level:
-    """The whole bins of one level; a bin that is still growing is in none."""
+    """The complete bins of one level."""
 
     steps: "array[float]" = field(default_factory=lambda: array("d"))
     lows: "array[float]" = field(default_factory=lambda: array("d"))
@@ -35,20 +35,20 @@ class _Level:
 
 
 class Series:
-    """Points in the order of their steps. A bin of level L stands for 2**L neighbours; level 0 is the points.
+    """Points ordered by step. A bin of level L covers 2**L neighbours; level 0 is the points.
 
-    Bins never move: what was read of a level stays true while points are added, but for the last bin.
+    Bins are stable: as points are added, only the last bin of a level changes.
     """
 
     def __init__(self) -> None:
         self.steps, self.values = array("d"), array("d")
         self._levels: list[_Level] = []
-        """Levels 1, 2, ...: made when they are asked for, and only as far as they are new."""
+        """Levels 1, 2, ...: built on demand and extended incrementally."""
         self._lock = threading.Lock()
-        """Several browsers read while the run goes on."""
+        """Several browsers read while the run adds points."""
 
     def add(self, step: float, value: float) -> None:
-        """Add a point; one at an earlier step than the last begins that part of the curve anew."""
+        """Add a point; a step at or before the last one replaces the curve from there on."""
         with self._lock:
             if self.steps and step <= self.steps[-1]:
                 self._cut(step)
@@ -64,7 +64,7 @@ class Series:
         return self.values[-1] if self.values else None
 
     def _cut(self, step: float) -> None:
-        """Drop the points from `step` on: a run that goes on from a state trains those steps again."""
+        """Drop the points from `step` on: a resumed run trains those steps again."""
         kept = bisect_left(self.steps, step)
         del self.steps[kept:], self.values[kept:]
         for number, level in enumerate(self._levels, 1):
@@ -72,7 +72,7 @@ class Series:
                 del column[kept >> number :]
 
     def level(self, most: int = 1000, first: float | None = None, last: float | None = None) -> int:
-        """The smallest level with at most `most` bins within the steps first..last."""
+        """Return the finest level with at most `most` bins within the steps first..last."""
         with self._lock:
             start, end = self._within(first, last)
         level = 0
@@ -81,7 +81,7 @@ class Series:
         return level
 
     def bins(self, level: int, after: int = 0, first: float | None = None, last: float | None = None) -> Bins:
-        """The bins that lie in the steps first..last, from bin number `after` on; the last may still be growing."""
+        """Return the bins in the steps first..last, from bin `after` on; the last may be incomplete."""
         with self._lock:
             return self._bins(level, after, first, last)
 
@@ -100,7 +100,7 @@ class Series:
         return Bins(level, begin, bins)
 
     def _within(self, first: float | None, last: float | None) -> tuple[int, int]:
-        """Which points have a step in first..last, as a half-open range."""
+        """Return the half-open index range of the points with a step in first..last."""
         start = 0 if first is None else bisect_left(self.steps, first)
         return start, len(self) if last is None else max(bisect_right(self.steps, last), start)
 
@@ -108,7 +108,7 @@ class Series:
         return (len(self) + (1 << level) - 1) >> level
 
     def _level(self, level: int) -> _Level:
-        """Level 1 and above with all its whole bins: two bins of the level below make one."""
+        """Return level 1 or above with all its complete bins, each made of two bins of the level below."""
         while len(self._levels) < level:
             self._levels.append(_Level())
         below = _Level(self.steps, self.values, self.values, self.values)
@@ -123,6 +123,6 @@ class Series:
         return below
 
     def _growing(self, start: int) -> Bin:
-        """The bin of the points from `start` on, which are fewer than it will stand for."""
+        """Return the incomplete bin of the points from `start` on."""
         steps, values = self.steps[start:], self.values[start:]
         return sum(steps) / len(steps), min(values), max(values), sum(values) / len(values)

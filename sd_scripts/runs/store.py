@@ -1,4 +1,4 @@
-"""Which runs there have been and which are to come: a table that every GUI of this user reads and writes."""
+"""The list of past and queued runs: an SQLite table shared by all GUIs of this user."""
 
 import json
 import os
@@ -23,7 +23,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """What the list of runs knows of one; the rest is in its folder."""
+    """A run's row in the list; the rest is in its folder."""
 
     id: int
     folder: Path
@@ -31,10 +31,10 @@ class RunRow:
     tab: str
     family: str
     gpus: str
-    """The cards it needs, as `gpu_set` words them."""
+    """The GPUs it needs, as `gpu_set` returns them."""
     state: State
     place: int | None
-    """1 for the next of the queue, 2 for the one behind it; None outside the queue."""
+    """Position in the queue, from 1; None outside the queue."""
     created: float
     started: float | None
     ended: float | None
@@ -43,24 +43,24 @@ class RunRow:
     results: tuple[str, ...]
     """The models it saved."""
     error: str
-    """One sentence: why it failed, or what it waits for."""
+    """Why it failed, or what it waits for, in one sentence."""
     owner: str = ""
-    """Which GUI queued or started it, as `process.word` tells processes apart."""
+    """The GUI that queued or started it, as a `process.process_key`."""
     process: str = ""
-    """Its own process, told apart likewise; its folder says so too, unless somebody deleted that."""
+    """The process key of its own process; also in its folder."""
     note: str = ""
-    """What a person wrote about it."""
+    """The user's note."""
 
 
 def state_folder() -> Path:
-    """Where this user's list of runs lives, by the custom of the system."""
+    """Return the folder of this user's list of runs, by the system's convention."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "sd-scripts-studio"
     return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "sd-scripts-studio"
 
 
 def store_path() -> Path:
-    """The list of runs. Machines that share a home have one each: a run and its cards are of one machine."""
+    """Return the path of the list of runs. Machines that share a home folder each have their own."""
     folder = state_folder()
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
@@ -71,21 +71,21 @@ def store_path() -> Path:
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """The kind of file system that a path lies on, by the lines of /proc/mounts; empty if they do not tell."""
+    """Return the file system type of a path, from the contents of /proc/mounts; empty if unknown."""
     fields = [line.split() for line in mounts.splitlines()]
     kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in fields}
     return next((kinds[above] for above in (path, *path.parents) if above in kinds), "")
 
 
 def gpus_overlap(one: str, other: str) -> bool:
-    """Whether two runs with these sets of cards would get in each other's way."""
+    """Return whether two runs with these sets of GPUs conflict."""
     if "cpu" in (one, other) or "all" in (one, other):
         return one == other or "cpu" not in (one, other)
     return not set(one.split(",")).isdisjoint(other.split(","))
 
 
 class RunStore:
-    """Rows by id. Raises ValueError, one sentence, when the file cannot be read or written."""
+    """Rows by id. Raises ValueError with one sentence if the file cannot be read or written."""
 
     def __init__(self, path: Path | None = None):
         self._file = StoreFile(path or store_path())
@@ -96,11 +96,11 @@ class RunStore:
 
     @property
     def notice(self) -> str:
-        """What happened to the file, if something did: one sentence for people."""
+        """A sentence for the user if the file was damaged or deleted, else empty."""
         return self._file.notice
 
     def close(self) -> None:
-        """Let go of the file; every other method still works."""
+        """Close the file; every other method still works."""
         self._file.close()
 
     def add(
@@ -114,7 +114,7 @@ class RunStore:
         state: State = "queued",
         owner: str = "",
     ) -> RunRow:
-        """A new row; a queued one stands at the end of the queue. Raises ValueError for a folder that has a row."""
+        """Add a row, at the end of the queue if queued. Raises ValueError for a folder that has a row."""
         path = (folder.path if isinstance(folder, RunFolder) else folder).absolute()
         columns = {
             "folder": str(path),
@@ -129,7 +129,7 @@ class RunStore:
 
         def append(db: sqlite3.Connection) -> RunRow:
             if db.execute("SELECT 1 FROM runs WHERE folder = ?", (str(path),)).fetchone():
-                raise ValueError(f"{path} is the folder of another run already")
+                raise ValueError(f"{path} is already the folder of another run")
             made = insert(db, columns | {"place": _queue_length(db) + 1 if state == "queued" else None})
             return _rows(db, "WHERE id = ?", made)[0]
 
@@ -138,34 +138,34 @@ class RunStore:
         return row
 
     def row(self, id: int) -> RunRow | None:
-        if abs(id) >= 2**63:  # which SQLite has no number for
+        if abs(id) >= 2**63:  # beyond SQLite's integers
             return None
         found = self._file.read(lambda db: _rows(db, "WHERE id = ?", id))
         return found[0] if found else None
 
     def rows(self, limit: int = 200) -> list[RunRow]:
-        """Newest first."""
+        """Return the rows, newest first."""
         return self._file.read(lambda db: _rows(db, "ORDER BY id DESC LIMIT ?", limit))
 
     def queued(self) -> list[RunRow]:
-        """In the order in which they are to start."""
+        """Return the queued runs in starting order."""
         return self._file.read(_queued)
 
     def living(self) -> list[RunRow]:
-        """Those that are said to be on, oldest first."""
+        """Return the runs listed as running, oldest first."""
         return self._file.read(_living)
 
     def update(self, id: int, **columns: Any) -> None:
-        """Write down what is known of a run by now; a row that was forgotten stays so."""
+        """Update columns of a row, if it still exists."""
         self._file.write(lambda db: _update(db, "id = ?", (id,), columns))
         if described := {name: str(columns[name]) for name in DESCRIBED if name in columns}:
             self._file.index.describe(id, **described)
 
     def claim(self, id: int, owner: str = "", passing: Collection[int] = ()) -> bool:
-        """Whether the caller, and nobody else, shall start this run now; it is then `starting`.
+        """Claim a run for the caller to start, which sets it to `starting`; return whether that succeeded.
 
-        False while the queue is paused, or a living run or an earlier one of the queue needs one of its cards; of the
-        earlier ones, those in `passing` are left standing.
+        It fails while the queue is paused, or a live run or one earlier in the queue needs one of its GPUs; earlier
+        runs in `passing` are ignored.
         """
 
         def take(db: sqlite3.Connection) -> bool:
@@ -183,13 +183,13 @@ class RunStore:
         return self._file.write(take)
 
     def end(self, id: int, state: State, ended: float | None = None, **columns: Any) -> bool:
-        """Write down how a run ended. Whether this call did: of two GUIs that see it end, one tells it."""
+        """Record how a run ended; return whether this call did, as two GUIs may both see the end."""
         living = ", ".join(f"'{state}'" for state in LIVING)
         columns |= {"ended": ended or time.time(), "state": state}
         return self._file.write(lambda db: _update(db, f"id = ? AND state IN ({living})", (id,), columns))
 
     def move(self, id: int, to: int) -> None:
-        """Put a queued run at place `to`, counted from 1; beyond the end is the end."""
+        """Move a queued run to position `to`, counted from 1 and clamped to the end."""
 
         def reorder(db: sqlite3.Connection) -> None:
             order = [row.id for row in _queued(db) if row.id != id]
@@ -202,7 +202,7 @@ class RunStore:
         self._file.write(reorder)
 
     def restore(self, rows: Iterable[RunRow]) -> None:
-        """Put rows back that a lost list has lost, all at once: nobody meets the waiting without the living."""
+        """Restore lost rows in one transaction, so that nobody sees queued runs without the live ones."""
 
         def put_back(db: sqlite3.Connection) -> None:
             for row in rows:
@@ -217,7 +217,7 @@ class RunStore:
             self._file.index.add(row.id, row.folder, name=row.name, note=row.note)
 
     def find(self, folder: Path) -> int:
-        """Add the runs below a folder that are over and not in the list; returns how many."""
+        """Add the finished runs below a folder that are not in the list; return how many."""
 
         def take_in(db: sqlite3.Connection) -> list[tuple[int, Path]]:
             new = [columns for columns in ended_below(folder) if not _rows(db, "WHERE folder = ?", columns["folder"])]
@@ -229,7 +229,7 @@ class RunStore:
         return len(added)
 
     def forget(self, id: int, *, state: State | None = None) -> bool:
-        """Take a row away; its folder stays. With `state`, only if it is in that state. Whether it was there."""
+        """Delete a row, with `state` only if it is in that state; its folder stays. Return whether it existed."""
 
         def delete(db: sqlite3.Connection) -> bool:
             gone = db.execute("DELETE FROM runs WHERE id = ? AND (? IS NULL OR state = ?)", (id, state, state))
@@ -243,17 +243,17 @@ class RunStore:
 
     @property
     def version(self) -> int:
-        """Grows with every change of a row or a setting, whoever makes it."""
+        """Increases with every change of a row or setting by any process."""
         return int(self._file.read(lambda db: _setting(db, "version")))
 
     @property
     def paused(self) -> bool:
-        """No queued run starts."""
+        """Whether queued runs are held back."""
         return bool(self._file.read(lambda db: _setting(db, "paused")))
 
     @property
     def pause_reason(self) -> str:
-        """Why the queue paused itself; empty when a person paused it."""
+        """Why the queue paused itself; empty if a user paused it."""
         return str(self._file.read(lambda db: _setting(db, "pause_reason")))
 
     def pause(self, paused: bool, reason: str = "") -> None:
@@ -261,7 +261,7 @@ class RunStore:
 
     @property
     def after_failure(self) -> bool:
-        """The queue goes on after a run that failed."""
+        """Whether the queue continues after a failed run."""
         return bool(self._file.read(lambda db: _setting(db, "after_failure")))
 
     @after_failure.setter
@@ -313,7 +313,7 @@ def _update(db: sqlite3.Connection, which: str, values: tuple[Any, ...], columns
 
 
 def _renumber_queue(db: sqlite3.Connection) -> None:
-    """The places of the queue count 1, 2, 3 again."""
+    """Renumber the queue 1, 2, 3, ..."""
     for place, row in enumerate(_queued(db), 1):
         if row.place != place:
             db.execute("UPDATE runs SET place = ? WHERE id = ?", (place, row.id))

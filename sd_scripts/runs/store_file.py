@@ -1,4 +1,4 @@
-"""The SQLite file under the list of runs: laid out, opened for one piece of work at a time, put aside when damaged."""
+"""The SQLite file behind the list of runs: schema, transactions, and recovery from damage."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from sd_scripts.runs.rebuild import FolderIndex
 logger = logging.getLogger("sd_scripts")
 
 OURS, SCHEMA = 0x5D5C7D11, 1
-"""Marks in the file by which a store of ours is known from other SQLite files."""
+"""application_id and user_version, which tell our file from other SQLite files."""
 BUSY_SECONDS = 10.0
 TABLES = """
 CREATE TABLE runs (
@@ -54,32 +54,32 @@ COLUMNS = (
     *("max_steps", "results", "error", "owner", "process", "note"),
 )
 ADDED = {"note": "TEXT NOT NULL DEFAULT ''"}
-"""Columns that lists of earlier versions lack; those versions do not mind them."""
+"""Columns that earlier versions lack and ignore."""
 
 T = TypeVar("T")
 
 
 class NewerList(Exception):
-    """The list was written by a newer program: it is whole, and not for us to touch."""
+    """Raised for a list written by a newer version, which we must not modify."""
 
 
 class StoreFile:
-    """Every piece of work opens the file anew, so that threads, processes and a file put aside all go together.
+    """Opens the file anew for each operation, so that threads, processes and a replaced file all work together.
 
-    Raises ValueError, one sentence, when it cannot be read or written.
+    Raises ValueError with one sentence if it cannot be read or written.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self.notice = ""
-        """What happened to the file, if something did: one sentence for people."""
+        """A sentence for the user if the file was damaged or deleted, else empty."""
         self.index = FolderIndex(path.with_suffix(".folders.jsonl"))
         self._recovering = threading.Lock()
         self._anchor: sqlite3.Connection | None = None
-        """Never used: while it is open, SQLite keeps its files beside ours, which a full disk has no room for."""
-        with contextlib.suppress(OSError):  # told when it is opened
-            private_file(private_folder(path.parent) / path.name)  # names and folders are nobody else's business
-        self.read(lambda db: None)  # made, or put aside, before anybody asks
+        """Kept open but unused: it makes SQLite keep its -wal and -shm files, which need room on the disk."""
+        with contextlib.suppress(OSError):  # reported when the file is opened
+            private_file(private_folder(path.parent) / path.name)  # names and folders are private
+        self.read(lambda db: None)  # create or recover it now
         self.index.begin(self.read(lambda db: db.execute("SELECT id, folder FROM runs ORDER BY id").fetchall()))
         self._drop_anchor()
 
@@ -93,13 +93,13 @@ class StoreFile:
         logger.warning(notice)
 
     def close(self) -> None:
-        """Let go of the file; it can still be read and written."""
+        """Close the anchor; the file can still be read and written."""
         if self._anchor:
             self._anchor.close()
             self._anchor = None
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do a piece of work on the file."""
+        """Run `work` on the file; recover a damaged file once and retry."""
         try:
             with self._open() as db:
                 return work(db)
@@ -112,7 +112,7 @@ class StoreFile:
             raise ValueError(f"{self.path}: the list of runs cannot be used ({error})") from error
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do a piece of work that is written as a whole or not at all, while nobody else writes."""
+        """Run `work` in a transaction, while nobody else writes."""
 
         def whole(db: sqlite3.Connection) -> T:
             with _transaction(db):
@@ -135,7 +135,7 @@ class StoreFile:
                     _add_columns(db)
                 else:
                     self._lay_out(db)
-                    if self._anchor:  # it lies at a file that was deleted
+                    if self._anchor:  # it is open on a deleted file
                         self._drop_anchor()
                 yield db
             except NewerList:
@@ -149,8 +149,8 @@ class StoreFile:
                 raise ValueError(f"{self.path}: the list of runs cannot be used ({error}): {why}") from error
 
     def _lay_out(self, db: sqlite3.Connection) -> None:
-        """Lay out a new file, with the runs that the folders tell of if there was a list before."""
-        with contextlib.suppress(sqlite3.OperationalError):  # another process is laying it out just now
+        """Create the schema, and restore the runs from their folders if there was a list before."""
+        with contextlib.suppress(sqlite3.OperationalError):  # another process is creating it right now
             db.execute("PRAGMA journal_mode = WAL")
         with _transaction(db):
             if _is_laid_out(db):
@@ -161,10 +161,12 @@ class StoreFile:
             rows = list(self.index.rows() if had_one else legacy_list.runs(self.path.with_name(legacy_list.NAME)))
             for columns in rows:
                 insert(db, columns)
-            if had_one and not self._recovering.locked():  # which tells more
-                self._notify(f"The list of runs {self.path} was deleted; {len(rows)} runs are in the new list")
-            waiting = had_one and any(columns["state"] == "queued" for columns in rows)  # perhaps it was paused
-            # a list that is made anew counts on from a higher number than the one that was put aside
+            if had_one and not self._recovering.locked():  # _recover reports more
+                self._notify(
+                    f"The list of runs {self.path} was deleted; {len(rows)} runs were restored into a new list"
+                )
+            waiting = had_one and any(columns["state"] == "queued" for columns in rows)  # it may have been paused
+            # a rebuilt list continues with a higher version than the old one had
             settings: dict[str, int | str] = {
                 "version": time.time_ns() // 10**6,
                 "paused": int(waiting),
@@ -176,25 +178,25 @@ class StoreFile:
             db.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
-        """Put a damaged or foreign file aside, whole, and begin a new one with the rows that can still be read."""
-        if type(error) is not sqlite3.DatabaseError:  # its kinds are faults of ours, not of the file
+        """Move a damaged or foreign file aside, and create a new one with the rows that are still readable."""
+        if type(error) is not sqlite3.DatabaseError:  # subclasses are our errors, not the file's
             raise error
         with self._recovering:
-            if self._is_intact():  # another thread was quicker
+            if self._is_intact():  # another thread was faster
                 return
             self.close()
             aside = self._move_aside(error)
             kept = _salvage(aside)
             with self._open() as db, _transaction(db):
-                for columns in kept:  # they know more than the folders, and other ids than an older list
+                for columns in kept:  # these rows know more than the folders do
                     db.execute("DELETE FROM runs WHERE id = ? OR folder = ?", (columns["id"], columns["folder"]))
                     insert(db, columns)
                 states = [state for (state,) in db.execute("SELECT state FROM runs")]
                 self._notify(
-                    f"The list of runs could not be read ({error}) and lies now in {aside}; "
-                    f"{len(states)} runs of it are in the new list"
+                    f"The list of runs could not be read ({error}) and was moved to {aside}; "
+                    f"{len(states)} of its runs were restored into a new list"
                 )
-                if "queued" in states:  # perhaps it was paused, and for a reason
+                if "queued" in states:  # it may have been paused for a reason
                     set_values(db, paused=1, pause_reason=self.notice)
             self._drop_anchor()
 
@@ -209,7 +211,7 @@ class StoreFile:
                     os.replace(f"{self.path}{more}", f"{aside}{more}")
         except OSError as error:
             raise ValueError(
-                f"{self.path}: the list of runs is damaged ({why}) and cannot be put aside ({error.strerror})"
+                f"{self.path}: the list of runs is damaged ({why}) and cannot be moved aside ({error.strerror})"
             ) from error
         return aside
 
@@ -222,7 +224,7 @@ class StoreFile:
 
 
 def insert(db: sqlite3.Connection, columns: dict[str, Any]) -> int:
-    """A new row; returns its id."""
+    """Insert a row; return its id."""
     slots = ", ".join("?" * len(columns))
     made = db.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES ({slots})", list(columns.values()))
     assert made.lastrowid
@@ -236,12 +238,12 @@ def set_values(db: sqlite3.Connection, **values: int | str) -> None:
 
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it is written or nothing, and nobody else writes meanwhile."""
+    """Run the block as one exclusive write transaction."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
     except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # some faults have rolled back by themselves
+        with contextlib.suppress(sqlite3.Error):  # some errors roll back automatically
             db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
@@ -251,7 +253,7 @@ def _add_columns(db: sqlite3.Connection) -> None:
     there = _columns(db)
     for name, kind in ADDED.items():
         if name not in there:
-            with contextlib.suppress(sqlite3.OperationalError):  # another process was quicker
+            with contextlib.suppress(sqlite3.OperationalError):  # another process was faster
                 db.execute(f"ALTER TABLE runs ADD COLUMN {name} {kind}")
 
 
@@ -260,7 +262,7 @@ def _columns(db: sqlite3.Connection) -> list[str]:
 
 
 def _is_laid_out(db: sqlite3.Connection) -> bool:
-    """False for a file that is empty; DatabaseError for one that is not ours."""
+    """Return False for an empty file; raise DatabaseError for one that is not ours."""
     application, version = (db.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version"))
     if (application, version) == (OURS, SCHEMA):
         return True
@@ -272,7 +274,7 @@ def _is_laid_out(db: sqlite3.Connection) -> bool:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One at a time: executescript() would end the transaction that they stand in."""
+    """Yield single statements: executescript() would commit the enclosing transaction."""
     part = ""
     for line in script.splitlines(keepends=True):
         part += line
@@ -282,12 +284,12 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _salvage(file: Path) -> list[dict[str, Any]]:
-    """The rows of a damaged list, as far as it can be read."""
+    """Return the readable rows of a damaged list."""
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(sqlite3.Error, ValueError, TypeError), contextlib.closing(sqlite3.connect(file)) as db:
         there = [name for name in COLUMNS if name in _columns(db)]
         for each in db.execute(f"SELECT {', '.join(there)} FROM runs ORDER BY id"):
             columns = dict(zip(there, each, strict=True))
-            json.loads(columns["results"])  # a row must be readable to be worth keeping
+            json.loads(columns["results"])  # keep only readable rows
             rows.append(columns)
     return rows
