@@ -1,4 +1,4 @@
-"""Images through a diffusers autoencoder and back: what the families share."""
+"""Encode and decode images with a diffusers autoencoder, as all families do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,17 +11,17 @@ PIXELS_AT_ONCE = 4 * 1024 * 1024
 """The encoder's activations are large: a batch above four images of 1024x1024 goes through in slices."""
 
 TILE = 64
-"""Latents along a side of a tile at most, where an image is decoded in tiles: 512 pixels."""
+"""Largest tile side in latents for tiled decoding: 512 pixels."""
 LARGEST_AT_ONCE = 6
-"""So many of the decoder's largest activations exist at the same time, workspaces of convolutions included."""
+"""How many of the decoder's largest activations exist at once, convolution workspaces included."""
 
 
 @torch.no_grad()
 def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
-    """(B, 3, H, W) in -1..1 -> latents (B, C, H/8, W/8) float32 on the VAE's device, neither shifted nor scaled.
+    """Encode (B, 3, H, W) in -1..1 -> latents (B, C, H/8, W/8) float32 on the VAE's device, neither shifted nor scaled.
 
-    The mean of the VAE's distribution: it is so narrow that drawing from it would only make caches differ from run
-    to run. What overflows is not finite.
+    Returns the mean of the VAE's distribution: it is so narrow that sampling would only make caches differ between
+    runs. Overflows give non-finite values.
     """
     at_once = max(1, PIXELS_AT_ONCE // (pixels.shape[-2] * pixels.shape[-1]))
     slices = [vae.encode(part.to(vae.device, vae.dtype)).latent_dist.mode() for part in pixels.split(at_once)]
@@ -30,7 +30,7 @@ def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def vae_decode(vae: Any, latents: Tensor) -> Tensor:
-    """Latents (B, C, h, w), neither shifted nor scaled -> images (B, 3, 8h, 8w) float32 in 0..1.
+    """Decode latents (B, C, h, w), neither shifted nor scaled -> images (B, 3, 8h, 8w) float32 in 0..1.
 
     Half precision is tried first; where it overflows the image is decoded in float32 instead of turning black.
     """
@@ -45,7 +45,7 @@ def vae_decode(vae: Any, latents: Tensor) -> Tensor:
 
 
 def _vae_decode(vae: Any, latents: Tensor) -> Tensor:
-    """In tiles where the whole image does not fit into the GPU's memory beside what trains there."""
+    """Decode, in tiles where the whole image does not fit into the GPU memory that training leaves free."""
     if _has_room(vae, latents):
         with suppress(torch.OutOfMemoryError):
             return vae.decode(latents).sample
@@ -67,7 +67,7 @@ def _has_room(vae: Any, latents: Tensor) -> bool:
 
 @contextmanager
 def tiled_decoding(vae: Any, side: int) -> Iterator[None]:
-    """Meanwhile the VAE decodes tiles of so many latents a side, which overlap, and blends them."""
+    """Let the VAE decode overlapping tiles of `side` latents and blend them."""
     names = ("use_tiling", "tile_latent_min_size", "tile_sample_min_size")
     before = {name: getattr(vae, name) for name in names}
     pixels = side * 2 ** (len(vae.config.block_out_channels) - 1)

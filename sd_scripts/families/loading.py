@@ -1,4 +1,4 @@
-"""What loading has in common between families: where a model lies, whether tensors fit a module, filling it."""
+"""Loading steps shared by the families: find a model, check that tensors fit a module, fill it."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,11 +16,11 @@ from sd_scripts.options.model_file import MODEL
 
 Made = TypeVar("Made")
 OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")
-"""Keys that some programs write and loading does not need."""
+"""Keys that some programs write and loading ignores."""
 
 
 def download(name: str) -> Path:
-    """The folder in the Hugging Face cache that holds the model; what is not there is fetched."""
+    """Return the model's folder in the Hugging Face cache, downloading what is missing."""
     try:
         return Path(DiffusionPipeline.download(name))
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def download(name: str) -> Path:
 
 
 def files_in(folder: Path, option: str) -> tuple[Path, ...]:
-    """The weights in one part's folder: one file, or all that an index names. Full precision is preferred."""
+    """Return a component's weight files: one file, or all that an index names. Full precision is preferred."""
     for variant in ("", ".bf16", ".fp16"):
         for index in sorted(folder.glob(f"*model.safetensors.index{variant}.json")):
             return tuple(folder / name for name in _shards(index, option))
@@ -41,7 +41,7 @@ def files_in(folder: Path, option: str) -> tuple[Path, ...]:
 
 
 def _shards(index: Path, option: str) -> list[str]:
-    """The names of the files that hold a part together."""
+    """Return the file names that a shard index lists."""
     try:
         shards = sorted({str(name) for name in read_json(index)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -54,7 +54,7 @@ def _shards(index: Path, option: str) -> list[str]:
 def require_matching_shapes(
     shapes: Shapes, expected: Mapping[str, Tensor], option: str, path: Path, title: str, parts: Iterable[str] = ("",)
 ) -> None:
-    """Every expected key is there in its shape, and below the prefixes `parts` none beside it."""
+    """Raise ValueError unless every expected key exists in its shape, with no unknown keys below `parts`."""
     missing = [key for key in expected if key not in shapes and not OPTIONAL_KEYS.search(key)]
     if missing:
         raise ValueError(f"{option}: '{path}' is incomplete; missing: {some(missing)}")
@@ -67,8 +67,8 @@ def require_matching_shapes(
 
 
 def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
-    """What `make` makes without memory, in the sizes that a file's header tells. ValueError, one sentence that names
-    `option`, where the sizes are those of no model: they fail anywhere within the libraries."""
+    """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one sentence
+    that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries."""
     try:
         with init_empty_weights():
             return make()
@@ -81,9 +81,9 @@ def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
 
 
 def fill(module: Any, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
-    """Each tensor takes its place as it is read, so that a model is never in memory twice.
+    """Assign tensors to `module` as they are read, so that a model is never in memory twice.
 
-    One that `keep` is true of, by name, stays in the dtype that it has.
+    A tensor for which `keep(name, tensor)` is true keeps its dtype.
     """
     ready = {name: t if keep and keep(name, t) else t.to(dtype) for name, t in state.items()}
     for name, wanted in module.state_dict().items():  # a 1x1 convolution may be stored as a matrix
@@ -98,7 +98,7 @@ def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
 
 
 def some(keys: Iterable[str]) -> str:
-    """The first three: `'a', 'b', 'c' and 7 more`"""
+    """List the first three keys: `'a', 'b', 'c' and 7 more`"""
     names = [f"'{key}'" for key in keys]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -1,4 +1,4 @@
-"""What the miniatures of all families share: models of the real layout with tiny widths, and images to train on."""
+"""Shared parts of the families' miniatures: models of the real layout with tiny widths, and training images."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,11 @@ from sd_scripts.library.clip_tokenizer import make_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Miniature:
-    """Where a tiny model and its images are."""
+    """Paths of a tiny model and its images."""
 
     family: str
     files: dict[str, Path]
-    """By the option that names each."""
+    """Option -> the file it names."""
     data_dir: Path
 
     @property
@@ -34,7 +34,7 @@ def caption_words() -> list[str]:
 
 
 def clip_tokenizer() -> CLIPTokenizer:
-    """CLIP's kind of tokenizer, which joins the letters of each word one by one."""
+    """Make a CLIP tokenizer that merges the letters of each caption word one by one."""
     merges: dict[tuple[str, str], None] = {}
     for word in caption_words():
         letters = [*word[:-1], word[-1] + "</w>"]
@@ -59,7 +59,7 @@ def clip_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig:
 
 @torch.no_grad()
 def randomize(part: Any, generator: torch.Generator) -> None:
-    """Weights that keep the variance of what passes through, no biases; norms as they are made."""
+    """Draw weights that preserve the variance of activations, zero biases, and keep norms as initialized."""
     for name, parameter in part.eval().named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
@@ -74,7 +74,7 @@ def images() -> Tensor:
 
 
 def least_squares(features: Tensor, wanted: Tensor) -> Tensor:
-    """Features (N, F) and what they shall become (N, O) -> the weight (O, F) of a linear layer."""
+    """Fit the weight (O, F) of a linear layer that maps features (N, F) to `wanted` (N, O)."""
     features, wanted = features.double(), wanted.double()
     square = features.T @ features
     damping = 1e-4 * square.trace() / len(square) * torch.eye(len(square))  # no large weights that cancel each other

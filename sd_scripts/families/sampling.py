@@ -1,4 +1,4 @@
-"""What sampling while training needs in every family: modules ready for one image, and left as they were."""
+"""Helpers for sampling during training: prepare modules for one image and restore them afterwards."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def eval_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """The modules in eval mode; afterwards each part is as it was."""
+    """Put the modules in eval mode, and restore each submodule's mode afterwards."""
     training = [part for module in modules for part in module.modules() if part.training]
     for module in modules:
         module.eval()
@@ -23,18 +23,18 @@ def eval_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def on_device(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """The module on the device. Afterwards its weights are where they lay before: nothing is copied back."""
+    """Move the module to the device, and afterwards restore its original tensors without copying back."""
     away = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.device != device]
-    homes = [tensor.data for tensor in away]
+    originals = [tensor.data for tensor in away]
     try:
         for tensor in away:
             tensor.data = tensor.data.to(device)
         yield
     finally:
-        for tensor, host_copy in zip(away, homes, strict=True):
-            tensor.data = host_copy
+        for tensor, original in zip(away, originals, strict=True):
+            tensor.data = original
 
 
 def as_image(image: Tensor) -> Image.Image:
-    """(3, H, W) in 0..1."""
+    """Convert (3, H, W) in 0..1 to a PIL image."""
     return Image.fromarray((image * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())

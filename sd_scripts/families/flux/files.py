@@ -1,4 +1,4 @@
-"""FLUX.1's four parts in files of any layout: made without memory in the sizes their headers tell, then filled."""
+"""FLUX.1's four components from files of any layout: built on the meta device from their headers, then filled."""
 
 import re
 from collections.abc import Callable
@@ -22,46 +22,46 @@ from sd_scripts.options.model_file import FLUX_MARKS, MODEL, Header, recognise
 
 SCALE = ".weight_scale"
 LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\.(?!.*relative_attention_bias).*\.weight")
-"""Names of what can be held in fp8. T5's bias is looked up, not multiplied by."""
+"""Names of weights that can be held in fp8. T5's relative bias is a lookup table, not a matrix product."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSpec:
-    """One of the four parts, and how to know it."""
+    """One of the four components and how to recognize its files."""
 
     option: str
-    """Which names a file of it."""
+    """The option that names its file."""
     title: str
     folder: str
-    """Where a diffusers folder has it."""
+    """Its subfolder in a diffusers folder."""
     prefixes: tuple[str, ...]
-    """Before its keys in a file of its own, or in one that holds all parts."""
+    """Key prefixes, in a file of its own and in one that holds all components."""
     signature_keys: tuple[str, ...]
-    """Keys of which each layout has one."""
+    """Keys that identify it: each layout has one of them."""
     prepare: Callable[[State], tuple[Any, State]]
     """Tensors under the file's keys, without prefix -> the module, and the tensors under its names.
     Raises KeyError with the missing key, or ValueError."""
 
     def prefix(self, state: State) -> str | None:
-        """What stands before this part's keys in a file; None if it is not there."""
+        """Return the prefix of this component's keys in a file, or None if the file does not contain it."""
         return next((p for p in self.prefixes if any(p + mark in state for mark in self.signature_keys)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentFile:
-    """A part before it is loaded, known to be whole as far as headers tell."""
+    """A component before it is loaded, complete as far as headers show."""
 
     spec: ComponentSpec
     option: str
     path: Path
-    """As the user named it."""
+    """As the user gave it."""
     files: tuple[Path, ...]
     module: Any
-    """Without memory."""
+    """On the meta device."""
 
     def load(self, dtype: torch.dtype, *, mmap: bool, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
-        """The module in `dtype`, but for tensors that `keep` is true of; frozen and in eval mode. What is kept in e4m3
-        and has a scale is an Fp8Linear."""
+        """Load the module in `dtype`, except tensors for which `keep` is true; frozen and in eval mode. Layers kept in
+        e4m3 with a scale become Fp8Linear."""
         state: State = {}
         for file in self.files:
             state |= read_weights(file, self.option, mmap=mmap)
@@ -76,7 +76,8 @@ class ComponentFile:
 
 
 def open_component(spec: ComponentSpec, option: str, path: Path, files: tuple[Path, ...]) -> ComponentFile:
-    """Look at the headers. Raises ValueError, one sentence that names `option`, unless they are of a whole `spec`."""
+    """Check the headers of a component's files. Raises ValueError, one sentence that names `option`, unless they hold a
+    complete component."""
     empty: State = {}
     for file in files:
         empty |= read_empty(file, option)
@@ -98,8 +99,8 @@ def open_component(spec: ComponentSpec, option: str, path: Path, files: tuple[Pa
 def _prepared(
     spec: ComponentSpec, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None
 ) -> tuple[Any, State]:
-    """Scales are multiplied out, but where `keep` is true of a weight in e4m3. In diffusers' layout all are, since q, k
-    and v become one weight."""
+    """Build the module and its tensors. Scales are multiplied into the weights, except where `keep` is true of a weight
+    in e4m3. In diffusers' layout all are, because q, k and v become one weight."""
     prefix = spec.prefix(state) or ""
     own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     apart = FLUX_MARKS[1] in own
@@ -123,7 +124,7 @@ def _clip(state: State) -> tuple[CLIPTextModel, State]:
 
 
 def _t5(state: State) -> tuple[T5EncoderModel, State]:
-    """The words' embeddings lie under either name or both; a decoder is passed over."""
+    """The token embeddings have either name or both; a decoder is ignored."""
     words = state.get("shared.weight", state.get("encoder.embed_tokens.weight"))
     state = {key: tensor for key, tensor in state.items() if key.startswith("encoder.")}
     if words is not None:
@@ -174,14 +175,14 @@ SPECS = (TRANSFORMER, CLIP_L, T5XXL, AE)
 
 
 def _require_flux(state: State, path: Path) -> None:
-    """Cousins that are built alike are told by their names."""
+    """Raise ValueError for other models of the same architecture, which are recognized by their keys."""
     family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
     if family != "flux":
         raise ValueError(f"{MODEL}: '{path}' is {what}, which cannot be trained here; choose FLUX.1 dev or schnell")
 
 
 def _what_else(spec: ComponentSpec, state: State) -> str:
-    """What a file is that is not of this kind, and what to do with it."""
+    """Describe a file that is not this component, and what to do with it."""
     family, what = recognise(Header(metadata={}, shapes=shapes_of(state), dtypes={}))
     if what.endswith("LoRA"):
         return f"{what}; to continue training a LoRA, set network_weights"
@@ -194,11 +195,11 @@ def _what_else(spec: ComponentSpec, state: State) -> str:
 
 
 def is_fp8(name: str, tensor: Tensor) -> bool:
-    """Whether a Linear's weight is in e4m3 already, and may stay so."""
+    """Return whether a Linear's weight is already e4m3 and can stay so."""
     return tensor.dtype == torch.float8_e4m3fn and becomes_fp8(name, tensor)
 
 
 def becomes_fp8(name: str, tensor: Tensor) -> bool:
-    """Whether a Linear's weight can be held in fp8: what is in e5m2 must be widened first."""
+    """Return whether a Linear's weight can be held in fp8; e5m2 must be widened first."""
     fits = tensor.ndim == 2 and not any(size % fp8.MULTIPLE for size in tensor.shape)
     return fits and tensor.dtype != torch.float8_e5m2 and bool(LINEAR.fullmatch(name))

@@ -35,19 +35,19 @@ from sd_scripts.options.settings import Settings
 T5_LENGTHS = {"dev": 512, "schnell": 256}
 
 ComponentFiles = dict[str, ComponentFile]
-"""By the option that names a file of each."""
+"""Option -> the component that it names."""
 
 
 def check(settings: Settings) -> list[str]:
-    """What is wrong with the files, and with options that the model sets bounds to: only headers are read."""
+    """Return problems of the files and of options that the model limits; only headers are read."""
     try:
         where = locate(settings[ModelOptions].pretrained_model_name_or_path, "a FLUX.1 file")
     except ValueError as error:
         return [str(error)]
     component_files, problems = _open(settings[FluxModelOptions], where)
     if MODEL in component_files:
-        problems += _out_of_bounds(component_files[MODEL].module.shape, settings)
-        problems += _layers_that_are_not(component_files[MODEL], settings)
+        problems += _limit_problems(component_files[MODEL].module.shape, settings)
+        problems += _network_problems(component_files[MODEL], settings)
     return problems
 
 
@@ -59,11 +59,11 @@ def load(
     denoiser_dtype: torch.dtype | None = None,
     encoder_dtype: torch.dtype | None = None,
 ) -> Components:
-    """The base model, frozen, in eval mode and in `dtype`, or its transformer and text encoders in others; what a file
-    has in e4m3 stays so where the options hold weights in fp8. A transformer whose blocks swap stays on the CPU: not
-    all of it may fit on the device.
+    """Load the base model, frozen, in eval mode and in `dtype`, or its transformer and text encoders in other dtypes;
+    e4m3 weights stay so where the options hold weights in fp8. A transformer with swapped blocks stays on the CPU: it
+    may not fit on the device.
 
-    Raises ValueError, one sentence that names the option, if a part is not there, not whole or not FLUX.1's.
+    Raises ValueError, one sentence that names the option, if a component is missing, incomplete or not FLUX.1's.
     """
     options, flux = settings[ModelOptions], settings[FluxModelOptions]
     where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
@@ -73,7 +73,9 @@ def load(
         raise ValueError(problems[0])
 
     sizes = [component_files[spec.option].module.config.vocab_size for spec in (CLIP_L, T5XXL)]
-    tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)  # where one is missing, little was waited
+    tokenizers = load_tokenizers(
+        source, options.tokenizer_cache_dir, sizes
+    )  # before the slow part, so that a missing one fails early
     mmap = not options.disable_mmap_load_safetensors
     host_copy = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
     keep = is_fp8 if holds_in_fp8(settings) else None
@@ -100,9 +102,9 @@ def load(
 
 
 def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
-    """The autoencoder alone, frozen, in `dtype`; nothing else of the model is read.
+    """Load only the autoencoder, frozen, in `dtype`.
 
-    Raises ValueError, one sentence that names the option, if it is not there or not whole.
+    Raises ValueError, one sentence that names the option, if it is missing or incomplete.
     """
     options, given = settings[ModelOptions], settings[FluxModelOptions].ae
     if given:
@@ -114,7 +116,7 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
 
 
 def remarks(components: Components, settings: Settings) -> list[str]:
-    """Settings for dev on schnell."""
+    """Return warnings about settings for FLUX.1 dev that schnell ignores."""
     told = settings[FluxObjectiveOptions].guidance_scale != FluxObjectiveOptions.guidance_scale
     return (
         ["guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"]
@@ -129,28 +131,28 @@ def _load_t5(component_file: ComponentFile, dtype: torch.dtype, *, mmap: bool, i
         quantize_t5(t5, dtype)
     elif dtype == torch.float16:
         for block in t5.encoder.block:
-            block.layer[1].DenseReluDense.wo.float()  # what comes out of it overflows in fp16
+            block.layer[1].DenseReluDense.wo.float()  # its output overflows in fp16
     return t5
 
 
 def _open(options: FluxModelOptions, where: Path | str) -> tuple[ComponentFiles, list[str]]:
-    """The parts that are whole, and what is wrong with the others. Of a model that is still to be downloaded only
-    the parts that lie in files of their own are looked at."""
+    """Return the complete components and the problems of the others. Of a model that has yet to be downloaded, only
+    components with files of their own are checked."""
     component_files: ComponentFiles = {}
     problems: list[str] = []
     for spec in SPECS:
         given = None if spec is TRANSFORMER else getattr(options, spec.option)
         if not given and (isinstance(where, str) or (problems and MODEL not in component_files)):
-            continue  # a wrong model tells nothing about its other parts
+            continue  # a wrong model says nothing about its other components
         try:
             component_files[spec.option] = _open_file(spec, Path(given)) if given else _open_own(spec, Path(where))
         except ValueError as error:
             problems.append(str(error))
-    return component_files, problems or _misfits(component_files)
+    return component_files, problems or _width_problems(component_files)
 
 
 def _open_file(spec: ComponentSpec, path: Path) -> ComponentFile:
-    """A part that is named by its own option: a file, or a folder of it or of a whole model."""
+    """Open a component named by its own option: a file, its folder, or the folder of a complete model."""
     if not path.exists():
         raise ValueError(f"{spec.option}: there is no file or folder '{path}'")
     if path.is_file():
@@ -160,7 +162,7 @@ def _open_file(spec: ComponentSpec, path: Path) -> ComponentFile:
 
 
 def _open_own(spec: ComponentSpec, model: Path) -> ComponentFile:
-    """A part of the base model: of its folder, or of a file that may hold all of them."""
+    """Open a component of the base model: from its folder, or from a file that may hold all of them."""
     if model.is_file():
         if spec is not TRANSFORMER and spec.prefix(read_empty(model, MODEL)) is None:
             raise ValueError(f"{spec.option}: '{model}' contains no {spec.title}; set {spec.option} to its file")
@@ -176,8 +178,8 @@ def _open_own(spec: ComponentSpec, model: Path) -> ComponentFile:
     raise ValueError(f"{spec.option}: '{model}' contains no {spec.title}; set {spec.option} to its file")
 
 
-def _misfits(component_files: ComponentFiles) -> list[str]:
-    """Parts of other models: the transformer tells what it reads."""
+def _width_problems(component_files: ComponentFiles) -> list[str]:
+    """Return a problem for each component whose width is not what the transformer expects."""
     if MODEL not in component_files:
         return []
     shape: FluxParams = component_files[MODEL].module.shape
@@ -196,7 +198,7 @@ def _misfits(component_files: ComponentFiles) -> list[str]:
     return problems
 
 
-def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
+def _limit_problems(shape: FluxParams, settings: Settings) -> list[str]:
     problems = []
     swap, most = (
         settings[FluxMemoryOptions].blocks_to_swap or 0,
@@ -208,7 +210,10 @@ def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
             f"{shape.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it unset")
         )
     default, guidance = FluxObjectiveOptions.guidance_scale, settings[FluxObjectiveOptions].guidance_scale
-    if not shape.guidance and guidance not in (default, RECOMMENDED["guidance_scale"]):  # what files of dev have, too
+    if not shape.guidance and guidance not in (
+        default,
+        RECOMMENDED["guidance_scale"],
+    ):  # which settings for dev contain, too
         problems.append(
             f"guidance_scale: FLUX.1 schnell ignores guidance, so {guidance:g} has no meaning; leave it at its default "
             f"{default}"
@@ -216,15 +221,15 @@ def _out_of_bounds(shape: FluxParams, settings: Settings) -> list[str]:
     return problems
 
 
-def _layers_that_are_not(transformer: ComponentFile, settings: Settings) -> list[str]:
-    """Of a network of ours: numbers of blocks beyond the last one, and nothing at all that learns."""
+def _network_problems(transformer: ComponentFile, settings: Settings) -> list[str]:
+    """Return problems of a built-in LoRA: block numbers beyond the last one, or nothing left to train."""
     network = settings.filled.get(NetworkOptions)
     if not isinstance(network, NetworkOptions) or not network.is_ours:
         return []
     try:
         args = read_args(settings, lora.TRANSFORMER, lambda _: None)
     except ValueError:
-        return []  # told where the network is asked
+        return []  # reported by the network's own check
     try:
         args.rules.check(transformer.module)
         if network.network_train_unet_only and not network.dim_from_weights:
