@@ -67,8 +67,8 @@ def require_matching_shapes(
 
 
 def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
-    """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one sentence
-    that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries."""
+    """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one
+    sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries."""
     try:
         with init_empty_weights():
             return make()

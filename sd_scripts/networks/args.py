@@ -1,4 +1,4 @@
-"""network_args and the options whose names are keys of it too, as one."""
+"""Merge network_args with the options that are also accepted as its keys."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -11,9 +11,9 @@ Warn = Callable[[str], None]
 
 
 def network_arguments(settings: Settings, own: Groups) -> NetworkArguments:
-    """network_args, and the options of `own`, whose names are keys too.
+    """Return network_args merged with the options of `own`.
 
-    Raises ValueError naming the option where both are given and differ.
+    Raises ValueError naming the option if both are set and differ.
     """
     values = dict(item.split("=", 1) for item in settings[NetworkOptions].network_args)
     for group in own:

@@ -1,4 +1,4 @@
-"""Ranks and learning rates by block of a U-Net: block_dims, down_lr_weight and their kin."""
+"""Per-block ranks and learning rates of a U-Net: block_dims, down_lr_weight and related options."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "reverse_linear": lambda x: 1 - x,
     "zeros": lambda x: 0.0,
 }
-"""Named courses of block learning rates over the blocks of one direction, from the first (0) to the last (1)."""
+"""Named curves of learning rate weights over the blocks of one direction, from the first (0) to the last (1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRules(Rules):
     block: Callable[[str], int | None]
-    """Name in the file -> number of the block that the layer lies in; None outside the U-Net."""
+    """Layer name in the file -> index of its block; None outside the U-Net."""
     dims: list[int] | None
     alphas: list[float] | None
     conv_dims: list[int] | None
@@ -55,7 +55,7 @@ class BlockRules(Rules):
 def read_block_rules(
     arguments: NetworkArguments, warn: Warn, *, block: Callable[[str], int | None], counts: tuple[int, int, int]
 ) -> BlockRules:
-    """`counts`: how many blocks go down, lie in the middle and go up."""
+    """Parse the block options. `counts`: number of down, middle and up blocks."""
     blocks = sum(counts) + 2
     return BlockRules(
         block=block,
@@ -79,7 +79,7 @@ def _lr_weights(arguments: NetworkArguments, counts: tuple[int, int, int], warn:
 
 
 def _lr_curve(key: str, text: str, count: int, warn: Warn) -> list[float]:
-    """A list of numbers, filled up with 1 or cut as sd-scripts does, or a named course with a base: `cosine+0.25`."""
+    """Parse a list of numbers, padded with 1 or cut as in sd-scripts, or a named curve with a base: `cosine+0.25`."""
     name, _, base = text.partition("+")
     if name.strip() in SHAPES:
         add = numbers(key, base, 1)[0] if base else 0.0

@@ -1,4 +1,4 @@
-"""Layers that also learn: drop-ins for those they adapt, so that hooks and compile see plain modules."""
+"""LoRA layers: drop-in replacements for the layers they adapt, so that hooks and compile see plain modules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sd_scripts.library.frozen_linear import compute_dtype, frozen_linear, share
 
 @dataclass(frozen=True, kw_only=True)
 class Dropouts:
-    """Chances of being silenced in training: single values of the low rank, whole ranks, whole layers."""
+    """Dropout probabilities in training: of single low-rank values, whole ranks and whole layers."""
 
     neuron: float = 0.0
     rank: float = 0.0
     module: float = 0.0
 
     def __call__(self, h: Tensor) -> Tensor:
-        """(B, ..., r) -> same; gates are tensors, so that one graph serves every outcome."""
+        """Apply dropout to (B, ..., r); masks are tensors, so that one graph serves every outcome."""
         if self.neuron:
             h = F.dropout(h, self.neuron)
         if self.rank:
@@ -41,7 +41,7 @@ class LoraLinear(nn.Linear):
     lora_down: nn.Parameter  # (r, in)
     lora_up: nn.Parameter  # (out, r)
     row_noise: Tensor | None
-    """(out,) float32: deviation of the noise that training adds to the weight's rows (see perturbation.py)."""
+    """(out,) float32: standard deviation of the noise added to the weight's rows in training (see perturbation.py)."""
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
         nn.Module.__init__(self)
@@ -58,7 +58,7 @@ class LoraLinear(nn.Linear):
         return self.update(self.base(x), F.linear(x, self.lora_down))
 
     def base(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out): what the layer does without LoRA."""
+        """Compute (..., in) -> (..., out) without LoRA."""
         y = frozen_linear(x, self)
         if self.training and self.row_noise is not None:
             noise = torch.randn(self.out_features, self.in_features, device=x.device, dtype=x.dtype)
@@ -66,24 +66,24 @@ class LoraLinear(nn.Linear):
         return y
 
     def update(self, y: Tensor, h: Tensor) -> Tensor:
-        """Add to the base's output `y` (..., out) what the low rank `h` (..., r) says."""
+        """Add the LoRA output of `h` (..., r) to the base's output `y` (..., out)."""
         if self.training and self.dropouts.any():
             h = self.dropouts(h)
         if torch.compiler.is_compiling():
             return y + F.linear(h, self.lora_up)  # the compiler fuses the sum with what follows
         flat = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.lora_up.t())
-        return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would cost compiled blocks behind it another graph
+        return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would make later compiled blocks need another graph
 
 
 class SplitLoraLinear(LoraLinear):
-    """One Linear whose pieces of output, such as q, k and v, have ranks of their own.
+    """A Linear whose output splits, such as q, k and v, each have their own LoRA.
 
-    Piece i takes the rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
+    Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
     """
 
     def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, split_dims: tuple[int, ...]):
         super().__init__(base, rank, dropouts)
-        assert sum(split_dims) == base.out_features, "pieces that are not the layer's outputs"
+        assert sum(split_dims) == base.out_features, "split_dims must sum to the layer's outputs"
         self.split_dims = split_dims
         self.lora_down = nn.Parameter(self.lora_down.new_empty(len(split_dims) * rank, base.in_features))
 
@@ -123,7 +123,7 @@ LoraLayer = LoraLinear | LoraConv2d
 
 
 def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """Several Linears of one input, such as q, k and v: their down projections are one matrix product."""
+    """Apply several Linears to one input, such as q, k and v, with one matrix product for their down projections."""
     if not all(isinstance(layer, LoraLinear) for layer in layers):
         return [layer(x) for layer in layers]
     lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""LoRA: which layers it adapts, and the float32 masters that the optimizer sees.
+"""LoRA: the layers that it adapts and the float32 masters that the optimizer trains.
 
 The layers (see layers.py) compute in the model's dtype. `LoraNetwork` keeps masters and compute copies in flat buffers,
 so that refreshing the copies is one cast a step and the gradient norm is one reduction. Paper: Hu et al. 2021,
@@ -26,32 +26,32 @@ from sd_scripts.options.settings import Groups
 
 @dataclass(frozen=True, kw_only=True)
 class LoraTarget:
-    """Which layers of a module LoRA adapts, and what the file calls them."""
+    """Which layers of a module LoRA adapts, and their names in files."""
 
     classes: tuple[str, ...]
     """Every Linear and 1x1 convolution inside modules of these classes."""
     conv_classes: tuple[str, ...] = ()
-    """With conv_dim also every layer inside modules of these classes."""
+    """With conv_dim, also every layer inside modules of these classes."""
     name: Callable[[str], str]
     """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
     alias: Callable[[str], str] | None = None
-    """Module path -> what other programs call it: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
+    """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
     diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
-    """Module path -> what diffusers calls it, of several modules in the order of its rows. Read, not written."""
+    """Module path -> its diffusers modules, in the order of its rows. Read, not written."""
     class_aliases: Mapping[str, str] = field(default_factory=dict)
-    """Class of a module -> how networks of other people, which choose by class names, know it."""
+    """Class of a module -> its name in external networks, which select modules by class name."""
     group: str = "unet"
-    """What logs call the module's learning rate: `unet`, `textencoder 1`."""
+    """Name of the module's learning rate in logs: `unet`, `textencoder 1`."""
     extra_modules: tuple[str, ...] = ()
-    """Modules outside of `classes`, by path, whose layers can be adapted."""
+    """Paths of further modules, outside `classes`, whose layers can be adapted."""
     options: Groups = ()
-    """Option groups of the family whose options can stand in network_args, too."""
+    """Option groups of the family whose options are also accepted in network_args."""
     rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
-    """network_args -> what the family says of each layer. That of the denoiser is asked for all modules."""
+    """network_args -> the family's rules for each layer. The denoiser's rules apply to all modules."""
 
 
 def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
-    """Path and layer of all that LoRA can adapt in `model`, in the order of its modules, each once."""
+    """Yield path and layer of everything that LoRA can adapt in `model`, in module order, each once."""
     seen = set()
     for inside, block in model.named_modules():
         kind = type(block).__name__
@@ -70,13 +70,13 @@ def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[t
 
 
 def is_conv(layer: nn.Module) -> bool:
-    """A convolution that looks at neighbours; a 1x1 convolution counts as a Linear."""
+    """Return whether it is a convolution with a kernel above 1x1; a 1x1 convolution counts as a Linear."""
     return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One layer's tensors as a file holds them."""
+    """One layer's LoRA tensors as stored in a file."""
 
     down: Tensor
     up: Tensor
@@ -87,7 +87,7 @@ class Pair:
         return self.down.shape[0]
 
     def is_split(self, split_dims: Sequence[int]) -> bool:
-        """Whether each piece of the output reads only its own share of the rank."""
+        """Return whether each split of the output uses only its own share of the rank."""
         if self.rank % len(split_dims) or sum(split_dims) != self.up.shape[0]:
             return False
         own = torch.block_diag(*(torch.ones(piece, self.rank // len(split_dims)) for piece in split_dims))
@@ -95,7 +95,7 @@ class Pair:
 
 
 def read_pair(tensors: Mapping[str, Tensor], name: str) -> Pair | None:
-    """The layer `name` of a LoRA file, or None; an alpha that is absent or 0 is the rank."""
+    """Return the layer `name` of a LoRA file, or None; a missing or zero alpha means the rank."""
     down, up = (tensors.get(f"{name}.lora_{part}.weight") for part in ("down", "up"))
     if down is None or up is None:
         return None
@@ -110,12 +110,12 @@ class Group(NamedTuple):
     """As in logs: `unet`, `textencoder 1`, `unet_block4`."""
     lr: float
     plus: float | None = None
-    """LoRA+: how much faster the ups learn."""
+    """LoRA+ ratio: learning rate of the up matrices relative to the downs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """How one layer shall be adapted."""
+    """How to adapt one layer."""
 
     name: str
     module: nn.Module
@@ -124,7 +124,7 @@ class LayerPlan:
     alpha: float
     group: Group
     split_dims: tuple[int, ...] = ()
-    """How many outputs each piece has that gets a rank of its own, with this rank and alpha; () is one for all."""
+    """Output sizes of splits that each get their own LoRA of this rank and alpha; () means one for all."""
 
 
 @dataclass
@@ -156,13 +156,13 @@ class AdaptedLayer:
         return self.alpha / self.rank
 
     def pairs(self, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Down (r, in) and up (out of the piece, r) of each piece, of matrices shaped as the masters."""
+        """Return down (r, in) and up (out, r) of each split, from matrices shaped like the masters."""
         if not self.split_dims:
             return [(down.flatten(1), up.flatten(1))]
         return list(zip(down.chunk(self.split_count), up.split(self.split_dims), strict=True))
 
     def pair(self) -> Pair:
-        """As the file holds it."""
+        """Return the layer as stored in a file."""
         down, up = self.down.detach(), self.up.detach()
         if self.split_dims:
             up = torch.block_diag(*up.split(self.split_dims))
@@ -170,9 +170,9 @@ class AdaptedLayer:
 
     @torch.no_grad()
     def load_pair(self, pair: Pair) -> None:
-        """Do what `pair` does: where its alpha is another one, up is scaled to make up for it.
+        """Load the weights of `pair`; if its alpha differs, up is scaled to compensate.
 
-        Raises ValueError where a rank or a width differs.
+        Raises ValueError if a rank or a width differs.
         """
         ours = self.rank * self.split_count
         if pair.rank != ours:
@@ -210,24 +210,24 @@ class _Segment:
 
 @dataclass
 class LoraNetwork:
-    """All adapted layers of a run."""
+    """All adapted layers of a run, with their masters and compute copies."""
 
     layers: list[AdaptedLayer]
     masters: Tensor
-    """(n,) float32: every down, then every up; the optimizer's parameters are views of it."""
+    """(n,) float32: every down, then every up. The optimizer's parameters are views of it."""
     compute: Tensor
-    """(n,) in the model's dtype: what the layers' parameters are views of."""
+    """(n,) in the model's dtype. The layers' parameters are views of it."""
     segments: list[_Segment]
     copies: list[nn.Parameter]
-    """The layers' parameters in the order of the buffers."""
+    """The layers' parameters in buffer order."""
     multiplier: float = 1.0
-    """Strength of the whole network; refresh after changing it."""
+    """Strength of the whole network; call `refresh` after changing it."""
     row_noise: RowNoise | None = None
 
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
-        """(n,) float32, one buffer, so that processes average it in one message. Its memory is given back between
-        collecting and the next step (see zero_grad): the peak of a step lies before the first gradient is done."""
+        """(n,) float32, one buffer, so that processes average it in one all-reduce. Its memory is freed between
+        zero_grad and the next collect_gradients, because the memory peak of a step comes before the first gradient is ready."""
         self._gradient_views = self._views_of(self.gradients)
         views = dict(zip(self.copies, self._gradient_views, strict=True))
         for layer in self.layers:
@@ -254,7 +254,7 @@ class LoraNetwork:
         return part.scale * self.multiplier if part.is_up else 1.0
 
     def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Let these masters be as they are: they get no gradient, so they neither learn nor count in its norm."""
+        """Freeze these masters: they get no gradient, so they are not trained and do not count in its norm."""
         frozen = {id(parameter) for parameter in parameters}
         for layer in self.layers:
             layer.layer.lora_down.requires_grad_(id(layer.down) not in frozen)
@@ -273,7 +273,9 @@ class LoraNetwork:
         reached = [(view, grad) for view, grad in pairs if grad is not None]
         if reached:
             torch._foreach_copy_([view for view, _ in reached], [grad for _, grad in reached])
-        if len(reached) < len(pairs):  # what the loss does not reach, such as the last layer of a text encoder
+        if len(reached) < len(
+            pairs
+        ):  # parameters that do not affect the loss, such as the last layer of a text encoder
             torch._foreach_zero_([view for view, grad in pairs if grad is None])
         for part in self.segments:
             if (factor := self._factor(part)) != 1.0:
@@ -285,21 +287,21 @@ class LoraNetwork:
             copy.grad = None
 
     def perturb(self) -> None:
-        """After an update, while its gradients are there: how much noise the next steps shall have."""
+        """Set the noise of the next steps; call after an update, while its gradients exist."""
         if self.row_noise and self._collected:
             self.row_noise.update()
 
     def zero_grad(self) -> None:
-        """Forget the masters' gradients and give their memory back."""
+        """Drop the masters' gradients and free their memory."""
         if self._collected:
             self.gradients.untyped_storage().resize_(0)
         self._collected = False
 
     @torch.no_grad()
     def limit_norms(self, limit: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Scale pairs whose update is longer than `limit` back to it (scale_weight_norms).
+        """Scale down pairs whose update norm exceeds `limit` (scale_weight_norms).
 
-        Returns how many were scaled, and the mean and largest norm afterwards, as tensors on the device.
+        Returns how many were scaled and the mean and maximum norm afterwards, as tensors on the device.
         """
         norms = torch.stack([self._update_norm(layer) for layer in self.layers])
         ratio = (limit / norms.clamp_min(limit / 2)).clamp_max(1.0)
@@ -311,13 +313,13 @@ class LoraNetwork:
 
     @staticmethod
     def _update_norm(layer: AdaptedLayer) -> Tensor:
-        """|up down| without forming it: |UD|^2 = trace(U'U DD')."""
+        """Return the norm of up @ down without forming it: |UD|^2 = trace(U'U DD')."""
         pairs = layer.pairs(layer.down, layer.up)
         square = torch.stack([((up.t() @ up) * (down @ down.t())).sum() for down, up in pairs]).sum()
         return square.clamp_min(0).sqrt() * layer.scale
 
     def file_tensors(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """What the file holds: masters on the CPU in `dtype` (None: as they are), keys as sd-scripts has them."""
+        """Return the file's tensors: masters on the CPU in `dtype` (None: unchanged), under sd-scripts' keys."""
         dtype = dtype or self.masters.dtype
         tensors: dict[str, Tensor] = {}
         for layer in self.layers:
@@ -329,9 +331,9 @@ class LoraNetwork:
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Take weights from a file's tensors; returns the names of layers that the file does not have.
+        """Load weights from a file's tensors; return the names of layers missing from the file.
 
-        Raises ValueError where a rank or a width differs.
+        Raises ValueError if a rank or a width differs.
         """
         absent = []
         for layer in self.layers:
@@ -352,9 +354,9 @@ def attach(
     perturbation: Perturbation | None = None,
     device: torch.device | None = None,
 ) -> LoraNetwork:
-    """Replace the planned layers by adapted ones: down starts random (Kaiming uniform), up at zero.
+    """Replace the planned layers with adapted ones: down starts random (Kaiming uniform), up at zero.
 
-    `device` is where steps compute; None: where the weights lie.
+    `device` is where steps compute; None: the device of the weights.
     """
     made: list[tuple[LayerPlan, LoraLayer]] = []
     for plan in plans:
@@ -388,8 +390,8 @@ def _with_masters(
     device: torch.device,
 ) -> LoraNetwork:
     dtype = made[0][1].lora_down.dtype
-    assert all(layer.lora_down.dtype == dtype for _, layer in made), "modules that compute in several dtypes"
-    by_scale = sorted(made, key=lambda pair: pair[0].alpha / pair[0].rank)  # ups of one scale lie side by side
+    assert all(layer.lora_down.dtype == dtype for _, layer in made), "modules compute in different dtypes"
+    by_scale = sorted(made, key=lambda pair: pair[0].alpha / pair[0].rank)  # ups of one scale become one segment
     order = [(layer.lora_down, (1.0, False)) for _, layer in made]
     order += [(layer.lora_up, (plan.alpha / plan.rank, True)) for plan, layer in by_scale]
     total = sum(copy.numel() for copy, _ in order)

@@ -1,4 +1,4 @@
-"""LoRA files as they come in: read whole, brought to our names, added to base weights."""
+"""Read LoRA files, convert their keys to sd-scripts' names, and merge them into base weights."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,18 +20,18 @@ OTHER_METHODS = {
     "lora_mid": "LoRA in Tucker form",
     "oft_": "OFT",
 }
-"""How a tensor's name begins, after its layer's -> what the file is; up · down is not what such a layer does."""
+"""Start of a tensor's name after its layer -> method of the file; such layers are not plain up · down."""
 
 
 def read_lora(option: str, path: Path) -> Tensors:
-    """Tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
+    """Read the tensors of the LoRA file that `option` names. Raises ValueError naming the option."""
     return maybe_uncompile_state_dict(read_weights(path, option))
 
 
 def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -> Tensors:
-    """As read_lora, of files whose layers are up · down, under our names for the layers of `modules`.
+    """Read a LoRA whose layers are plain up · down, under sd-scripts' names for the layers of `modules`.
 
-    Raises ValueError for other kinds of network.
+    Raises ValueError for other network types.
     """
     modules = list(modules)
     tensors = with_our_names(read_lora(option, path), modules)
@@ -59,9 +59,9 @@ def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
 
 @torch.no_grad()
 def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> int:
-    """W += strength · alpha/rank · up · down, for every layer that the file has; returns how many these are.
+    """Add strength · alpha/rank · up · down to every layer that the file has; return how many these are.
 
-    Raises ValueError naming base_weights where the sizes differ.
+    Raises ValueError naming base_weights if the shapes differ.
     """
     merged = 0
     for each in modules:

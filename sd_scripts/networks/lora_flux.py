@@ -1,4 +1,4 @@
-"""Ranks and learning rates by kind of layer, as for FLUX.1: img_attn_dim, train_blocks, split_qkv and their kin."""
+"""Per-layer-type ranks and learning rates for FLUX.1: img_attn_dim, train_blocks, split_qkv and related options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 """Option -> layers whose rank it sets."""
 
 IN_LAYERS = ("img_in", "time_in", "vector_in", "guidance_in", "txt_in")
-"""Before the blocks, in the order of in_dims."""
+"""The input layers, in the order of in_dims."""
 
 DOUBLE, SINGLE = "double", "single"
 INDICES = {DOUBLE: "train_double_block_indices", SINGLE: "train_single_block_indices"}
@@ -37,14 +37,14 @@ INDICES = {DOUBLE: "train_double_block_indices", SINGLE: "train_single_block_ind
 @dataclass(frozen=True, kw_only=True)
 class FluxRules(Rules):
     dims: dict[str, int]
-    """Kind of layer, as in KINDS -> rank."""
+    """Option of KINDS -> rank."""
     in_dims: dict[str, int]
-    """Of IN_LAYERS those that are adapted, with their ranks."""
+    """Input layer -> rank; 0 leaves it out."""
     blocks: dict[str, frozenset[int] | None]
-    """Kind of block -> which of them learn; None is all."""
+    """Kind of block -> indices of the trained ones; None means all."""
     split_qkv: bool
     reg_dims: list[tuple[str, int]]
-    """Pattern for names and rank; the first that is found in a name goes before all others."""
+    """Name pattern and rank; the first match overrides all other ranks."""
     reg_lrs: list[tuple[str, float]]
 
     def check(self, model: nn.Module) -> None:
@@ -78,7 +78,7 @@ class FluxRules(Rules):
         return Rate(default)
 
     def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
-        """q, k and v of a double block; q, k, v and what goes into the MLP of a single block."""
+        """Return the splits q, k and v of a double block; q, k, v and the MLP input of a single block."""
         if not self.split_qkv or not isinstance(layer, nn.Linear):
             return ()
         width = layer.in_features
@@ -92,7 +92,7 @@ class FluxRules(Rules):
 def read_flux_rules(arguments: NetworkArguments, warn: Warn) -> FluxRules:
     learn = arguments.choice("train_blocks", ("all", DOUBLE, SINGLE), "all")
     in_dims = arguments.whole_numbers("in_dims", len(IN_LAYERS)) or [0] * len(IN_LAYERS)
-    arguments.flag("train_t5xxl")  # is asked for where the encoders are chosen
+    arguments.flag("train_t5xxl")  # read here so that it is known; used where the encoders are chosen
     if "conv_dim" in arguments or "conv_alpha" in arguments:
         warn("network_args: conv_dim and conv_alpha have no effect because FLUX.1 has no convolutions")
     if arguments.flag("verbose"):
@@ -135,7 +135,7 @@ def _patterns(key: str, arguments: NetworkArguments, read: Callable[[str, str], 
 
 
 def block_indices(option: str, text: str | None) -> frozenset[int] | None:
-    """`all` (None), `none`, or numbers and ranges, both ends included: `0-3,7`. ValueError names the option."""
+    """Parse `all` (None), `none`, or numbers and inclusive ranges: `0-3,7`. Raises ValueError naming the option."""
     text = (text or "all").strip().lower()
     if text in ("all", "none"):
         return None if text == "all" else frozenset()

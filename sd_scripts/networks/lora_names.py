@@ -1,7 +1,7 @@
-"""How other programs call the layers of a LoRA: diffusers (with peft and before), ai-toolkit, ComfyUI, OneTrainer
+"""LoRA layer names of other programs: diffusers (with peft and before), ai-toolkit, ComfyUI, OneTrainer
 and XLabs.
 
-Files come in under any of these names and leave this module under ours, those of sd-scripts.
+Files with any of these names are converted to sd-scripts' names.
 """
 
 import re
@@ -17,7 +17,7 @@ from sd_scripts.networks.plan import AdaptedModule
 Tensors = dict[str, Tensor]
 
 DENOISER_PREFIXES = ("transformer.", "unet.", "diffusion_model.", "")
-"""What stands before a layer of the denoiser: diffusers and ai-toolkit, diffusers' U-Net, ComfyUI, peft itself."""
+"""Prefixes of the denoiser's layers: diffusers and ai-toolkit, diffusers' U-Net, ComfyUI, peft itself."""
 ENCODER_PREFIXES = (("text_encoder.",), ("text_encoder_2.",))
 """The same for the text encoders, in the order of the family."""
 
@@ -32,13 +32,13 @@ XLABS = re.compile(
 )
 """XLabs' files for FLUX.1; stream 1 is the image, 2 the text."""
 XLABS_SINGLE = re.compile(r"single_blocks\.\d+\.processor\.")
-"""XLabs adds these to what a block has computed, not to a layer of it."""
+"""XLabs adds these to the output of a block, not to one of its layers."""
 
 LETTERS = {"down": "A", "up": "B"}
 
 
 def with_peft_names(tensors: Mapping[str, Tensor]) -> Tensors:
-    """The same tensors; names from before peft, and XLabs', become peft's."""
+    """Return the same tensors with pre-PEFT and XLabs names converted to PEFT's."""
     return {_peft_name(key): tensor for key, tensor in tensors.items()}
 
 
@@ -53,10 +53,10 @@ def _peft_name(key: str) -> str:
 
 
 def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModule]) -> Tensors:
-    """The same tensors; layers of `modules` that a file calls as another program does get our names.
+    """Return the same tensors with other programs' names of layers in `modules` converted to sd-scripts'.
 
-    `modules` are the denoiser, then the text encoders. Where a file has several modules in the place of one layer of
-    ours, they become one pair, whose up is block diagonal: rows that no part of the file is for are 0.
+    `modules` are the denoiser, then the text encoders. Where a file has several modules for one layer here,
+    they become one pair with a block-diagonal up; rows that the file does not cover are 0.
     """
     left = with_peft_names(tensors)
     found: Tensors = {}
@@ -71,14 +71,14 @@ def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModul
 
 
 def _layers_there(each: AdaptedModule, path: str) -> Iterator[tuple[str, ...]]:
-    """What other programs have in the place of a layer: the same one, or several modules in the order of its rows."""
+    """Yield a layer's counterparts in other programs: the same one, or several modules in the order of its rows."""
     yield (path,)
     if each.target.diffusers_paths and (diffusers_paths := each.target.diffusers_paths(path)) != (path,):
         yield diffusers_paths
 
 
 def _spellings(each: AdaptedModule, number: int, name: str, ours: str) -> Iterator[tuple[str, str, str]]:
-    """Each way to write a layer's name, with how down and up are called after it."""
+    """Yield each spelling of a layer's name, with the suffixes of down and up."""
     prefixes = ENCODER_PREFIXES[number - 1] if 0 < number <= len(ENCODER_PREFIXES) else DENOISER_PREFIXES
     inner = name.removeprefix("text_model.")  # which transformers has left out of the paths of CLIP
     for written in dict.fromkeys((name, inner, f"text_model.{inner}") if number else (name,)):
@@ -99,12 +99,12 @@ class _Pair(NamedTuple):
     alpha: Tensor | None
 
     def scaled_up(self) -> Tensor:
-        """Up with alpha / rank in it."""
+        """Return up multiplied by alpha / rank."""
         return self.up if self.alpha is None else self.up * (float(self.alpha) / len(self.down))
 
 
 def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> _Pair | None:
-    """The tensors of a layer, which are taken out of `left`."""
+    """Pop the tensors of a layer from `left`."""
     for name, a, b in spellings:
         down, up = left.get(f"{name}.{a}.weight"), left.get(f"{name}.{b}.weight")
         if down is None or up is None:
@@ -115,7 +115,7 @@ def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> _Pai
 
 
 def _merge_pairs(ours: str, pairs: Sequence[_Pair | None], weight: Tensor) -> Tensors:
-    """The tensors of our layer. Of several modules, every one but the last has as many rows as the layer has inputs."""
+    """Merge pairs into one layer. Of several modules, each but the last has as many rows as the layer has inputs."""
     down, up = f"{ours}.lora_down.weight", f"{ours}.lora_up.weight"
     if len(pairs) == 1 and (only := pairs[0]):
         return {down: only.down, up: only.up, **({} if only.alpha is None else {f"{ours}.alpha": only.alpha})}

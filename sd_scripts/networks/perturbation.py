@@ -1,4 +1,4 @@
-"""Noise on the frozen weights in training, after weights and gradients: flatter minima (ggpo_beta, ggpo_sigma).
+"""Noise on the frozen weights in training, scaled by weights and gradients, for flatter minima (ggpo_beta, ggpo_sigma).
 
 Gradient-guided perturbation, LoRA-GGPO, https://arxiv.org/abs/2502.14538. A weight of `out` rows gets Gaussian noise
 whose deviation in row i is (sigma |W_i| + beta |G_i|^2) / sqrt(out): W with the LoRA's update in it, G the gradient of
@@ -28,7 +28,7 @@ class Perturbation:
 
 
 class RowNoise:
-    """The deviations of all Linears of a network, in the buffers of their layers. None before the first update."""
+    """Noise deviations of all Linears of a network, as views in the layers' buffers; 0 before the first update."""
 
     def __init__(self, perturbation: Perturbation, layers: Sequence[AdaptedLayer], device: torch.device):
         self.perturbation = perturbation
@@ -43,7 +43,7 @@ class RowNoise:
 
     @torch.no_grad()
     def update(self) -> None:
-        """From the masters and their gradients; where these are not finite the noise stays as it was."""
+        """Update the deviations from the masters and their gradients; rows with non-finite values stay unchanged."""
         beta, sigma = self.perturbation.beta, self.perturbation.sigma
         for layer, view, frozen in zip(self.layers, self._views, self._frozen, strict=True):
             assert layer.down.grad is not None
@@ -63,7 +63,7 @@ class RowNoise:
 
 
 def row_squares(up: Tensor, down: Tensor) -> Tensor:
-    """(out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
+    """Return (out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
     return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)
 
 

@@ -1,4 +1,4 @@
-"""From the network options to a plan: which layer is adapted with which rank, which layers share a learning rate."""
+"""Plan a LoRA from the network options: the rank of each adapted layer, and which layers share a learning rate."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ DEFAULT_DIM = 4
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModule:
-    """One module of the model, and what LoRA may adapt of it."""
+    """One module of the model, what LoRA may adapt in it, and its learning rate."""
 
     module: nn.Module
     target: LoraTarget
@@ -28,7 +28,7 @@ class AdaptedModule:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkArgs:
-    """The network options and network_args, read."""
+    """The parsed network options and network_args."""
 
     linear: Rank
     conv: Rank
@@ -44,7 +44,7 @@ class NetworkArgs:
 
 
 def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkArgs:
-    """Raises ValueError naming the key; an unknown key is warned about."""
+    """Parse the network options and network_args. Raises ValueError naming the key; warns about unknown keys."""
     options, given = settings[NetworkOptions], network_arguments(settings, denoiser.options)
     plus = given.number("loraplus_lr_ratio")
     dropout = given.chance("dropout")
@@ -71,7 +71,7 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
 
 
 def plan_layers(modules: Iterable[AdaptedModule], args: NetworkArgs) -> list[LayerPlan]:
-    """Every layer that gets a LoRA; those with rank 0 or a learning rate of their own of 0 are left out."""
+    """Return the plan of every adapted layer; layers with rank 0 or their own learning rate of 0 are left out."""
     plans = []
     for each in modules:
         args.rules.check(each.module)
@@ -89,7 +89,7 @@ def plan_layers(modules: Iterable[AdaptedModule], args: NetworkArgs) -> list[Lay
 def plan_from_weights(
     modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], args: NetworkArgs
 ) -> list[LayerPlan]:
-    """Ranks and alphas as a file has them (dim_from_weights); dropouts and learning rates are those of `args`."""
+    """Plan with a file's ranks and alphas (dim_from_weights); dropouts and learning rates come from `args`."""
     plans = []
     for each in modules:
         args.rules.check(each.module)
@@ -110,7 +110,7 @@ def plan_from_weights(
 
 
 def parameter_groups(network: LoraNetwork) -> list[dict[str, Any]]:
-    """Groups for the optimizer: `params`, `lr`, `name`. LoRA+ splits off the ups; a rate of 0 freezes the group."""
+    """Return optimizer groups: `params`, `lr`, `name`. LoRA+ splits off the ups; a rate of 0 freezes the group."""
     groups: dict[str, dict[str, Any]] = {}
     for layer in network.layers:
         group, plus = layer.group, layer.group.plus

@@ -1,4 +1,4 @@
-"""What a family may say about each layer of a LoRA: its rank, its learning rate, its pieces."""
+"""Per-layer LoRA rules of a family: rank, alpha, learning rate and output splits."""
 
 from typing import NamedTuple
 
@@ -6,35 +6,35 @@ from torch import nn
 
 
 class Rank(NamedTuple):
-    """`dim` 0 leaves the layer as it is; `alpha` 0 is the rank."""
+    """Rank and alpha; `dim` 0 does not adapt the layer, `alpha` 0 means the rank."""
 
     dim: int
     alpha: float
 
 
 class Rate(NamedTuple):
-    """A learning rate, and what the name of its group ends with: `_block4`."""
+    """A learning rate and the suffix of its group's name: `_block4`."""
 
     lr: float
     suffix: str = ""
 
 
 class Rules:
-    """Every layer alike. Families that distinguish them override what they need; `name` is the layer's in files."""
+    """Rules that treat all layers alike; families override what they need. `name` is the layer's name in files."""
 
     adapts_conv = False
     """Whether convolutions get ranks without conv_dim."""
 
     def check(self, model: nn.Module) -> None:
-        """Raises ValueError where the rules speak of what this denoiser has not."""
+        """Raise ValueError if the rules refer to blocks that the model does not have."""
 
     def rank(self, name: str, conv: bool, default: Rank) -> Rank:
         return default
 
     def rate(self, name: str, default: float) -> Rate | None:
-        """None: the layer shall not learn, and is left out."""
+        """Return the layer's learning rate, or None to leave the layer out."""
         return Rate(default)
 
     def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
-        """How many outputs each piece has that gets a rank of its own; () is one for all."""
+        """Return the output sizes of splits that get their own LoRA; () means one for all."""
         return ()
