@@ -227,7 +227,8 @@ class LoraNetwork:
     def __post_init__(self) -> None:
         self.gradients = torch.zeros_like(self.masters)
         """(n,) float32, one buffer, so that processes average it in one all-reduce. Its memory is freed between
-        zero_grad and the next collect_gradients, because the memory peak of a step comes before the first gradient is ready."""
+        zero_grad and the next collect_gradients, because the memory peak of a step comes before the first
+        gradient is ready."""
         self._gradient_views = self._views_of(self.gradients)
         views = dict(zip(self.copies, self._gradient_views, strict=True))
         for layer in self.layers:
