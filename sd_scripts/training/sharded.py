@@ -6,12 +6,14 @@ changes them sees plain tensors of this process's rows.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from accelerate.utils.fsdp_utils import disable_fsdp_ram_efficient_loading
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -28,6 +30,10 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.compiling import uses_cuda_graphs
 from sd_scripts.training.context import Context
 
+MESSAGE = 2**26
+"""Bytes of a process's rows that are gathered in one message."""
+ALIGNMENT = 16
+"""Bytes; a tensor of any dtype can begin at a multiple of it."""
 BY_ELEMENT = ("AdamW", "Lion", "SGDNesterov", "AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
 """Optimizers that treat each value of a weight by itself, so that rows are as good as the whole."""
 
@@ -90,14 +96,47 @@ class Shards:
         rank = self.mesh.get_local_rank()
         return chunks[rank] if rank < len(chunks) else whole[:0]
 
-    def whole(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """The tensor that the rows of all processes make, in main memory; only the first process gets it."""
-        most = -(-shape[0] // self.mesh.size())  # the last processes may hold fewer rows
-        padded = torch.zeros((most, *shape[1:]), dtype=rows.dtype, device=self.mesh.device_type)
-        padded[: len(rows)] = rows.detach()
-        of_all = [torch.empty_like(padded) for _ in range(self.mesh.size())] if self._keeps else None
-        dist.gather(padded, of_all, group=self.mesh.get_group(), group_dst=0)
-        return torch.cat(of_all)[: shape[0]].cpu() if of_all else rows.new_empty(0)
+    def wholes(self, rows: Iterable[tuple[Tensor, torch.Size]]) -> Iterator[Tensor]:
+        """Yield the tensor that the rows of all processes make, in main memory, for each one's rows and whole shape.
+
+        All processes must take all of them, in the same order; only the first gets values. Many tensors travel in one
+        message, since each message has its latency.
+        """
+        message: list[tuple[Tensor, torch.Size]] = []
+        size = 0
+        for each, shape in rows:
+            message.append((each, shape))
+            size += self._length(shape) * math.prod(shape[1:]) * each.element_size()  # the same in all processes
+            if size >= MESSAGE:
+                yield from self._gathered(message)
+                message, size = [], 0
+        if message:
+            yield from self._gathered(message)
+
+    def _length(self, shape: torch.Size) -> int:
+        """How many rows a process holds at most; the last ones may hold fewer."""
+        return -(-shape[0] // self.mesh.size())
+
+    def _gathered(self, message: list[tuple[Tensor, torch.Size]]) -> Iterator[Tensor]:
+        device, world = self.mesh.device_type, self.mesh.size()
+        lengths = [self._length(shape) for _, shape in message]
+        padded = []
+        for (rows, shape), length in zip(message, lengths, strict=True):
+            part = torch.zeros((length, *shape[1:]), dtype=rows.dtype, device=device)
+            part[: len(rows)] = rows.detach()
+            padded.append(F.pad(part.view(-1).view(torch.uint8), (0, -part.nbytes % ALIGNMENT)))
+        mine = torch.cat(padded)
+        of_all = [torch.empty_like(mine) for _ in range(world)] if self._keeps else None
+        dist.gather(mine, of_all, group=self.mesh.get_group(), group_dst=0)
+        start = 0
+        for (rows, shape), length, part in zip(message, lengths, padded, strict=True):
+            if of_all:
+                bytes_ = length * math.prod(shape[1:]) * rows.element_size()
+                parts = [each[start : start + bytes_].view(rows.dtype).view(length, *shape[1:]) for each in of_all]
+                yield torch.cat(parts)[: shape[0]].cpu()
+            else:
+                yield rows.new_empty(0)
+            start += len(part)
 
     def values(self, learned: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
         """The module's state_dict in whole tensors, with the rows of `learned` in place of its own. All processes must
@@ -105,11 +144,10 @@ class Shards:
         state: dict[str, Tensor] = self._module.state_dict()
         rows = {name: learned[p] for name, p in self._module.named_parameters() if p in learned}
         for name, tensor in state.items():
-            if name in rows:
-                state[name] = self.whole(rows[name], tensor.shape)
-            elif isinstance(tensor, DTensor):
-                state[name] = self.whole(tensor.to_local(), tensor.shape)
-        return state
+            if isinstance(tensor, DTensor):
+                rows.setdefault(name, tensor.to_local())
+        sharded = [name for name in state if name in rows]
+        return state | dict(zip(sharded, self.wholes((rows[name], state[name].shape) for name in sharded), strict=True))
 
     def forget_iteration(self) -> None:
         """After a forward or backward that failed."""
@@ -120,7 +158,10 @@ class Shards:
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any]:
         """What Trained.state() says, of whole tensors. All processes must call it; only the first gets values."""
-        return self._through(state, lambda rows, name: self.whole(rows, self.shapes[name]), self._is_rows)
+        rows: list[tuple[Tensor, torch.Size]] = []
+        self._through(state, lambda tensor, name: rows.append((tensor, self.shapes[name])), self._is_rows)
+        wholes = self.wholes(rows)
+        return self._through(state, lambda *_: next(wholes), self._is_rows)
 
     def cut(self, state: dict[str, Any]) -> dict[str, Any]:
         """This process's rows of what `joined` gave. ValueError where the state is of other shapes."""
