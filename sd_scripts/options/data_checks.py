@@ -15,14 +15,14 @@ from sd_scripts.options.metadata_file import read_metadata
 from sd_scripts.options.words import some
 
 if TYPE_CHECKING:
-    from sd_scripts.options.preflight import Sane
+    from sd_scripts.options.preflight import ValidSettings
 
 IMAGES = "images (png, jpg, webp, bmp)"
 
 
-def _images(option: str, find: Callable[..., FoundFolders], sane: Sane) -> Iterator[str]:
+def _images(option: str, find: Callable[..., FoundFolders], valid: ValidSettings) -> Iterator[str]:
     """Check the folders that an option names, unless dataset_config or in_json describe the data."""
-    options = sane[DatasetOptions]
+    options = valid[DatasetOptions]
     if options.dataset_config or options.in_json or not (root := getattr(options, option)):
         return
     found = find(Path(root), options.num_repeats, allow_many_repeats=options.allow_many_repeats)
@@ -44,8 +44,8 @@ def _has_images(folder: Path) -> bool:
         return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file() for entry in entries)
 
 
-def metadata(sane: Sane) -> Iterator[str]:
-    options = sane[DatasetOptions]
+def metadata(valid: ValidSettings) -> Iterator[str]:
+    options = valid[DatasetOptions]
     if not options.in_json or options.dataset_config:
         return
     if options.train_data_dir and not Path(options.train_data_dir).is_dir():
@@ -54,23 +54,23 @@ def metadata(sane: Sane) -> Iterator[str]:
         yield f"in_json: '{options.in_json}' lists no images"
 
 
-def masks(sane: Sane) -> Iterator[str]:
-    options = sane[DatasetOptions]
+def masks(valid: ValidSettings) -> Iterator[str]:
+    options = valid[DatasetOptions]
     folder = options.conditioning_data_dir
-    used = sane[AugmentOptions].masked_loss and not options.dataset_config
+    used = valid[AugmentOptions].masked_loss and not options.dataset_config
     if folder and used and not Path(folder).is_dir():
         yield f"conditioning_data_dir: there is no folder {folder!r}"
 
 
-def dataset_config(sane: Sane) -> Iterator[str]:
+def dataset_config(valid: ValidSettings) -> Iterator[str]:
     """Check the file, and the folders and metadata files that it names."""
-    if not (file := sane[DatasetOptions].dataset_config):
+    if not (file := valid[DatasetOptions].dataset_config):
         return
     config = schema.read_config(Path(file))
     lines = schema.read_lines(Path(file))
     yield from (
         f"dataset_config: {problem}"
-        for problem in schema.problems(config, masked_loss=sane[AugmentOptions].masked_loss, lines=lines)
+        for problem in schema.problems(config, masked_loss=valid[AugmentOptions].masked_loss, lines=lines)
     )
     for path, subset in schema.each_subset(config):
         yield from (f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}" for key, why in _subset(subset))

@@ -280,7 +280,7 @@ class AugmentOptions(OptionGroup, title="Augmentation and masks"):
     alpha_mask: bool = option(False, "Use the transparency of an image as its mask: transparent areas are not learned.")
     masked_loss: bool = option(
         False,
-        "Learn only the masked-in areas of each image. The masks come from conditioning_data_dir or the dataset file.",
+        "Learn only the areas that the masks keep. The masks come from conditioning_data_dir or the dataset file.",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -13,14 +13,14 @@ from sd_scripts.options.model_file import FLUX_PARTS, MODEL, ModelFile, describe
 from sd_scripts.options.network import NetworkOptions
 
 if TYPE_CHECKING:
-    from sd_scripts.options.preflight import Sane
+    from sd_scripts.options.preflight import ValidSettings
 
 
-def base_model(sane: Sane) -> Iterator[str]:
-    where = locate(sane[ModelOptions].pretrained_model_name_or_path)
+def base_model(valid: ValidSettings) -> Iterator[str]:
+    where = locate(valid[ModelOptions].pretrained_model_name_or_path)
     if isinstance(where, str):
         return
-    found, script = describe(where), sane.script
+    found, script = describe(where), valid.script
     if found.problem:
         yield f"{MODEL}: {found.problem}"
     elif _is_known(found) and (found.family != script.family or found.variant.endswith(("LoRA", "alone"))):
@@ -47,9 +47,9 @@ def _advice(found: ModelFile, script: Script) -> str:
     return "choose another file"
 
 
-def vae(sane: Sane) -> Iterator[str]:
-    name = sane[ModelOptions].vae
-    if not name or sane.script.family != "sdxl":  # without effect elsewhere
+def vae(valid: ValidSettings) -> Iterator[str]:
+    name = valid[ModelOptions].vae
+    if not name or valid.script.family != "sdxl":  # without effect elsewhere
         return
     if not Path(name).exists():
         if not is_hub_id(name):
@@ -63,11 +63,11 @@ def vae(sane: Sane) -> Iterator[str]:
         yield f"vae: '{name}' is {found.variant}, not a VAE for SDXL; choose another file"
 
 
-def flux_parts(sane: Sane) -> Iterator[str]:
+def flux_parts(valid: ValidSettings) -> Iterator[str]:
     """Check the files of FLUX.1's text encoders and autoencoder that the options name."""
-    if FluxModelOptions not in sane:
+    if FluxModelOptions not in valid:
         return
-    options = sane[FluxModelOptions]
+    options = valid[FluxModelOptions]
     for name, wanted in FLUX_PARTS.items():
         if not (file := getattr(options, name)):
             continue
@@ -82,12 +82,12 @@ def flux_parts(sane: Sane) -> Iterator[str]:
             yield f"{name}: '{file}' is {found.variant}, not {wanted.title}; choose another file"
 
 
-def parts_in_the_model(sane: Sane) -> Iterator[str]:
+def parts_in_the_model(valid: ValidSettings) -> Iterator[str]:
     """Check that the base model contains the components that no option names."""
-    where = locate(sane[ModelOptions].pretrained_model_name_or_path)
-    if FluxModelOptions not in sane or isinstance(where, str) or not where.is_file():
+    where = locate(valid[ModelOptions].pretrained_model_name_or_path)
+    if FluxModelOptions not in valid or isinstance(where, str) or not where.is_file():
         return
-    options, found = sane[FluxModelOptions], describe(where)
+    options, found = valid[FluxModelOptions], describe(where)
     if found.family != "flux" or found.variant.endswith("LoRA"):
         return
     for name, wanted in FLUX_PARTS.items():
@@ -95,14 +95,14 @@ def parts_in_the_model(sane: Sane) -> Iterator[str]:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 
-def network_files(sane: Sane) -> Iterator[str]:
+def network_files(valid: ValidSettings) -> Iterator[str]:
     """Check the LoRA files to continue from or to merge into the base model."""
-    if NetworkOptions not in sane:
+    if NetworkOptions not in valid:
         return
-    options = sane[NetworkOptions]
+    options = valid[NetworkOptions]
     files = [("network_weights", options.network_weights), *(("base_weights", file) for file in options.base_weights)]
     for option, file in files:
-        if file and (why := _why_no_lora(Path(file), sane.script.family)):
+        if file and (why := _why_no_lora(Path(file), valid.script.family)):
             yield f"{option}: {why}"
 
 

@@ -29,13 +29,13 @@ Group = TypeVar("Group", bound=OptionGroup)
 def problems(settings: Settings) -> list[Problem]:
     """Return every reason not to start, each once: first of the values, then of the files and folders they name."""
     found = settings.mistakes()
-    sane = Sane(settings, {name for problem in found for name in problem.names})
+    valid = ValidSettings(settings, {name for problem in found for name in problem.names})
     for check in CHECKS:
-        found += [problem for sentence in _until_wrong(check, sane) for problem in _told(sentence, settings)]
+        found += [problem for sentence in _until_wrong(check, valid) for problem in _problems_of(sentence, settings)]
     return list(dict.fromkeys(found))
 
 
-class Sane:
+class ValidSettings:
     """Settings for the checks: reading a value that was found to be wrong ends the check."""
 
     def __init__(self, settings: Settings, wrong: set[str]):
@@ -49,58 +49,58 @@ class Sane:
         return group in self._settings.filled
 
 
-Check = Callable[[Sane], Iterable[str]]
+Check = Callable[[ValidSettings], Iterable[str]]
 """Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
 
 
-def _until_wrong(check: Check, sane: Sane) -> Iterator[str]:
+def _until_wrong(check: Check, valid: ValidSettings) -> Iterator[str]:
     try:
-        yield from check(sane)
+        yield from check(valid)
     except WrongValue:
         return
     except ValueError as error:
         yield from str(error).splitlines()
 
 
-def _told(sentence: str, settings: Settings) -> Iterator[Problem]:
+def _problems_of(sentence: str, settings: Settings) -> Iterator[Problem]:
     names, _, text = sentence.partition(": ")
     assert all(name in settings.options for name in names.split(", ")), sentence
     yield Problem(tuple(names.split(", ")), shortened(text))
 
 
-def sample_prompts(sane: Sane) -> Iterator[str]:
-    if file := sane[SampleOptions].sample_prompts:
-        yield from prompt_problems(Path(file), sane.script.family)
+def sample_prompts(valid: ValidSettings) -> Iterator[str]:
+    if file := valid[SampleOptions].sample_prompts:
+        yield from prompt_problems(Path(file), valid.script.family)
 
 
-def resume(sane: Sane) -> Iterator[str]:
-    state = sane[ResumeOptions].resume
+def resume(valid: ValidSettings) -> Iterator[str]:
+    state = valid[ResumeOptions].resume
     if state and state != LATEST and not Path(state).is_dir():
         yield f"resume: there is no folder '{state}'; name that of a state, or latest"
 
 
-def metadata_thumbnail(sane: Sane) -> Iterator[str]:
-    if thumbnail := sane[MetadataOptions].metadata_thumbnail:
+def metadata_thumbnail(valid: ValidSettings) -> Iterator[str]:
+    if thumbnail := valid[MetadataOptions].metadata_thumbnail:
         thumbnail_url(thumbnail)
     yield from ()
 
 
-def output_dir(sane: Sane) -> Iterator[str]:
-    folder = Path(sane[SavingOptions].output_dir or ".")
+def output_dir(valid: ValidSettings) -> Iterator[str]:
+    folder = Path(valid[SavingOptions].output_dir or ".")
     if why := _why_no_folder(folder):
         yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"
 
 
-def console_log_file(sane: Sane) -> Iterator[str]:
-    if name := sane[LoggingOptions].console_log_file:
+def console_log_file(valid: ValidSettings) -> Iterator[str]:
+    if name := valid[LoggingOptions].console_log_file:
         file = Path(name)
         why = "Is a directory" if file.is_dir() else _why_no_folder(file.parent, make=False)
         if why:
             yield f"console_log_file: '{file}' cannot be written ({why})"
 
 
-def trackers(sane: Sane) -> Iterator[str]:
-    options = sane[LoggingOptions]
+def trackers(valid: ValidSettings) -> Iterator[str]:
+    options = valid[LoggingOptions]
     for name in options.trackers:
         if importlib.util.find_spec(name) is None:
             yield f"log_with: {name} is not installed; run `pip install {name}`"
@@ -122,9 +122,9 @@ def _why_no_folder(folder: Path, make: bool = True) -> str:
     return "" if os.access(there, os.W_OK | os.X_OK) else "Permission denied"
 
 
-def outputs(sane: Sane) -> Iterator[str]:
+def outputs(valid: ValidSettings) -> Iterator[str]:
     """Refuse a folder in the place of the last file, and a file in the place of its state."""
-    saving = sane[SavingOptions]
+    saving = valid[SavingOptions]
     folder, name = Path(saving.output_dir or "."), saving.output_name or LAST
     for path in (folder / f"{name}{ending}" for ending in (*ENDINGS, STATE_ENDING) if ending):
         wanted = path.name.endswith(STATE_ENDING)

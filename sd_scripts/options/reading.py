@@ -50,16 +50,16 @@ def unknown_text(name: str, known: Iterable[str]) -> str:
 def without_effect(script: Script, settings: Settings) -> Iterator[Remark]:
     """Yield a remark for each option that was set but has no effect in this run."""
     values = settings.values()
-    told = set()
+    reported = set()
     for name, value in values.items():
         option = settings.options[name]
-        if value != option.default and (why := _why_idle(option, script, values)):
-            told.add(name)
+        if value != option.default and (why := _why_without_effect(option, script, values)):
+            reported.add(name)
             yield Remark(name, why)
-    yield from (Remark(name, why) for name, why in remarks_between(settings.filled) if name not in told)
+    yield from (Remark(name, why) for name, why in remarks_between(settings.filled) if name not in reported)
 
 
-def _why_idle(option: Option, script: Script, values: Mapping[str, Any]) -> str:
+def _why_without_effect(option: Option, script: Script, values: Mapping[str, Any]) -> str:
     if option.not_yet:
         return f"has no effect: {option.not_yet}"
     if script.family not in option.families:

@@ -99,9 +99,9 @@ class Settings:
     def mistakes(self) -> list[Problem]:
         """Return every error in the values; a value that is wrong by itself does not hide conflicts between others."""
         wrong = self._wrong()
-        sane = {group: without(filled, wrong) for group, filled in self.filled.items()}
-        within = [finding for filled in sane.values() for finding in until_wrong(filled.check)]
-        between = (*within, *problems_between(sane))
+        valid = {group: without(filled, wrong) for group, filled in self.filled.items()}
+        within = [finding for filled in valid.values() for finding in until_wrong(filled.check)]
+        between = (*within, *problems_between(valid))
         return [Problem((name,), shortened(why)) for name, why in (*wrong.items(), *between)]
 
     def _wrong(self) -> dict[str, str]:
