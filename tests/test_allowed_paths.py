@@ -283,7 +283,7 @@ def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(inside):
 
 def test_gathering_captions_stays_inside(allowed_paths, inside):
     steps = MetadataSteps.__new__(MetadataSteps)
-    steps._places = allowed_paths
+    steps._allowed_paths = allowed_paths
     rest: tuple[Any, ...] = (True, "", False, "", False, True, "a.json", "b.json")
     for images, metadata in (("/etc", ""), (str(inside), "/etc")):
         with pytest.raises(ValueError, match=OUTSIDE):

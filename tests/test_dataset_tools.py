@@ -128,7 +128,7 @@ def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Co
     make_image(source / "more/d.png")
     (source.parent / "data/img/40_sks cat").mkdir(parents=True)
     first, second = told(arrange(concept))
-    assert first == f"1 folders with images in '{source}' were skipped: copy each as its own concept"
+    assert first == f"1 subfolders with images in '{source}' were skipped: copy each as its own concept"
     assert second == "40_sks cat has the same words and is trained too; delete it if it is an older one"
 
 
@@ -143,7 +143,7 @@ def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Co
         ({"repeats": 0}, "repeats: must be a whole number from 1 to 100000, not 0"),
         ({"repeats": None}, "repeats: must be a whole number from 1 to 100000, not None"),
         ({"training_images": "nowhere"}, "training images: folder not found"),
-        ({"training_images": "."}, "destination: .* is inside the training images; choose a folder elsewhere"),
+        ({"training_images": "."}, "destination: .* is inside the training images folder; choose another folder"),
         ({"training_images": "empty"}, "training images: no images .* in "),
         ({"regularisation_images": "source", "class_prompt": ""}, "class prompt: empty"),
         ({"destination": ""}, "destination: empty; enter a folder"),
@@ -187,12 +187,12 @@ def test_gathered_words_train(source: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"captions": "x" * 300}, "caption extension:  '.xxx"),
-        ({"captions": "a/b"}, "caption extension:  '.a/b' is not a file extension"),
-        ({"tags": "..\\x"}, "tag extension:  "),
-        ({"captions": "\0"}, "caption extension:  "),
+        ({"captions": "x" * 300}, "caption extension: '.xxx"),
+        ({"captions": "a/b"}, "caption extension: '.a/b' is not a file extension"),
+        ({"tags": "..\\x"}, "tag extension: "),
+        ({"captions": "\0"}, "caption extension: "),
         ({"image_folder": ""}, "image folder: empty"),
-        ({"image_folder": "nowhere"}, "image folder: folder not found"),
+        ({"image_folder": "nowhere"}, "image folder: "),
         ({"captions": None}, "captions: neither captions nor tags are included"),
         ({"tags": ".txt"}, "tags: .txt files already hold the captions"),
         ({"caption_metadata_filename": "meta"}, "metadata file: 'meta' must be a file name that ends in .json"),

@@ -381,7 +381,7 @@ def test_a_file_for_another_way_of_training_is_refused_in_one_sentence(tmp_path,
     with pytest.raises(ValueError, match=why) as refusal:
         training.open_configuration(tmp_path / "a.toml")
     assert "\n" not in str(refusal.value)
-    assert f"tab {tab_for(tmp_path / 'a.toml').title}" in why
+    assert f"{tab_for(tmp_path / 'a.toml').title}" in why
 
 
 @pytest.mark.parametrize(
