@@ -301,14 +301,14 @@ class _ImageLookup:
 
 def _size_in_name(image: Path, cache: Path) -> Size | None:
     """Return the image size from the name of its latent cache file."""
-    told = re.match(r"_(\d+)x(\d+)_", cache.name[len(image.stem) :])
-    return (int(told[1]), int(told[2])) if told else None
+    match = re.match(r"_(\d+)x(\d+)_", cache.name[len(image.stem) :])
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _size_in_cache(image: Path, cache: Path) -> Size | None:
     """Return the image size from the cache file's name or, where that has none, from its contents."""
-    if told := _size_in_name(image, cache):
-        return told
+    if size := _size_in_name(image, cache):
+        return size
     try:
         with open_arrays(cache) as arrays:
             width, height = arrays["original_size"]
@@ -317,8 +317,8 @@ def _size_in_cache(image: Path, cache: Path) -> Size | None:
         return None
 
 
-def _size(told: Sequence[int] | None) -> Size | None:
-    return (told[0], told[1]) if told else None
+def _size(sides: Sequence[int] | None) -> Size | None:
+    return (sides[0], sides[1]) if sides else None
 
 
 def _metadata_caption(entry: dict[str, Any], subset: Subset) -> str:

@@ -35,8 +35,8 @@ def main(script: str, words: Words, extension: str, argv: list[str] | None) -> i
             progress=reporter.phase(f"reading {words}"),
         )
         write_metadata(out, merged.entries, "out_json")
-        if told := merged.wordless_text(args.caption_extension):
-            reporter.warn(told)
+        if problem := merged.wordless_text(args.caption_extension):
+            reporter.warn(problem)
         if args.debug:
             print(*(f"{key}: {entry.get(words, '')}" for key, entry in merged.entries.items()), sep="\n")
         return out

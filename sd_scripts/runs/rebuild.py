@@ -55,12 +55,12 @@ class FolderIndex:
         except OSError:
             return {}
         for line in lines:
-            told = read_event(line) or {}  # cut by a full disk
-            id = told.get("run")
+            entry = read_event(line) or {}  # cut by a full disk
+            id = entry.get("run")
             if not isinstance(id, int) or isinstance(id, bool) or not 0 < id < 2**62:
                 continue
-            texts = {name: told[name] for name in ("folder", *DESCRIBED) if isinstance(told.get(name), str)}
-            if told.get("forgotten"):
+            texts = {name: entry[name] for name in ("folder", *DESCRIBED) if isinstance(entry.get(name), str)}
+            if entry.get("forgotten"):
                 found.pop(id, None)
             elif "folder" in texts:
                 found.pop(id, None)

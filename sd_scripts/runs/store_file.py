@@ -64,7 +64,7 @@ class NewerList(Exception):
 
 
 class StoreFile:
-    """Opens the file anew for each operation, so that threads, processes and a replaced file all work together.
+    """Reopens the file for each operation, so that threads, processes and a replaced file all work together.
 
     Raises ValueError with one sentence if it cannot be read or written.
     """
