@@ -32,7 +32,7 @@ class Known:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """What the name stands for beyond the class; optimizer_args win."""
     finds_its_rate: bool = False
-    """Learns the size of its steps itself: the learning rate is a factor, best 1, and one for all groups."""
+    """Finds its step size itself: the learning rate is a factor, best 1, and the same for all groups."""
 
 
 def _bitsandbytes(name: str, **arguments: Any) -> Known:
@@ -86,7 +86,7 @@ PACKAGES = {
 }
 """How a dotted path begins -> what pip calls its package."""
 TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
-"""Arguments of AdamW that RoundingAdamW does not know; who gives one wants torch's."""
+"""AdamW arguments that RoundingAdamW does not support; giving one selects torch's AdamW."""
 _BY_LOWER_NAME = {name.lower(): name for name in KNOWN}
 _BY_LOWER_NAME_ELSEWHERE = {name.lower(): path for name, path in ELSEWHERE.items()}
 
@@ -97,14 +97,14 @@ def optimizer_name(options: OptimizerOptions) -> str:
 
 
 def finds_one_rate(options: OptimizerOptions) -> bool:
-    """Whether it learns the size of its steps from all weights together, which portions of them cannot."""
+    """Return whether the optimizer finds one step size for all weights together, so that they cannot be partitioned."""
     name = optimizer_name(options)
     return name in KNOWN and KNOWN[name].finds_its_rate
 
 
 def rounds_itself(options: OptimizerOptions) -> bool:
-    """Whether make_optimizer's `rounding` has its way; any other optimizer needs Portions(rounds=True) for weights in
-    half precision."""
+    """Return whether make_optimizer's `rounding` takes effect; any other optimizer needs
+    PartitionedOptimizer(rounds=True) for half-precision weights."""
     own = key_values("optimizer_args", options.optimizer_args)
     return optimizer_name(options) == "AdamW" and own.keys().isdisjoint(TORCH_ONLY)
 
@@ -171,7 +171,7 @@ def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
 
 
 def remarks(options: OptimizerOptions) -> list[str]:
-    """What is allowed but seldom meant, one sentence each."""
+    """Return warnings about settings that are allowed but seldom intended, one sentence each."""
     name, found = optimizer_name(options), []
     if finds_one_rate(options) and options.learning_rate <= 0.1:
         found.append(
@@ -189,7 +189,7 @@ def remarks(options: OptimizerOptions) -> list[str]:
 
 
 def updater(optimizer: Optimizer) -> Optimizer:
-    """Who changes the weights: of portions, the optimizer of one of them."""
+    """Return the optimizer that updates the weights: for a PartitionedOptimizer, that of one partition."""
     return optimizer.representative if isinstance(optimizer, PartitionedOptimizer) else optimizer
 
 
@@ -199,19 +199,19 @@ def is_schedule_free(optimizer: Optimizer) -> bool:
 
 
 def train_mode(optimizer: Optimizer) -> None:
-    """Before training goes on: a schedule-free optimizer puts the weights back that it trains."""
+    """Call before training continues: a schedule-free optimizer restores its training weights."""
     if is_schedule_free(optimizer):
         optimizer.train()  # type: ignore[attr-defined]
 
 
 def eval_mode(optimizer: Optimizer) -> None:
-    """Before weights are saved, sampled or validated: a schedule-free optimizer puts in the averaged ones."""
+    """Call before saving, sampling or validation: a schedule-free optimizer switches to its averaged weights."""
     if is_schedule_free(optimizer):
         optimizer.eval()  # type: ignore[attr-defined]
 
 
 def hyperparameters(optimizer: Optimizer) -> list[Group]:
-    """What each group holds beside its weights, as plain values."""
+    """Return each group's entries except its weights, as plain values."""
     return [
         {name: _plain(value) for name, value in group.items() if name not in ("params", "seed")}
         for group in optimizer.param_groups

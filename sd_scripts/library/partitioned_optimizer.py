@@ -1,8 +1,7 @@
-"""One optimizer made of several, each over a portion of the weights that can be stepped by itself.
+"""One optimizer made of several, each over a partition of the weights that can be stepped by itself.
 
-So weights can be updated within the backward pass, or a block at a time. And any optimizer can train weights in half
-precision: it steps float32 surrogates, which exist only while the step of their portion runs, and what it has changed
-is rounded back stochastically.
+So weights can be updated in backward, or block by block. Any optimizer can also train half-precision weights: it steps
+float32 surrogates, which exist only during the step of their partition, and the result is rounded stochastically.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochast
 Group = dict[str, Any]
 
 OWN = ("params", "seed")
-"""What the groups of each portion have of their own; the rest is the facade's."""
+"""Group entries that each partition keeps for itself; the rest come from the facade."""
 
 
 @dataclass(kw_only=True)
@@ -31,13 +30,13 @@ class _Member:
 
     weight: nn.Parameter
     stepped: nn.Parameter
-    """What the optimizer knows: the weight itself, or a float32 surrogate with its shape, without memory until lent."""
+    """What the optimizer steps: the weight itself, or a float32 surrogate without memory until materialized."""
     number: int
-    """Among all weights."""
+    """Index among all weights."""
 
     @torch.no_grad()
     def materialize(self) -> None:
-        """Give the surrogate its memory, the weight's value and gradient."""
+        """Allocate the surrogate and copy the weight's value and gradient into it."""
         surrogate = self.stepped
         surrogate.untyped_storage().resize_(surrogate.numel() * surrogate.element_size())
         surrogate.copy_(self.weight)
@@ -61,13 +60,13 @@ class _Partition:
     steps: int = 0
 
     def trainable(self) -> list[_Member]:
-        """Those that have a gradient."""
+        """Return the members that have a gradient."""
         gradient = self.optimizer.gradient if isinstance(self.optimizer, RoundingAdamW) else attrgetter("grad")
         return [member for member in self.members if gradient(member.weight) is not None]
 
     @contextmanager
     def surrogates(self, members: Sequence[_Member], write: Callable[[_Member], object]) -> Iterator[None]:
-        """Surrogates of these exist; at the end `write` takes each one's value to its weight."""
+        """Materialize the surrogates of `members`; at the end `write` copies each value to its weight."""
         members = [member for member in members if member.stepped is not member.weight]
         try:
             for member in members:
@@ -81,7 +80,7 @@ class _Partition:
 
 
 class PartitionedOptimizer(Optimizer):
-    """The facade: schedulers fill its groups, and its state_dict is that of all."""
+    """The facade over all partitions: schedulers fill its groups, and its state_dict covers all of them."""
 
     def __init__(
         self,
@@ -134,18 +133,18 @@ class PartitionedOptimizer(Optimizer):
         return partition
 
     def _link_groups(self, partition: _Partition) -> None:
-        """From here on changes of the facade's groups reach the portion; rates that are tensors are the same one."""
+        """Let changes of the facade's groups reach the partition from now on; tensor rates are shared."""
         partition.given = [dict(self.param_groups[i]) for i in partition.groups]
         for group, given in zip(partition.optimizer.param_groups, partition.given, strict=True):
             group["lr"] = given["lr"]
 
     @property
     def representative(self) -> Optimizer:
-        """The optimizer of a portion; all are of one kind."""
+        """The optimizer of one partition; all have the same class."""
         return next(iter(self._parts.values())).optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each portion that has gradients and was not stepped since the last time."""
+        """Step each partition that has gradients and was not stepped since the last call."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -158,7 +157,7 @@ class PartitionedOptimizer(Optimizer):
         return loss
 
     def step_partition(self, key: Hashable) -> None:
-        """Step the weights of one portion that have gradients, which are left to the caller to drop."""
+        """Step the weights of one partition that have gradients; the caller drops the gradients."""
         partition = self._parts[key]
         self._push_hyperparameters(partition)
         partition.steps += 1
@@ -170,7 +169,7 @@ class PartitionedOptimizer(Optimizer):
         self._stepped.add(key)
 
     def was_stepped(self, key: Hashable) -> bool:
-        """Whether the portion was stepped by itself since the last step() of all."""
+        """Return whether the partition was stepped by itself since the last step()."""
         return key in self._stepped
 
     def _round(self, member: _Member, step: int) -> None:
@@ -196,7 +195,7 @@ class PartitionedOptimizer(Optimizer):
                 change(partition.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that continuing needs, bit for bit; portions in the order of their first weights."""
+        """Return everything needed to resume bit for bit; partitions in the order of their first weights."""
         return {
             "param_groups": [
                 {name: value for name, value in group.items() if name not in OWN} for group in self.param_groups
@@ -208,7 +207,7 @@ class PartitionedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises ValueError where the state is of other groups or portions."""
+        """Load a state. Raises ValueError if it has other groups or partitions."""
         for name, held in (("param_groups", self.param_groups), ("portions", self._parts)):
             if len(state_dict[name]) != len(held):
                 raise ValueError(f"the optimizer has {len(held)} {name} where its state has {len(state_dict[name])}")

@@ -33,7 +33,7 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class FluxParams:
-    """The numbers of a transformer. The defaults are FLUX.1 dev; schnell has no guidance."""
+    """Sizes of a transformer. The defaults are FLUX.1 dev; schnell has no guidance."""
 
     channels: int = 64
     width: int = 3072
@@ -51,13 +51,13 @@ class FluxParams:
 
     @property
     def rope_widths(self) -> tuple[int, int, int]:
-        """How many of a head's values turn with the image's number, row and column: 16, 56, 56 of 128."""
+        """Rotary dimensions of a head for image index, row and column: 16, 56, 56 of 128."""
         first = self.head_width // 8
         return first, (self.head_width - first) // 2, (self.head_width - first) // 2
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> FluxParams:
-        """From the shapes in a checkpoint, by BFL's keys. Raises KeyError where one that tells is missing."""
+        """Read the sizes from a checkpoint's shapes under BFL's keys. Raises KeyError if a needed key is missing."""
         width, channels = shapes["img_in.weight"]
         return cls(
             channels=channels,
@@ -77,14 +77,14 @@ def _count(blocks: str, keys: Iterable[str]) -> int:
 
 
 class Swapper(Protocol):
-    """What brings a block's weights to the device in time (library/block_swap.py)."""
+    """Loads a block's weights before they are needed (library/block_swap.py)."""
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
     def leave(self, block: nn.Module, *hidden: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class Embedder(nn.Module):
-    """Two layers from a vector to the model's width."""
+    """Two-layer MLP from a vector to the model's width."""
 
     def __init__(self, features: int, width: int):
         super().__init__()
@@ -128,7 +128,7 @@ class SelfAttention(nn.Module):
 
 
 class Modulation(nn.Module):
-    """Shift, scale and gate from the vector of time, guidance and text."""
+    """Computes shift, scale and gate from the vector of time, guidance and text."""
 
     def __init__(self, width: int, count: int):
         super().__init__()
@@ -151,7 +151,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
-    """(B, S, H, D) float32: neighbouring values as points of a plane, turned by their token's position."""
+    """Rotate neighbouring pairs of (B, S, H, D) float32 values by their token's position."""
     cos, sin = rope
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((cos * a - sin * b, sin * a + cos * b), dim=-1).flatten(-2)
@@ -188,7 +188,7 @@ class DoubleBlock(nn.Module):
 
 
 class SingleBlock(nn.Module):
-    """Attention and MLP side by side, in one matrix before and one behind."""
+    """Parallel attention and MLP with a fused input and a fused output projection."""
 
     def __init__(self, shape: FluxParams):
         super().__init__()
@@ -239,7 +239,7 @@ class FluxTransformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in; weights of its blocks may be held in less."""
+        """The compute dtype; block weights may be held in a narrower one."""
         return self.img_in.weight.dtype
 
     def enable_gradient_checkpointing(self, *, offload: bool = False) -> None:
@@ -256,7 +256,7 @@ class FluxTransformer(nn.Module):
         grid: tuple[int, int],
         txt_mask: Tensor | None = None,
     ) -> Tensor:
-        """The velocity, noise - image, of each token.
+        """Predict the velocity, noise - image, of each token.
 
         img (B, N, 64) packed latents, txt (B, T, 4096), pooled (B, 768), timesteps (B,) float32 in 0..1, guidance (B,)
         or None for schnell, grid: rows and columns of tokens, N = rows * columns, txt_mask (B, T) bool, True where
@@ -265,7 +265,7 @@ class FluxTransformer(nn.Module):
         dtype = self.dtype
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(pooled.to(dtype))
         if self.shape.guidance:
-            assert guidance is not None, "FLUX.1 dev is told its guidance"
+            assert guidance is not None, "FLUX.1 dev needs a guidance value"
             vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
         img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
         if torch.is_grad_enabled():  # so that the first block is like the others, and shares their graph
@@ -295,13 +295,13 @@ class FluxTransformer(nn.Module):
 
 
 def joint_mask(txt_mask: Tensor, tokens: int) -> Tensor:
-    """(B, T) -> (B, 1, 1, T + tokens): every image token is looked at."""
+    """Extend a text mask (B, T) to (B, 1, 1, T + tokens): all image tokens are attended to."""
     image = torch.ones((len(txt_mask), tokens), dtype=torch.bool, device=txt_mask.device)
     return torch.cat((txt_mask.bool(), image), dim=1)[:, None, None]
 
 
 def timestep_embedding(t: Tensor) -> Tensor:
-    """Timesteps or guidance (B,) -> (B, 256) float32, cosines first; FLUX.1 counts a whole as 1000."""
+    """Timesteps or guidance (B,) -> (B, 256) float32, cosines first; FLUX.1 scales them by 1000."""
     half = TIME_CHANNELS // 2
     rates = torch.exp(-math.log(ROPE_BASE) / half * torch.arange(half, device=t.device, dtype=torch.float32))
     angles = 1000.0 * t.float()[:, None] * rates
@@ -310,7 +310,7 @@ def timestep_embedding(t: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
-    """Of the text, which has position 0, then of the image row by row; computed once for each size."""
+    """Return the rotary table of the text, at position 0, then of the image row by row; cached for each size."""
     rows, columns = grid
     positions = torch.zeros(txt_tokens + rows * columns, 3, dtype=torch.float64)
     positions[txt_tokens:, 1] = torch.arange(rows).repeat_interleave(columns)

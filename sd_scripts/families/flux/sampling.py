@@ -1,4 +1,4 @@
-"""Images of FLUX.1 while training: Euler steps along the learned way, eager and without a trace in the training."""
+"""Sample FLUX.1 images during training: Euler steps along the velocity, eager, without touching the training's RNG."""
 
 import secrets
 from contextlib import ExitStack
@@ -26,10 +26,10 @@ LATENT, MULTIPLE = 8, SIDE_MULTIPLES["flux"]
 
 @torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, settings: Settings) -> Image.Image:
-    """One image by the model as it is, with the LoRA it wears, on the denoiser's device.
+    """Generate one image with the current model and its LoRA, on the denoiser's device.
 
-    The denoiser stays as it lies, since its blocks may be swapped; the encoders, then the autoencoder come to it one
-    after the other. The same seed gives the same noise on every device.
+    The denoiser is not moved, since its blocks may be swapped; first the encoders, then the autoencoder are moved to
+    its device. A seed gives the same noise on every device.
     """
     flux: Any = components.denoiser
     device = flux.img_in.weight.device
@@ -42,7 +42,7 @@ def sample(components: Components, prompt: SamplePrompt, settings: Settings) -> 
 
 
 def _read(components: Components, prompt: SamplePrompt, settings: Settings, device: torch.device) -> dict[str, Tensor]:
-    """The prompt as the transformer reads it; before it the negative prompt, where there is one to steer away from."""
+    """Encode the prompt, preceded by the negative prompt if guidance uses one."""
     steered = prompt.scale != 1 and prompt.negative_prompt
     captions = [prompt.negative_prompt, prompt.prompt] if steered else [prompt.prompt]
     tokens = tokenize(components, captions, settings)
@@ -55,7 +55,7 @@ def _read(components: Components, prompt: SamplePrompt, settings: Settings, devi
 
 
 def _has_room(device: torch.device, module: nn.Module) -> bool:
-    """Whether the module fits beside what is there; T5 fills 9 GB, and reads a prompt in main memory if it must."""
+    """Return whether the module fits into free device memory; T5 needs 9 GB and otherwise encodes on the CPU."""
     if device.type != "cuda":
         return True
     free, total = torch.cuda.mem_get_info(device)
@@ -73,7 +73,7 @@ def _denoise(
     latents = torch.randn((1, 16, height // LATENT, width // LATENT), generator=generator).to(device)
     rows, columns = grid_of(latents)
     flux: Any = components.denoiser
-    shift = shift_of(rows * columns) if flux.shape.guidance else 1.0  # schnell was taught to walk in even steps
+    shift = shift_of(rows * columns) if flux.shape.guidance else 1.0  # schnell was distilled with uniform steps
     sigmas = sampling_sigmas(prompt.steps, shift).to(device)
 
     captions = len(text["l_pooled"])

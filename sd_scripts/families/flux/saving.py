@@ -1,4 +1,4 @@
-"""A trained FLUX.1 as other programs load it: its transformer in one file, under BFL's keys."""
+"""Save a trained FLUX.1 as other programs load it: its transformer in one file, under BFL's keys."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from sd_scripts.library.safetensors_io import save_model
 
 
 def saved_form(components: Components, save_model_as: str | None) -> str:
-    """The other parts do not learn and lie in files of their own: there is no whole folder to write."""
+    """Return safetensors: the other components are not trained and have their own files, so no folder is written."""
     return "safetensors"
 
 

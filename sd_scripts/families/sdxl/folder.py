@@ -1,4 +1,4 @@
-"""The parts of SDXL as a folder of diffusers' holds them, under whatever names its parts had over the years."""
+"""SDXL's components in a diffusers folder, under all tensor names that diffusers has used over the years."""
 
 import re
 from pathlib import Path
@@ -13,11 +13,11 @@ from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.sdxl_model_util import State
 
 FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-"""The VAE's attention, before diffusers 0.13."""
+"""Names in the VAE's attention before diffusers 0.13."""
 
 
 def load_component(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
-    """A module of diffusers or transformers. ValueError, one sentence that names `option`, if it is not whole."""
+    """Load a diffusers or transformers module. Raises ValueError, one sentence that names `option`, if incomplete."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{option}: '{folder}' is incomplete; missing: 'config.json'")
     try:
@@ -34,7 +34,7 @@ def load_component(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> 
 
 
 def vae_folder(folder: Path) -> Path:
-    """Of a whole model, or of the VAE alone."""
+    """Return the VAE's folder within a complete model, or the folder of a VAE itself."""
     return folder / "vae" if (folder / "vae").is_dir() else folder
 
 
@@ -45,7 +45,7 @@ def _make_empty(kind: Any, folder: Path) -> Any:
 
 
 def read_component(folder: Path, names: State, option: str) -> State:
-    """What a folder holds of `names`. Raises ValueError where it holds no weights."""
+    """Read the tensors of `names` that a folder contains. Raises ValueError if it contains no weights."""
     state = {key: tensor for file in files_in(folder, option) for key, tensor in read_weights(file, option).items()}
     ours = {_name_now(key, names): tensor for key, tensor in state.items()}
     return {name: tensor for name, tensor in ours.items() if name in names}

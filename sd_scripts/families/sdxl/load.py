@@ -26,7 +26,7 @@ from sd_scripts.options.settings import Settings
 
 
 def check(settings: Settings) -> list[str]:
-    """What is wrong with the model and the VAE as far as names and headers tell: quick, nothing is loaded."""
+    """Return problems of the model and the VAE that names and headers reveal; quick, nothing is loaded."""
     options = settings[ModelOptions]
     problems = []
     try:
@@ -48,10 +48,10 @@ def load(
     denoiser_dtype: torch.dtype | None = None,
     encoder_dtype: torch.dtype | None = None,
 ) -> Components:
-    """The base model, frozen, in eval mode and in `dtype`, or its U-Net and text encoders in others; with no_half_vae
-    the VAE is in float32.
+    """Load the base model, frozen, in eval mode and in `dtype`, or its U-Net and text encoders in other dtypes; with
+    no_half_vae the VAE is in float32.
 
-    Raises ValueError, one sentence that names the option, if the model is not there, not whole or not SDXL.
+    Raises ValueError, one sentence that names the option, if the model is missing, incomplete or not SDXL.
     """
     options = settings[ModelOptions]
     dtypes = Dtypes(
@@ -92,9 +92,9 @@ def load(
 
 
 def load_vae(settings: Settings, dtype: torch.dtype) -> AutoencoderKL:
-    """The VAE alone, frozen, in `dtype` or, with no_half_vae, in float32; nothing else of the model is read.
+    """Load only the VAE, frozen, in `dtype` or, with no_half_vae, in float32.
 
-    Raises ValueError, one sentence that names the option, if it is not there or not whole.
+    Raises ValueError, one sentence that names the option, if it is missing or incomplete.
     """
     options = settings[ModelOptions]
     where = options.vae
@@ -127,7 +127,7 @@ def _load_folder(folder: Path, dtypes: Dtypes, *, with_vae: bool) -> Modules:
 
 
 def _load_vae(vae: str, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
-    """The VAE of the option `vae`: a file, a diffusers folder (of a VAE or of a whole model) or a Hugging Face id."""
+    """Load the VAE of the option `vae`: a file, a diffusers folder (VAE or full model) or a Hugging Face id."""
     path = Path(vae)
     if path.is_file():
         return load_vae_file(path, dtype, mmap=mmap)

@@ -1,4 +1,4 @@
-"""Images while training: eager, outside of autograd, and without a trace in the training's random numbers."""
+"""Sample images during training: eager, without autograd, and without touching the training's RNG."""
 
 import inspect
 import secrets
@@ -21,15 +21,15 @@ from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.settings import Settings
 
 MULTIPLE = SIDE_MULTIPLES["sdxl"]
-"""Of an image's sides: one latent is 8x8 pixels."""
+"""Multiple of an image's sides: one latent is 8x8 pixels."""
 
 
 @torch.no_grad()
 def sample(components: Components, prompt: SamplePrompt, settings: Settings) -> Image.Image:
-    """One image by the model as it is, with the LoRA it wears, on the denoiser's device.
+    """Generate one image with the current model and its LoRA, on the denoiser's device.
 
-    Compiled blocks run eagerly (a compiled no_grad pass would need graphs of its own), modes and devices are as
-    before afterwards, and the same seed gives the same noise on every device.
+    Compiled blocks run eagerly (a compiled no_grad pass would need its own graphs), modes and devices are restored
+    afterwards, and a seed gives the same noise on every device.
     """
     weight = next(components.denoiser.parameters())
     modules = [components.denoiser, components.vae, *components.text_encoders]

@@ -1,4 +1,4 @@
-"""A trained SDXL model as other programs load it: the single file that it came as, or a folder of diffusers'."""
+"""Save a trained SDXL model as other programs load it: a single file or a diffusers folder."""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ OF_DIFFUSERS, OF_TRANSFORMERS = "diffusion_pytorch_model.safetensors", "model.sa
 
 
 def saved_form(components: Components, save_model_as: str | None) -> str:
-    """As family.Family.saved_form. Unset, a folder stays a folder; a pickle is written only where it is asked for."""
+    """As family.Family.saved_form. If unset, a folder stays a folder; a pickle is written only on request."""
     if save_model_as:
         return save_model_as.removesuffix("_safetensors")
     return "diffusers" if components.extras["files"].is_dir() else "safetensors"
@@ -63,18 +63,18 @@ def save(
     if form == "safetensors":
         save_model(path, tensors, metadata, dtype)
         return
-    with atomic_file(path) as part:  # clone: a view would be written with all that it is a view of
+    with atomic_file(path) as part:  # clone: saving a view would write its whole storage
         torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
 
 
 def checkpoint_tensors(components: Components) -> State:
-    """The model as loaded: all 2,514 tensors of SDXL (fewer of a smaller cousin) as the single file has them."""
+    """Return the loaded model in the single-file layout: 2,514 tensors for SDXL, fewer for smaller variants."""
     return _states(components, ModelWeights(denoiser=components.denoiser.state_dict())).checkpoint(components)
 
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """All that is saved, under the modules' own names."""
+    """State dicts of everything that is saved, under the modules' own names."""
 
     unet: State
     vae: State
@@ -82,7 +82,7 @@ class States:
     text_encoder2: State
 
     def checkpoint(self, components: Components) -> State:
-        """In the keys and shapes of the single file, with the marks that stood in the base model's."""
+        """Return the single-file keys and shapes, with the marker tensors of the base model."""
         encoders = (self.text_encoder1, self.text_encoder2)
         return (
             sgm.checkpoint(self.unet, self.vae, *encoders, components.extras["logit_scale"])
@@ -107,25 +107,25 @@ def _states(components: Components, weights: ModelWeights) -> States:
 
 
 def _frozen_tensors(unet: State) -> State:
-    """Where weights learn in float32, what is in half precision did not: blocks whose block_lr is 0."""
+    """Return the half-precision tensors of a U-Net trained in float32: blocks frozen by block_lr = 0."""
     wide = any(tensor.dtype == torch.float32 for tensor in unet.values())
     return {name: tensor for name, tensor in unet.items() if wide and tensor.dtype != torch.float32}
 
 
 def _on_cpu(state: Mapping[str, Tensor]) -> State:
-    """Writing a text encoder makes new matrices of its parts, for which there may be no room on the device."""
+    """Move to the CPU: saving a text encoder builds new matrices, for which the device may have no room."""
     return {name: on_cpu(tensor) for name, tensor in state.items()}
 
 
 def _with_original_precision(held: State, originals: State) -> State:
-    """What did not learn, as fine as the base model's file has it: training holds it rounded.
+    """Restore frozen tensors to the precision of the base model's file, since training holds them rounded.
 
-    An original that does not round to what is held is of another model, and is passed over.
+    An original that does not round to the held value belongs to another model and is ignored.
     """
     state = _on_cpu(held)
     for name, tensor in state.items():
         original = originals.get(name)
-        if original is None or original.shape != tensor.shape or original.element_size() == 1:  # fp8 is not written
+        if original is None or original.shape != tensor.shape or original.element_size() == 1:  # fp8 is never written
             continue
         if torch.equal(original.to(tensor.dtype), tensor):
             state[name] = original
@@ -133,7 +133,7 @@ def _with_original_precision(held: State, originals: State) -> State:
 
 
 def _read_originals(components: Components) -> States:
-    """What the files of the base model, and of another VAE, hold; nothing if they are gone."""
+    """Read the tensors of the base model's and VAE's files; empty if the files are gone."""
     source, vae_source = components.extras["files"], components.extras["vae_files"]
     unet, first, second = (module.state_dict() for module in (components.denoiser, *components.text_encoders))
     vae = components.vae.state_dict()
@@ -161,8 +161,8 @@ def _read_component(folder: Path, names: State) -> State:
 
 
 def _write_folder(folder: Path, components: Components, states: States, dtype: torch.dtype | None) -> None:
-    """A whole pipeline of diffusers'. transformers 5 has no `text_model.` before the first encoder's names, and reads
-    them with it; transformers 4 needs it."""
+    """Write a complete diffusers pipeline. The first encoder's names get the prefix `text_model.`, which transformers 4
+    needs and transformers 5 accepts."""
     first, second = components.text_encoders
     text_encoder1 = {sgm.text_encoder1_key(name): tensor for name, tensor in states.text_encoder1.items()}
     _write_component(folder / "unet" / OF_DIFFUSERS, components.denoiser, states.unet, dtype)
@@ -187,7 +187,7 @@ def _write_component(file: Path, module: Any, state: State, dtype: torch.dtype |
         config = json.loads(module.to_json_string())
     else:
         config = module.config.to_dict() | {"architectures": [type(module).__name__], "dtype": str(saved)[6:]}
-    config.pop("_name_or_path", None)  # where it lay on this machine
+    config.pop("_name_or_path", None)  # a path on this machine
     _write_json(file.with_name("config.json"), config)
 
 
@@ -196,12 +196,12 @@ def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
     try:
         tokenizer.save_pretrained(folder)
         tokenizer.backend_tokenizer.model.save(str(folder))
-    except Exception as error:  # tokenizers raises nothing more special, on a full disk too
+    except Exception as error:  # tokenizers raises plain Exception, even on a full disk
         raise OSError(str(error)) from error
 
 
 def _scheduler(components: Components) -> dict[str, Any]:
-    """The base model's own, or Euler's, as SDXL is published with; of what the model has learned to predict."""
+    """Return the base model's scheduler, or Euler as SDXL was published with, set to the trained prediction type."""
     schedule = components.extras["schedule"]
     learned = json.loads(make_sampler("euler", **schedule).to_json_string())
     if not schedule["zero_terminal_snr"]:

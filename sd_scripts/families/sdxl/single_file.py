@@ -1,4 +1,4 @@
-"""SDXL modules out of one checkpoint file: made without memory in the sizes its shapes tell, then filled."""
+"""SDXL modules from one checkpoint file: built on the meta device from its shapes, then filled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ from sd_scripts.options.model_file import MODEL, Header, recognise
 
 VAE = "vae"
 LOGIT_SCALE = 4.6055
-"""OpenCLIP bigG's, for files that were saved without it."""
+"""OpenCLIP bigG's value, for files saved without it."""
 MARKER_KEYS = ("v_pred", "ztsnr")
 PREFIXES = (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX, sgm.TEXT_ENCODER2_PREFIX, sgm.VAE_PREFIX)
 
 ADVICE = {"LoRA": "; to continue training a LoRA, set network_weights", "VAE": "; set the option vae to a VAE file"}
-"""What to do with a file that was given as the base model, by the last word of what it is."""
+"""Last word of a wrong file's description -> what to do with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dtypes:
-    """What each part is loaded in."""
+    """The dtype in which each component is loaded."""
 
     unet: torch.dtype
     text_encoders: torch.dtype
@@ -36,26 +36,26 @@ class Dtypes:
 
 @dataclass(kw_only=True)
 class Modules:
-    """What an SDXL model is made of."""
+    """The modules of an SDXL model."""
 
     unet: UNet2DConditionModel
     vae: AutoencoderKL | None
-    """None where another VAE takes its place."""
+    """None where another VAE replaces it."""
     text_encoder1: CLIPTextModel
     text_encoder2: CLIPTextModelWithProjection
     logit_scale: Tensor
     marker_tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Empty tensors by whose keys programs know what a model predicts."""
+    """Empty tensors whose keys tell programs what the model predicts."""
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """The tensors as a single file holds them."""
+        """Return the tensors in the single-file layout."""
         vae = self.vae.state_dict() if self.vae else {}
         encoders = (self.text_encoder1.state_dict(), self.text_encoder2.state_dict())
         return sgm.checkpoint(self.unet.state_dict(), vae, *encoders, self.logit_scale)
 
 
 def load_file(path: Path, dtypes: Dtypes, *, with_vae: bool, mmap: bool) -> Modules:
-    """Raises ValueError in one sentence if the file is not a whole SDXL checkpoint."""
+    """Load a checkpoint. Raises ValueError in one sentence if it is not a complete SDXL checkpoint."""
     file = read_weights(path, MODEL, mmap=mmap)
     modules = _empty_modules(shapes_of(file), path, with_vae=with_vae)
     require_matching_shapes(shapes_of(file), modules.checkpoint(), MODEL, path)
@@ -70,14 +70,14 @@ def load_file(path: Path, dtypes: Dtypes, *, with_vae: bool, mmap: bool) -> Modu
 
 
 def check_file(path: Path, *, with_vae: bool) -> None:
-    """As load_file, but only the header of a .safetensors file is read, and of a .ckpt nothing."""
+    """Check as load_file does, reading only the header of a .safetensors file and nothing of a .ckpt."""
     if path.suffix == ".safetensors":
         shapes = read_shapes(path, MODEL)
         require_matching_shapes(shapes, _empty_modules(shapes, path, with_vae=with_vae).checkpoint(), MODEL, path)
 
 
 def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
-    """A VAE in a file of its own: cut out of a checkpoint, in the same keys without prefix, or in diffusers' keys."""
+    """Load a standalone VAE file: with a checkpoint's keys, the same without prefix, or diffusers' keys."""
     file = with_vae_prefix(read_weights(path, VAE, mmap=mmap))
     vae = _empty_vae(shapes_of(file), VAE, path)
     levels = len(vae.config["block_out_channels"])
@@ -87,7 +87,7 @@ def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderK
 
 
 def require_matching_shapes(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
-    """As loading.require_matching_shapes; beside the parts that are expected, a file may hold anything."""
+    """As loading.require_matching_shapes; outside the expected components a file may contain anything."""
     parts = [prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in expected)]
     loading.require_matching_shapes(shapes, expected, option, path, "SDXL model", parts)
 
@@ -122,7 +122,7 @@ def _require_sdxl(shapes: sgm.Shapes, path: Path) -> None:
 
 
 def with_vae_prefix(file: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A VAE file's tensors under the keys of a whole checkpoint."""
+    """Return a VAE file's tensors under the keys of a full checkpoint."""
     if any(key.startswith(sgm.VAE_PREFIX) for key in file):
         return file
     if any("_blocks.0.resnets." in key for key in file):
