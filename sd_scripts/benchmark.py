@@ -62,12 +62,12 @@ class Row:
     sizes: tuple[tuple[int, int], ...] = ((1024, 1024),)
     """Width and height; several take turns."""
     cache_of: str | None = None
-    """Another row whose compiler cache this one starts from, so that its first steps are no cold start."""
+    """Another row whose compiler cache this one reuses, so that it starts warm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A family's model of full size, what learns in it, and the rows that are worth a line."""
+    """A family's full-size model, the training method, and the rows to measure."""
 
     family: Family
     method: str
@@ -241,10 +241,10 @@ class Prepared:
     step: TrainStep
     inputs: list[dict[str, Tensor]]
     components: int
-    """How many layers the LoRA adapts, or weights learn."""
+    """How many layers the LoRA adapts, or how many weights are trained."""
 
     def run(self, number: int) -> Tensor:
-        """One update; the loss of its last micro-batch."""
+        """Run one update and return the loss of its last micro-batch."""
         for _ in range(self.step.accumulation):
             loss = self.step.micro(self.inputs[number % len(self.inputs)])
         self.step.update()
@@ -252,7 +252,7 @@ class Prepared:
 
 
 def prepare(subject: Subject, row: Row, components: Components, device: torch.device) -> Prepared:
-    """Place the model, make it learn, compile and choose the optimizer, as the trainer does it."""
+    """Place the model, make it trainable, compile it and choose the optimizer, as the trainer does."""
     family, settings = subject.family, settings_of(subject, row)
     options, training = settings[CompileOptions], settings[TrainingOptions]
     make_learn = _lora if subject.method == "lora" else _full
@@ -315,13 +315,13 @@ def settings_of(subject: Subject, row: Row) -> Settings:
 
 
 def random_components(subject: Subject, row: Row, device: torch.device) -> Components:
-    """In the dtype that training begins with."""
+    """Make random components in the dtype that training starts with."""
     dtype = torch.bfloat16 if subject.rank else held_dtype(settings_of(subject, row))
     return subject.random_components(device, dtype)
 
 
 def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
-    """Milliseconds a step, memory in GiB, and what the compiler did."""
+    """Measure milliseconds per step, memory in GiB and the compiler's work."""
     device, settings = torch.device("cuda"), settings_of(subject, row)
     compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], device)
     prepared = prepare(subject, row, random_components(subject, row, device), device)
@@ -366,8 +366,8 @@ def measure(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
 
 
 def _copy_times(prepared: Prepared, steps: int = 2) -> dict[str, float]:
-    """Of a step in the profiler's trace: milliseconds that blocks are on their way, and the part of it in which the
-    card computes meanwhile."""
+    """Return, from the profiler's trace, the milliseconds per step of block copies and the share that overlaps with
+    computation."""
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for number in range(steps):
             prepared.run(number)
@@ -381,7 +381,7 @@ def _copy_times(prepared: Prepared, steps: int = 2) -> dict[str, float]:
 
 
 def _merged_ranges(ranges: Iterable[Any]) -> list[list[float]]:
-    """Starts and ends of times in microseconds; what overlaps is one."""
+    """Merge overlapping time ranges: starts and ends in microseconds."""
     joined: list[list[float]] = []
     for start, end in sorted((r.start, r.end) for r in ranges):
         if joined and start <= joined[-1][1]:
@@ -392,12 +392,12 @@ def _merged_ranges(ranges: Iterable[Any]) -> list[list[float]]:
 
 
 POOL = 8
-"""Made-up images of a curve."""
+"""Number of random images that a curve trains on."""
 CURVE_LR = 4e-4
 
 
 def curve(subject: Subject, row: Row, steps: int) -> dict[str, Any]:
-    """The loss of every step, on images that are there to be learned."""
+    """Return the loss of every step of training on a few fixed random images."""
     device = torch.device("cuda")
     prepared = prepare(subject, row, random_components(subject, row, device), device)
     for group in prepared.step.optimizer.param_groups:
@@ -472,7 +472,7 @@ def main() -> int:
         print(f"--rows: no row is called {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)
         return 2
     if not torch.cuda.is_available():
-        print("no NVIDIA card is seen; full-size steps are measured on one", file=sys.stderr)
+        print("no NVIDIA GPU found; the benchmark needs one", file=sys.stderr)
         return 2
     if arguments.row:
         row = subject.row(arguments.row)
@@ -489,7 +489,7 @@ def main() -> int:
                 print(f"{row.name}: {_summary(result)}", flush=True)
             if arguments.markdown and results:
                 arguments.markdown.write_text(_report(subject, results) + "\n")
-    print("\n" + _report(subject, results) if results else "no row could be measured")
+    print("\n" + _report(subject, results) if results else "no row could be measured; see the errors above")
     return 0 if len(results) == len(wanted) else 1
 
 
@@ -505,7 +505,7 @@ def _report(subject: Subject, results: dict[str, dict[str, Any]]) -> str:
 
 
 def _in_own_process(subject: Subject, row: Row, what: list[str], caches: Path) -> dict[str, Any] | None:
-    """What `measure` returns; None if it failed, which is told."""
+    """Run `measure` in a new process; on failure print its errors and return None."""
     own = {
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # as the trainer sets it
         "TORCHINDUCTOR_CACHE_DIR": str(caches / (row.cache_of or row.name)),

@@ -1,4 +1,4 @@
-"""From prediction and target to one loss for each image: element loss, mask, mean, weights by timestep.
+"""Compute one loss per image from prediction and target: element loss, mask, mean, timestep weights.
 
 Pure tensor functions of static shape: nothing here waits for the device, so that a step can be compiled and captured.
 """
@@ -13,7 +13,7 @@ from sd_scripts.library.schedules import TIMESTEPS, NoiseSchedule
 from sd_scripts.options.loss import LossOptions
 
 SNR_LIMIT = 1000.0
-"""Weights that divide by the SNR take no larger one, else the first timesteps would count for nothing."""
+"""Weights that divide by the SNR clamp it here, or the first timesteps would count for nothing."""
 
 HUBER_LOSSES = ("huber", "smooth_l1")
 
@@ -29,7 +29,7 @@ def per_sample_loss(
     mask: Tensor | None = None,
     v_parameterization: bool = False,
 ) -> Tensor:
-    """The loss of each image (B,), float32, weighted as Stable Diffusion is: by the SNR of its timestep.
+    """Return the loss of each image (B,), float32, weighted by the SNR of its timestep as for Stable Diffusion.
 
     Prediction, target, loss_weight and mask as `diffusion_loss` takes them, timesteps (B,) int64.
     """
@@ -50,10 +50,10 @@ def diffusion_loss(
     mask: Tensor | None = None,
     sigmas: Tensor | None = None,
 ) -> Tensor:
-    """The loss of each image (B,), float32, as loss_type counts it.
+    """Return the loss of each image (B,), float32, as loss_type defines it.
 
     Prediction and target are (B, C, H, W), loss_weight (B,), timesteps and sigmas as huber_c_at takes them; mask is
-    (B, 1, any, any) in 0..1 and multiplies the loss at each place, without making up for what it hides.
+    (B, 1, any, any) in 0..1 and multiplies the loss at each pixel, without rescaling for the masked area.
     """
     width = huber_c_at(timesteps, options, sigmas) if options.loss_type in HUBER_LOSSES else None
     loss = element_loss(prediction.float(), target.float(), options.loss_type, width)
@@ -63,7 +63,7 @@ def diffusion_loss(
 
 
 def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tensor | None = None) -> Tensor:
-    """The loss of each element (B, ...). `width` (B,) is the distance up to which huber and smooth_l1 are quadratic."""
+    """Return the loss of each element (B, ...). huber and smooth_l1 are quadratic up to a distance `width` (B,)."""
     if loss_type == "l1":
         return (prediction - target).abs()
     squared = (prediction - target) ** 2
@@ -76,10 +76,10 @@ def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tens
 
 
 def huber_c_at(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None = None) -> Tensor:
-    """huber_c (B,) at timesteps (B,) in 0..1.
+    """Return huber_c (B,) at timesteps (B,) in 0..1.
 
-    The snr schedule reads the sigmas (B,) of Stable Diffusion, and takes no huber_scale, as in the scripts we agree
-    with; families without them refuse it before.
+    The snr schedule needs the sigmas (B,) of Stable Diffusion and ignores huber_scale, as sd-scripts does; families
+    without sigmas reject it earlier.
     """
     c = options.huber_c
     if options.huber_schedule == "constant":
@@ -91,7 +91,7 @@ def huber_c_at(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None = 
 
 
 def apply_snr_weighting(loss: Tensor, snr: Tensor, options: LossOptions, v_parameterization: bool) -> Tensor:
-    """Losses (B,) weighted by the SNR (B,) of their timesteps, in the order in which the options build on another."""
+    """Weight losses (B,) by the SNR (B,) of their timesteps, in the order in which the options build on each other."""
     limited = snr.clamp(max=SNR_LIMIT)
     if options.min_snr_gamma:
         loss = loss * snr.clamp(max=options.min_snr_gamma) / (snr + 1 if v_parameterization else snr)
