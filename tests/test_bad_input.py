@@ -248,7 +248,7 @@ def test_a_seed_that_no_generator_takes_is_told_before_loading(told: Any, each_m
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat --d 99999999999999999999")
     made = train(each_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1)
-    assert "line 1: seed is 99999999999999999999" in told(made)
+    assert "line 1: seed: 99999999999999999999" in told(made)
     assert made.told("phase") == []
 
 
@@ -256,7 +256,7 @@ def test_without_a_tokenizer_that_fits_nothing_is_loaded(told: Any, flux_miniatu
     alone = tmp_path / "alone.safetensors"
     alone.symlink_to(flux_miniature.checkpoint)
     made = train(flux_miniature, tmp_path / "out", pretrained_model_name_or_path=alone)
-    assert told(made).startswith("tokenizer_cache_dir: no tokenizer")
+    assert told(made).startswith("tokenizer_cache_dir: found no tokenizer")
 
 
 def test_a_loss_that_is_no_number_stops_the_run_before_anything_is_saved(

@@ -173,7 +173,7 @@ def test_each_prompt_is_said_in_words():
     said = meaning(text, Path("x.txt"), "sdxl", "ddim")
     assert "a &lt;b&gt; cat" in said
     assert "768 × 1024, 20 steps, seed 7, CFG 5, sampler euler_a, negative prompt: bad" in said
-    assert "512 × 512, 30 steps, another seed each time, scale 7.5, sampler ddim" in said
+    assert "512 × 512, 30 steps, random seed, CFG 7.5, sampler ddim" in said
     assert said.count("<li>") == 2
     assert "warn" not in said
 
