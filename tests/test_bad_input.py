@@ -266,7 +266,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_anything_is_saved(
         miniature, tmp_path / "out", learning_rate=1000.0, max_grad_norm=0.0, max_train_steps=20, save_every_n_steps=1
     )
     sentence = told(made, 1)
-    assert sentence.startswith("the loss is not a number at step")
+    assert sentence.startswith("the loss is not finite at step")
     assert "learning_rate" in sentence
     saved = [safetensors.torch.load_file(made.output / name) for name in made.files]
     assert all(bool(tensor.isfinite().all()) for tensors in saved for tensor in tensors.values())

@@ -70,7 +70,9 @@ def test_no_mistake_hides_another(capsys):
 
 
 def test_old_flags_are_understood():
-    opened = read("--use_8bit_adam --max_token_length 75 --caption_extention .txt --max_broken_steps 5")
+    opened = read(
+        "--use_8bit_adam --max_token_length 75 --caption_extention .txt --dynamo_backend no --max_broken_steps 5"
+    )
     changed = {"optimizer_type": "AdamW8bit", "caption_extension": ".txt", "max_nonfinite_steps": 5}
     assert changed.items() <= opened.changed().items()
     assert opened.problems() == []

@@ -146,7 +146,7 @@ def test_a_full_memory_is_no_error_of_the_compiler(
     monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", full)
     run = train(miniature, tmp_path / "run", **FAILING)
     assert run.status == 1
-    assert "the memory of the GPU is full" in run.told("failed")[0]["error"]
+    assert "the GPU is out of memory" in run.told("failed")[0]["error"]
 
 
 REDUCED = {"compile": True, "compile_mode": "reduce-overhead", "max_train_steps": 4}
@@ -205,4 +205,4 @@ def test_an_error_before_the_first_step_is_none_of_cuda_graphs(
     monkeypatch.setattr(AutoencoderKL, "encode", encode)
     run = train(miniature, tmp_path / "run", **REDUCED)
     (failed,) = run.told("failed")
-    assert failed["error"] == "the memory of the GPU is full"
+    assert failed["error"] == "the GPU is out of memory"

@@ -66,8 +66,8 @@ def test_a_lone_loss_that_is_no_number_ends_no_run_and_spoils_nothing(
     assert made.status == 0
     broken = [event["step"] for event in made.told("step") if event.get("loss") is None]
     assert len(broken) == 2
-    assert [w["text"].partition(",")[0] for w in made.told("warning") if "not a number" in w["text"]] == [
-        f"the loss is not a number at step {step}" for step in broken
+    assert [w["text"].partition(";")[0] for w in made.told("warning") if "not finite" in w["text"]] == [
+        f"the loss is not finite at step {step}" for step in broken
     ]
     assert sound(made)
 
@@ -78,14 +78,14 @@ def test_three_in_a_row_end_it_with_the_step_and_the_likely_causes(data: Path, m
     made = train(miniature, tmp_path / "out", train_data_dir=alone, max_train_steps=9, **FROM_DISK)
     assert made.status == 1
     (failed,) = made.told("failed")
-    assert failed["error"] == "the loss is not a number at step 3, the 3. time in a row"
+    assert failed["error"] == "the loss is not finite at step 3 (3 steps in a row)"
     assert "learning_rate (now 0.01)" in failed["remedy"]
     assert "broken image" in failed["remedy"]
     assert made.files == []
     patient = train(
         miniature, tmp_path / "out", train_data_dir=alone, max_nonfinite_steps=5, max_train_steps=9, **FROM_DISK
     )
-    assert "at step 5," in patient.told("failed")[-1]["error"]
+    assert "at step 5 (5 steps in a row)" in patient.told("failed")[-1]["error"]
 
 
 def test_while_the_loss_is_no_number_nothing_is_saved(data: Path, miniature: Any, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_where_a_step_would_spoil_the_weights_the_first_one_ends_the_run(
     root = shutil.copytree(data, tmp_path / "in")
     made = train_whole(miniature, tmp_path / "out", train_data_dir=root, **FROM_DISK)
     assert made.status == 1
-    assert "the loss is not a number at step" in made.told("failed")[-1]["error"]
+    assert "the loss is not finite at step" in made.told("failed")[-1]["error"]
     assert made.files == []
 
 
@@ -211,7 +211,7 @@ def test_a_deleted_output_folder_is_made_again(meanwhile: Any, miniature: Any, t
 
 def gpu_advice(family: str, method: str, **values: Any) -> str:
     settings = Settings(script_for(family, method).groups, values)
-    told = error_hints.in_a_sentence(torch.OutOfMemoryError("CUDA out of memory"), settings)
+    told = error_hints.explain(torch.OutOfMemoryError("CUDA out of memory"), settings)
     assert told
     return told[1]
 
@@ -242,34 +242,34 @@ def test_what_is_on_already_is_not_advised() -> None:
 @pytest.mark.parametrize(
     ("error", "sentence", "remedy"),
     [
-        (RuntimeError("CUDA error: out of memory"), "the memory of the GPU is full", "gradient_checkpointing"),
-        (MemoryError(), "the main memory is full", "lower max_data_loader_n_workers (now 8)"),
+        (RuntimeError("CUDA error: out of memory"), "the GPU is out of memory", "gradient_checkpointing"),
+        (MemoryError(), "the system is out of RAM", "lower max_data_loader_n_workers (now 8)"),
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"),
-            "the main memory is full",
+            "the system is out of RAM",
             "close other programs",
         ),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
-            "a process that prepares images was killed",
+            "a data loader process was killed",
             "max_data_loader_n_workers",
         ),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"),
-            "a process that prepares images found no shared memory",
+            "a data loader process ran out of shared memory",
             "--shm-size",
         ),
     ],
 )
 def test_memory_and_lost_processes_are_told_in_a_sentence(error: Exception, sentence: str, remedy: str) -> None:
-    told = error_hints.in_a_sentence(error, sdxl_settings("model"))
+    told = error_hints.explain(error, sdxl_settings("model"))
     assert told
     assert told[0].startswith(sentence)
     assert remedy in told[1]
 
 
 def test_other_errors_are_not_explained() -> None:
-    assert error_hints.in_a_sentence(RuntimeError("shapes do not fit"), sdxl_settings("model")) is None
+    assert error_hints.explain(RuntimeError("shapes do not fit"), sdxl_settings("model")) is None
 
 
 FROM_IMAGES = {
@@ -295,7 +295,7 @@ def test_a_lost_process_that_reads_images_is_told_in_one_sentence(
     root = images(tmp_path / "in", count=4)
     made = train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=12, **FROM_IMAGES)
     assert made.status == 1
-    assert made.events[-1]["error"].startswith("a process that prepares images was killed")
+    assert made.events[-1]["error"].startswith("a data loader process was killed")
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -71,7 +71,7 @@ def assert_saved(config: Path) -> None:
     last = events(config, "step")[-1]["step"]
     state = config.parent / "out" / f"short-step{last:08d}-state"
     (failed,) = events(config, "failed")
-    assert "SIGTERM came in the middle of a step" in failed["error"]
+    assert "SIGTERM during a step" in failed["error"]
     assert str(state) in failed["remedy"]
     assert damage(read_saved(str(state))) == ""
 
@@ -119,5 +119,5 @@ def test_both_end_while_one_compiles_and_the_launcher_is_told_to_end(miniature: 
         finally:
             launcher.kill()
     told = (tmp_path / "console.txt").read_text()
-    assert told.count("Ended by SIGTERM in the middle of a step") == 2, told
+    assert told.count("Terminated by SIGTERM during a step") == 2, told
     assert_saved(config)

@@ -251,5 +251,5 @@ def test_layers_that_the_file_lacks_are_named_and_keep_their_start() -> None:
 
 def test_a_state_of_another_network_is_refused() -> None:
     trainable = LoraTrainable(adapt(model(), 2), [], [])
-    with pytest.raises(ValueError, match="resume: the state is of another network; set network_dim"):
+    with pytest.raises(ValueError, match="resume: the state belongs to a different network; restore network_dim"):
         trainable.load_state_dict(LoraTrainable(adapt(model(), 3), [], []).state_dict())

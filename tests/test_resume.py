@@ -99,7 +99,7 @@ def test_another_batch_size_begins_the_epoch_anew(undisturbed: Run, miniature: A
     again = go_on(miniature, tmp_path / "out", state_of(undisturbed, 4), train_batch_size=3)
     assert again.status == 0
     assert again.steps == [5, 6, 7, 8]
-    assert any("begins anew" in warning["text"] for warning in again.told("warning"))
+    assert any("restarts from its first batch" in warning["text"] for warning in again.told("warning"))
 
 
 def refused(miniature: Any, run: Run, capsys: pytest.CaptureFixture[str]) -> str:
@@ -126,7 +126,7 @@ def test_what_cannot_be_resumed_is_told_in_one_sentence(
     assert "resume: there is no folder" in capsys.readouterr().err
     assert "not a state of this program" in sentence("other", resume=undisturbed.output)
     assert "network_dim" in sentence("rank", network_dim=4)
-    assert "another optimizer_type" in sentence("optimizer", optimizer_type="Lion")
+    assert "a different optimizer_type" in sentence("optimizer", optimizer_type="Lion")
     assert "raise max_train_steps" in sentence("over", max_train_steps=2)
 
 
@@ -137,7 +137,7 @@ def test_half_a_state_is_told_in_one_sentence(
     half = shutil.copytree(state_of(undisturbed, 2), tmp_path / "out" / "half-state")
     (half / "state.pt").write_bytes((half / "state.pt").read_bytes()[:1000])
     run = train(miniature, tmp_path / "out", **STATES, resume=half)
-    assert "state.pt is not as it was written" in refused(miniature, run, capsys)
+    assert "the checksum of state.pt does not match" in refused(miniature, run, capsys)
     assert "caching" not in " ".join(event["name"] for event in run.told("phase"))
 
 
@@ -252,7 +252,7 @@ def test_another_model_is_refused_unless_it_is_wanted(
     assert "network_alpha: 1.0 in the state, 2.0 now, which changes the strength" in sentence
     wanted = go_on(miniature, tmp_path / "wanted", state, network_alpha=2.0, resume_changed_model=True)
     assert wanted.status == 0
-    assert any("resume_changed_model lets it apply" in text for text in warnings_of(wanted))
+    assert any("resume_changed_model allows it" in text for text in warnings_of(wanted))
 
 
 def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tmp_path: Path) -> None:
@@ -308,8 +308,8 @@ def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, t
     found = newest_state(tmp_path, "short", told.append)
     assert found
     assert found.progress.step == 3
-    assert told == [f"resume: '{state}' is damaged (state.pt is not as it was written) and is left out"]
-    with pytest.raises(ValueError, match=r"is damaged: state\.pt is not as it was written; name an older one"):
+    assert told == [f"resume: '{state}' is damaged (the checksum of state.pt does not match) and is left out"]
+    with pytest.raises(ValueError, match=r"is damaged: the checksum of state\.pt does not match; choose an older one"):
         read_whole(str(state))
     for step in (2, 3):
         flip_a_byte(tmp_path / f"short-step0000000{step}-state" / "state.pt")
@@ -329,8 +329,8 @@ def test_a_changed_progress_file_is_told_and_the_state_before_is_taken(undisturb
         found = newest_state(tmp_path, "short", told.append)
         assert found
         assert found.progress.step == 2
-        assert told == [f"resume: '{state}' is damaged (progress.json is not as it was written) and is left out"]
-        with pytest.raises(ValueError, match=r"is damaged: progress\.json is not as it was written; name an older one"):
+        assert told == [f"resume: '{state}' is damaged (the checksum of progress.json does not match) and is left out"]
+        with pytest.raises(ValueError, match=r"is damaged: the checksum of progress\.json does not match; choose"):
             read_whole(str(state))
     (state / "progress.json").write_text(content)
     assert read_whole(str(state)).progress.step == 3
@@ -368,7 +368,7 @@ def test_a_state_that_does_not_say_what_it_was_made_with_still_loads(
     rewrite_progress(state, "origin", "hyperparameters", "files")
     rest = train(miniature, tmp_path / "out", **STATES, resume=state)
     assert equal(rest.tensors(), undisturbed.tensors())
-    assert warnings_of(rest) == ["resume: the state does not say what it was made with, so no changes can be told"]
+    assert warnings_of(rest) == ["resume: the state does not record its settings, so changes since cannot be reported"]
 
 
 LATEST: dict[str, Any] = {"resume": "latest", "max_train_steps": 6, "save_every_n_steps": 2, "save_state": True}
@@ -443,7 +443,7 @@ def test_a_run_that_begins_says_that_there_is_no_state_yet(
 ) -> None:
     made = train(miniature, tmp_path / "out", resume="latest", max_train_steps=1)
     assert made.steps == [1]
-    assert "resume: the run begins anew" in capsys.readouterr().err
+    assert "resume: starting from the beginning" in capsys.readouterr().err
 
 
 def test_a_run_that_was_lowered_below_its_state_is_told(
@@ -451,7 +451,7 @@ def test_a_run_that_was_lowered_below_its_state_is_told(
 ) -> None:
     shutil.copytree(state_of(undisturbed, 4), tmp_path / "out" / "short-step00000004-state")
     made = train(miniature, tmp_path / "out", resume="latest", max_train_steps=3)
-    assert "the state is of step 4 and the run ends at step 3" in refused(miniature, made, capsys)
+    assert "the state is at step 4, but the run ends at step 3" in refused(miniature, made, capsys)
 
 
 FROM_IMAGES: dict[str, Any] = {

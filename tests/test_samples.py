@@ -109,4 +109,4 @@ def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_tr
     assert equal(made.tensors(), plain.tensors())
     told = [event["text"] for event in made.told("warning")]
     assert [text.partition(":")[0] for text in told] == ["validation_split", "sample_prompts"]
-    assert "the sample of prompt 1 could not be made: the memory of the GPU is full" in told[1]
+    assert "the sample of prompt 1 could not be made: the GPU is out of memory" in told[1]

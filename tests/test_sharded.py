@@ -173,7 +173,7 @@ def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_n
     assert failed["error"].startswith(f"another process of the run failed: {why}")
     assert failed["remedy"].startswith(f"the state of step 2 is in '{tmp_path / 'out' / 'short-step00000002-state'}';")
     assert told.count(why) == 2
-    assert told.count("what was learned since the last state (steps: 1) is lost: with FSDP") == 1
+    assert told.count("progress since the last state (steps: 1) is lost: with FSDP") == 1
     assert "Traceback" not in told
 
 

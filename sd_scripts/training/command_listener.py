@@ -1,4 +1,4 @@
-"""What people ask of a running run: stop, save, sample; from the page, or from the terminal by Ctrl-C."""
+"""Commands to a running run (stop, save, sample), sent by the page or with Ctrl-C in the terminal."""
 
 import contextlib
 import os
@@ -15,32 +15,32 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 
 HANG_UP = getattr(signal, "SIGHUP", None)
-"""Says that the terminal was closed, or that the connection to it broke. Windows has none."""
+"""Sent when the terminal is closed or the connection to it breaks. Windows has none."""
 ENDING_SIGNALS = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANG_UP)))
 COMMANDS = ("stop", "save", "sample")
-Asked = dict[str, list[str]]
-"""Command -> ids of those who asked for it, by which the page knows its own; Ctrl-C has none."""
+Requests = dict[str, list[str]]
+"""Command -> ids of its requests, by which the page recognizes its own; Ctrl-C has none."""
 
 
-def stop_asked(context: Context) -> bool:
-    """Whether a run that has not begun to train shall end. Several processes begin first, and then end together."""
+def stop_requested(context: Context) -> bool:
+    """Return whether a stop was requested before training began. Several processes begin first, then stop together."""
     if context.world > 1:
         return False
-    asked = _asked(RunFolder(context.run_dir).commands(), context)
-    if "stop" in asked:
-        context.tell("heard", command="stop", ids=asked["stop"], step=0)
-    return "stop" in asked
+    requests = _requests_in(RunFolder(context.run_dir).commands(), context)
+    if "stop" in requests:
+        context.tell("heard", command="stop", ids=requests["stop"], step=0)
+    return "stop" in requests
 
 
-def _asked(commands: Iterable[Any], context: Context) -> Asked:
-    """Those said to this run. A disk that fails for a moment ends no run: what cannot be read now is read later."""
-    asked: Asked = {}
+def _requests_in(commands: Iterable[Any], context: Context) -> Requests:
+    """Return the commands to this run. A brief disk failure ends no run: what cannot be read now is read later."""
+    requests: Requests = {}
     for command in _readable(commands, context):
         if not isinstance(command, dict) or command.get("kind") not in COMMANDS:
             continue
         if command.get("time", 0) > context.listens_from:
-            asked.setdefault(command["kind"], []).extend([str(command["id"])] if command.get("id") else [])
-    return asked
+            requests.setdefault(command["kind"], []).extend([str(command["id"])] if command.get("id") else [])
+    return requests
 
 
 def _readable(commands: Iterable[Any], context: Context) -> Iterator[Any]:
@@ -50,67 +50,67 @@ def _readable(commands: Iterable[Any], context: Context) -> Iterator[Any]:
         context.warn_once(
             "commands",
             f"run_dir: '{RunFolder(context.run_dir).commands_file}' cannot be read: {why_not_written(error)}. The run "
-            "goes on; it is tried again at each step",
+            "continues and tries again at each step",
         )
 
 
 class CommandListener:
-    """Heard once, at the end of a step; every process hears the same."""
+    """Reads new commands once per step, at its end; every process gets the same ones."""
 
     def __init__(self, context: Context):
         self._context = context
         self._commands = RunFolder(context.run_dir).commands()
-        self._asked_to_stop = False
-        # over gloo, so that the processes' main memory is asked and not their GPUs, which would have to be waited for
+        self._stop_requested = False
+        # over gloo, which exchanges through main memory and so needs no GPU sync
         self._group = torch.distributed.new_group(backend="gloo") if context.world > 1 else None
         self._handlers: dict[signal.Signals, Any] = {}
         self._process, self._parent = os.getpid(), os.getppid()
 
     def open(self) -> None:
-        """From here on Ctrl-C ends the step instead of the process."""
+        """Install signal handlers: Ctrl-C now stops after the step instead of killing the process."""
         if threading.current_thread() is threading.main_thread():
             for name in ENDING_SIGNALS:
-                if signal.getsignal(name) != signal.SIG_IGN:  # so nohup lets a run outlive its terminal
+                if signal.getsignal(name) != signal.SIG_IGN:  # nohup sets SIG_IGN to outlive the terminal
                     self._handlers[name] = signal.signal(name, self._stop)
 
     def close(self) -> None:
-        """From here on Ctrl-C does what it did before."""
+        """Restore the previous signal handlers."""
         for name, handler in self._handlers.items():
             signal.signal(name, handler)
 
-    def poll(self) -> Asked:
-        """What was asked since the last time."""
-        asked: Asked = {}
+    def poll(self) -> Requests:
+        """Return the commands that arrived since the last poll."""
+        requests: Requests = {}
         if self._context.is_main:
-            asked = _asked(self._commands, self._context)
-        if self._asked_to_stop:
-            asked.setdefault("stop", [])
+            requests = _requests_in(self._commands, self._context)
+        if self._stop_requested:
+            requests.setdefault("stop", [])
         if self._context.world > 1:  # a signal may have come to any of them
-            everyone: list[Asked] = [{}] * self._context.world
-            torch.distributed.all_gather_object(everyone, asked, group=self._group)
-            asked = {command: ids for each in reversed(everyone) for command, ids in each.items()}
-        return asked
+            everyone: list[Requests] = [{}] * self._context.world
+            torch.distributed.all_gather_object(everyone, requests, group=self._group)
+            requests = {command: ids for each in reversed(everyone) for command, ids in each.items()}
+        return requests
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a worker that reads images, which leaves with us
+        if os.getpid() != self._process:  # a data loader worker, which exits with its parent
             return
-        if self._asked_to_stop and not self._lost_its_parent():  # asked twice: at once
+        if self._stop_requested and not self._parent_died():  # the second Ctrl-C ends it at once
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._asked_to_stop = True
+        self._stop_requested = True
         if number == HANG_UP:
-            _leave_terminal()
+            _detach_from_terminal()
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print("\nStopping after this step; the state will be saved. Press Ctrl-C again to end at once.", flush=True)
+            print("\nStopping after this step and saving the state. Press Ctrl-C again to quit now.", flush=True)
 
-    def _lost_its_parent(self) -> bool:
-        """Whether the signal may be the system's word that the launcher died, as it does of the same Ctrl-C; once."""
+    def _parent_died(self) -> bool:
+        """Return once whether the signal may announce the launcher's death, which the same Ctrl-C can cause."""
         parent, self._parent = self._parent, os.getppid()
         return parent != self._parent
 
 
-def _leave_terminal() -> None:
-    """Whatever is printed from here on goes nowhere: writing to a terminal that is gone is an error."""
+def _detach_from_terminal() -> None:
+    """Redirect output to os.devnull: writing to a terminal that is gone is an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Tell what the compiler does while a step waits for it: graphs as they come, and the recording of CUDA graphs."""
+"""Reports the compiler's progress while a step waits for it: graphs compiled and CUDA graphs recorded."""
 
 import contextlib
 import time
@@ -9,23 +9,23 @@ from sd_scripts.training.context import Context
 
 COMPILING, RECORDING = "compiling", "recording CUDA graphs"
 OF_STEPS = (COMPILING, RECORDING, "training")
-"""Phases of a run in which steps run. In others, such as sampling, the phase itself tells how far it is."""
+"""Phases in which steps run. Others, such as sampling, report their own progress."""
 EVERY = 0.5
-"""Seconds between two events: a small graph compiles in milliseconds."""
+"""Least seconds between two events: a small graph compiles in milliseconds."""
 
 
 class CompileProgress:
-    """Hears from Dynamo when it begins and ends to compile, and tells it as a phase."""
+    """Listens to Dynamo's start and end callbacks and reports compiling as a phase."""
 
     _installed: "CompileProgress | None" = None
 
     def __init__(self, context: Context, graphs: Callable[[], int]):
-        """`graphs`: how many this run has compiled so far."""
+        """`graphs` returns how many graphs this run has compiled so far."""
         self._context, self._graphs = context, graphs
         self._recorded, self._told, self._when = 0, "", 0.0
 
     def install(self) -> None:
-        """Hear of all that is compiled from now on, in place of the run before in this process."""
+        """Listen from now on, in place of an earlier run in this process."""
         if CompileProgress._installed:
             CompileProgress._installed.remove()
         handler = _handler()
@@ -42,7 +42,7 @@ class CompileProgress:
         CompileProgress._installed = None
 
     def step_done(self) -> None:
-        """The next time it compiles is told at once: in the page the step has ended the phase."""
+        """Report the next compilation at once: on the page, the step has ended the phase."""
         self._told = ""
 
     def _started(self, *of: Any) -> None:
@@ -75,7 +75,7 @@ class CompileProgress:
 
 
 def _handler() -> Any:
-    """Where PyTorch tells of its compiling; None in versions that do not."""
+    """Return PyTorch's handler of compile callbacks; None in versions without one."""
     import torch
 
     return getattr(torch._dynamo, "callback_handler", None)

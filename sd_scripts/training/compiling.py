@@ -1,4 +1,4 @@
-"""torch.compile in a run: checked before loading, set up for the shapes of the data, watched, and left if it fails."""
+"""torch.compile in a run: checked before loading, set up for the data's shapes, watched, dropped if it fails."""
 
 import importlib.util
 import os
@@ -33,16 +33,16 @@ from sd_scripts.training.context import Context, Failed
 T = TypeVar("T")
 
 STATIC_SHAPES = 4
-"""Up to so many shapes compile_dynamic = auto makes one set of graphs for each: they run faster than dynamic ones."""
+"""Up to this many shapes, compile_dynamic = auto compiles static graphs for each, which run faster."""
 GRAPHS_OF_LAYER = 4
-"""More than a layer of a text encoder needs at one batch: it is captured again where its input takes no gradient, and
-T5's first layer makes what the others read."""
+"""Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
+gradient, and T5's first layer computes what the others read."""
 
-NO_COMPILER = "install a C++ compiler (g++; on Windows the Build Tools of Visual Studio)"
+NO_COMPILER = "install a C++ compiler (g++; on Windows the Visual Studio Build Tools)"
 
 
 def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> list[str]:
-    """Why this machine cannot compile with these options, with the remedy; nothing is compiled to find out."""
+    """Return why this machine cannot compile with these options, with remedies; nothing is compiled to find out."""
     if not (names := chosen_of(options, more)):
         return []
     found, named, off = [], ", ".join(names), f"turn {' and '.join(names)} off"
@@ -62,7 +62,7 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
 
 
 def chosen_of(options: CompileOptions, more: CompileMoreOptions) -> list[str]:
-    """Names of the options that ask for compiling."""
+    """Return the names of the options that turn compiling on."""
     chosen = {
         "compile": options.compile,
         "compile_text_encoder": more.compile_text_encoder,
@@ -80,52 +80,50 @@ _warming: list[threading.Thread] = []
 
 
 def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> None:
-    """Bring the compiler up in the background while the model is still loading: that takes it seconds."""
+    """Start the compiler in the background while the model loads, since that takes seconds."""
     if chosen_of(options, more) and options.compile_backend == "inductor":
         _warming.append(threading.Thread(target=_start_inductor, args=(device,), daemon=True))
         _warming[-1].start()
 
 
 def _start_inductor(device: torch.device) -> None:
-    with suppress(Exception):  # what does not work is told where it is needed
+    with suppress(Exception):  # failures are reported where it is needed
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()
-        if (
-            device.type == "cuda"
-        ):  # its first graph reads pattern tables and wakes Triton; a CPU has better things to do
+        if device.type == "cuda":  # the first graph loads pattern tables and Triton; not worth it on a CPU
             x = torch.ones(64, 64, device=device, requires_grad=True)
             torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
 
 
 def wait_until_warm() -> None:
-    """Needed before any module is called: while the compiler traces, calls of all threads go through it."""
+    """Wait for warm_up before any module is called: tracing intercepts calls in all threads."""
     while _warming:
         _warming.pop().join()
 
 
 def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
-    """More graphs than one class of block will need for so many sizes of batch: past the limit blocks run eagerly.
+    """Return an upper bound of the graphs of one block class for `sizes` batch shapes; past it, blocks run eagerly.
 
-    Equal blocks are captured again where their input takes no gradient, and at each depth of the U-Net, where images
-    are smaller; at equal widths that is more than their weights tell.
+    Equal blocks are captured again where their input needs no gradient, and at each depth of the U-Net, where images
+    are smaller; at equal widths the weights do not show that.
     """
     return sizes * max(2 * max(family.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
 
 
 def layers_of(encoder: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a text encoder."""
+    """Return the repeated layers of a text encoder."""
     return [module for module in encoder.modules() if isinstance(module, CLIPEncoderLayer | T5Block)]
 
 
 def resnets_of(vae: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a VAE's encoder, which do nearly all of its work."""
+    """Return the repeated blocks of a VAE's encoder, which do nearly all of its work."""
     return [module for module in vae.get_submodule("encoder").modules() if isinstance(module, ResnetBlock2D)]
 
 
 def _without_cuda_graphs(options: CompileOptions) -> CompileOptions | None:
-    """For what runs outside of the step, where CUDA graphs would give their memory away too early. None: nothing is
-    left then."""
+    """Return the options without CUDA graphs, which would free their memory too early outside of steps; None if nothing
+    is left then."""
     if options.compile_backend == "cudagraphs":
         return None
     if options.compile_mode == "reduce-overhead":
@@ -136,15 +134,15 @@ def _without_cuda_graphs(options: CompileOptions) -> CompileOptions | None:
 
 
 class Compilation:
-    """What of a run is compiled, and what the compiler does with it."""
+    """Compiles the modules of a run and watches the compiler."""
 
     def __init__(self, context: Context, family: Family, components: Components, shapes: Iterable[BatchShape]):
         settings = context.settings
         self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
         self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
-        self._beside = _without_cuda_graphs(self._options)
-        if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._beside:
-            self._options = self._beside
+        self._options_without_graphs = _without_cuda_graphs(self._options)
+        if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._options_without_graphs:
+            self._options = self._options_without_graphs
         cache = settings[CacheOptions]
         self._vae_ahead = cache.cache_latents or cache.cache_latents_to_disk
         self._limit = 0
@@ -166,20 +164,19 @@ class Compilation:
         return self.active and uses_cuda_graphs(self._options)
 
     def compile_ahead(self) -> None:
-        """The VAE, where it encodes before the first step and never again."""
-        if self._more.compile_vae and self._vae_ahead and self._beside:
-            self._compile_vae(self._beside, self._graphs_of_vae())
+        """Compile the VAE, if it encodes only before the first step."""
+        if self._more.compile_vae and self._vae_ahead and self._options_without_graphs:
+            self._compile_vae(self._options_without_graphs, self._graphs_of_vae())
 
     def compile_for_steps(self, encoders: Sequence[nn.Module]) -> None:
-        """What steps compute with, as it learns: the denoiser, these text encoders, and the VAE unless it was needed
-        ahead.
+        """Compile what steps run: the denoiser, these text encoders, and the VAE unless it encoded ahead.
 
-        Graphs are counted together: U-Net and VAE share a class of block, all text encoders the code around a layer.
+        Graphs are counted together: U-Net and VAE share a block class, all text encoders the code around a layer.
         """
         if not self.active:
             return
         batches = len({shape.images for shape in self._shapes})
-        text = encoders if self._more.compile_text_encoder and self._beside else ()
+        text = encoders if self._more.compile_text_encoder and self._options_without_graphs else ()
         vae = self._more.compile_vae and not self._vae_ahead
         expected = GRAPHS_OF_LAYER * len(text) * batches + vae * self._graphs_of_vae()
         if self._options.compile:
@@ -197,16 +194,18 @@ class Compilation:
             )
             self._compile_denoiser(self._options)
         for encoder in text:
-            assert self._beside
+            assert self._options_without_graphs
             name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
-            self._compile(self._beside, encoder, [layers_of(encoder)], name, expected, shapes=batches, hooked=True)
-        if vae and self._beside:
-            self._compile_vae(self._beside, expected)
+            self._compile(
+                self._options_without_graphs, encoder, [layers_of(encoder)], name, expected, shapes=batches, hooked=True
+            )
+        if vae and self._options_without_graphs:
+            self._compile_vae(self._options_without_graphs, expected)
         if expected:
             self._context.phase(COMPILING)
 
     def _graphs_of_vae(self) -> int:
-        """Batches of images may go through it in slices, the last one smaller."""
+        """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
         return 2 * len(resnets_of(self._components.vae)) * len(self._shapes)
 
     def _compile_vae(self, options: CompileOptions, expected: int) -> None:
@@ -236,7 +235,7 @@ class Compilation:
         )
 
     def tried(self, do: Callable[[], T]) -> T:
-        """What `do` gives; without compiling where that fails."""
+        """Return the result of `do`, run without compiling if that fails."""
         try:
             return do()
         except Exception as error:
@@ -245,9 +244,8 @@ class Compilation:
         return do()
 
     def watch(self, step: int) -> None:
-        """Tell what was compiled in this step (0: before the first), and once if more was wanted than
-        compile_cache_size_limit lets in: `recompile_limit_hit` is true from then on, and shapes that come after the
-        limit run eagerly."""
+        """Report what was compiled in this step (0: before the first). Warn once when compile_cache_size_limit is hit:
+        `recompile_limit_hit` is true from then on, and further shapes run eagerly."""
         if not self.active:
             return
         self._progress.step_done()
@@ -256,8 +254,8 @@ class Compilation:
             self.recompile_limit_hit = True
             remedy = "0, which computes it" if self._options.compile_cache_size_limit else str(2 * self._limit)
             self._context.warn(
-                f"compile_cache_size_limit: {self._limit} graphs for each kind of block are not enough; what comes "
-                f"after them runs uncompiled, which is slow. Set it to {remedy}"
+                f"compile_cache_size_limit: {self._limit} graphs for each kind of block are not enough; further "
+                f"shapes run uncompiled, which is slow. Set it to {remedy}"
             )
         if now.graphs == self._seen.graphs:
             return
@@ -274,34 +272,34 @@ class Compilation:
         self._seen = now
 
     def survives(self, error: Exception) -> bool:
-        """After a failed step, of which nothing may be left: whether it can be tried again, without CUDA graphs or
-        eagerly. Raises Failed for compile_fullgraph where compiling failed."""
+        """Return whether a failed step can be repeated, without CUDA graphs or eagerly; nothing of it may be left. Raises
+        Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
-        denoiser_again, less = self._compile_denoiser, _without_cuda_graphs(self._options)
-        if denoiser_again and less and self.cuda_graphs and _is_cuda_graph_error(error):
+        compile_denoiser, less = self._compile_denoiser, _without_cuda_graphs(self._options)
+        if compile_denoiser and less and self.cuda_graphs and _is_cuda_graph_error(error):
             self._context.warn(
-                f"compile_mode: CUDA graphs failed: {_told(error)}. The run goes on with compile_mode = "
-                f"{less.compile_mode}, which compiles anew"
+                f"compile_mode: CUDA graphs failed: {_summary(error)}. The run continues with compile_mode = "
+                f"{less.compile_mode}, which compiles again"
             )
             self._options = less
             torch._dynamo.reset()
-            denoiser_again(less)
+            compile_denoiser(less)
             return True
-        # an error of the step's own code in a compiled block, such as a full memory, comes again when it runs eagerly
+        # an error of the step's own code, such as out of memory, would come again when it runs eagerly
         compiling = _is_compiler_error(error)
         if isinstance(error, torch.OutOfMemoryError) or not (compiling or _is_of_compiled_code(error)):
             return False
-        what, remedy = f"torch.compile failed: {_told(error)}", self._remedy(error)
+        what, remedy = f"torch.compile failed: {_summary(error)}", self._remedy(error)
         if self._options.compile_fullgraph and compiling:
-            raise Failed(what, f"{remedy}, or turn compile_fullgraph off to go on without compiling") from error
+            raise Failed(what, f"{remedy}, or turn compile_fullgraph off to continue without compiling") from error
         if self._context.sharded and self._compile_denoiser and not self._context.meet("without compiling"):
-            alone = "in some of the processes only, and with FSDP they compute in step"
+            alone = "but not in all processes, and with FSDP all must run the same code"
             raise Failed(f"{what}, {alone}", f"{remedy}, or turn compile off") from error
         torch.compiler.set_stance("force_eager")
-        torch._dynamo.reset()  # gives back what graphs hold
+        torch._dynamo.reset()  # frees the memory of the graphs
         self._failed = True
-        self._context.warn(f"{what}. The run goes on without compiling. To compile, {remedy}.")
+        self._context.warn(f"{what}. The run continues without compiling. To compile, {remedy}.")
         return True
 
     def _remedy(self, error: Exception) -> str:
@@ -320,7 +318,7 @@ class Compilation:
 
 
 class Counts:
-    """What Dynamo has counted in this process so far."""
+    """Dynamo's counters in this process so far."""
 
     def __init__(self) -> None:
         from torch._dynamo.utils import counters, get_compilation_metrics
@@ -333,8 +331,8 @@ class Counts:
         self.seconds = sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics)
 
 
-def _told(error: Exception) -> str:
-    """The kind of error and the first line of what it says; a line that ends with a colon says what the next one is."""
+def _summary(error: Exception) -> str:
+    """Return the error's class and its first line, with the second one if the first ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
     return f"{type(error).__name__}: {said[:300]}".removesuffix(": ")
@@ -346,8 +344,8 @@ def _is_compiler_error(error: Exception) -> bool:
 
 
 COMPILED_CODE = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/", "torch/autograd/graph.py")
-"""Whose functions are on the stack while compiled code runs. The last one calls backward, from which an error of the
-engine itself, over what a compiled backward gave it, comes without any others."""
+"""Files whose functions are on the stack while compiled code runs. The last one calls backward: an error of the autograd
+engine about the result of a compiled backward shows no other."""
 CUDA_GRAPHS = ("torch/_inductor/cudagraph_trees.py", "torch/_inductor/cudagraph_utils.py", "torch/cuda/graphs.py")
 
 
@@ -356,15 +354,15 @@ def _is_of_compiled_code(error: Exception) -> bool:
 
 
 def _is_cuda_graph_error(error: Exception) -> bool:
-    """Out of recording or replaying; or where a tensor was read that a later replay has overwritten, which PyTorch
-    tells with a RuntimeError wherever that happens. A memory that is full may have room without the graphs' own."""
+    """Return whether an error may come from CUDA graphs: from recording or replaying, or a RuntimeError, which PyTorch
+    raises anywhere for a tensor that a later replay has overwritten. Out of memory counts: graphs hold their own."""
     if any(part in path for path in _paths(error) for part in CUDA_GRAPHS):
         return True
     return isinstance(error, RuntimeError) and not _is_compiler_error(error)
 
 
 def _paths(error: BaseException | None) -> Iterator[str]:
-    """Files of the functions that an error, and those that it came from, went through."""
+    """Yield the source files in the tracebacks of an error and of its causes."""
     while error is not None:
         yield from (Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__))
         error = error.__cause__ or error.__context__

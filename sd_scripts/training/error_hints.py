@@ -1,4 +1,4 @@
-"""What went wrong in a run, in one sentence, and what of its settings would help, by what helps most."""
+"""Known failures of a run, each explained in one sentence, with the settings that would help, the best first."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -8,26 +8,26 @@ import torch
 
 from sd_scripts.options.settings import Settings
 
-SAVED_BEFORE = "what was saved before is still there"
+SAVED_BEFORE = "files saved earlier are intact"
 MOST_HELP = 5
-"""So many remedies are named: those after them help little, or cost what the run is for."""
+"""Remedies named at most: those after them help little or defeat the purpose of the run."""
 LARGE_NETWORK = 32
 GPU_IS_FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What the driver and its libraries say, where PyTorch's own allocator was not asked."""
+"""Messages of the driver and its libraries, which bypass PyTorch's allocator."""
 Values = Mapping[str, Any]
-"""Options by name, as far as the script has them."""
+"""Values by option name; only options that the script has."""
 
 
 class ErrorHint(NamedTuple):
-    """Something that would help, where it is not done yet."""
+    """A setting that would help and is not in use yet."""
 
     helps: Callable[[Values], bool]
     words: str
-    """`{option}` stands for its value."""
+    """Text in which `{option}` stands for the value of that option."""
 
 
 def _off(name: str) -> Callable[[Values], bool]:
-    """Whether the script has this option, and it is not on."""
+    """Return a test for whether the script has this option and it is off."""
     return lambda values: name in values and not values[name]
 
 
@@ -106,48 +106,47 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 
 
 def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
-    """What of these would help this run, the best first."""
+    """Return those of the remedies that would help this run, the best first."""
     values = settings.values()
     fitting = [remedy.words.format_map(values) for remedy in remedies if remedy.helps(values)]
     return ", or ".join(fitting[:MOST_HELP])
 
 
 def nonfinite_hint(settings: Settings) -> str:
-    """The likely causes of a loss that is no number."""
+    """Return what to change about a non-finite loss."""
     values = settings.values()
     causes = [f"lower learning_rate (now {values['learning_rate']})"]
     if values["mixed_precision"] == "fp16":
         causes.append("set mixed_precision = bf16, since fp16 overflows")
         if _off("no_half_vae")(values) and not _is_flux(values):
             causes.append("turn no_half_vae on")
-    causes.append("look for a broken image among those of the last steps")
-    return f"{', or '.join(causes)}; files saved before are whole"
+    causes.append("look for a broken image in the last batches")
+    return f"{', or '.join(causes)}; {SAVED_BEFORE}"
 
 
-def in_a_sentence(error: BaseException, settings: Settings) -> tuple[str, str] | None:
-    """What happened to the memory or to the processes of the run, and what would help; None where it is another
-    fault."""
+def explain(error: BaseException, settings: Settings) -> tuple[str, str] | None:
+    """Explain a lack of memory or a lost process, with the remedies; return None for any other error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(mark in words for mark in GPU_IS_FULL):
-        return "the memory of the GPU is full", advice(GPU, settings)
+        return "the GPU is out of memory", advice(GPU, settings)
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate" in words:
-        return "the main memory is full", advice(MAIN_MEMORY, settings)
+        return "the system is out of RAM", advice(MAIN_MEMORY, settings)
     if isinstance(error, RuntimeError) and words.startswith("DataLoader worker"):
         if "shared memory" in words or "Bus error" in words:
             return (
-                "a process that prepares images found no shared memory",
-                "set max_data_loader_n_workers = 0, or give a container more with --shm-size",
+                "a data loader process ran out of shared memory",
+                "set max_data_loader_n_workers = 0, or give the container more with --shm-size",
             )
         return (
-            "a process that prepares images was killed, often because the main memory was full",
+            "a data loader process was killed, usually because the system ran out of RAM",
             advice(MAIN_MEMORY, settings),
         )
     return None
 
 
 def brief(error: BaseException, settings: Settings) -> str:
-    """What happened, in a few words and without remedy, for a warning about what ends no run."""
-    if known := in_a_sentence(error, settings):
+    """Return a short description without remedy, for warnings about errors that do not end the run."""
+    if known := explain(error, settings):
         return known[0]
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

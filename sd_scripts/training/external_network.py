@@ -186,7 +186,7 @@ class ExternalNetwork:
     needs_autocast = True
     static_graph = False
     skips_nonfinite = False
-    whole_in_backward = True
+    consistent_in_backward = True
     is_network = True
     shards = None
 
@@ -213,7 +213,7 @@ class ExternalNetwork:
     def collect_gradients(self) -> None:
         """Autograd adds them up where they are."""
 
-    def forget_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         self.updated()
 
     def average_gradients(self, processes: int) -> None:

@@ -172,7 +172,7 @@ class FullTrainable:
         self._accumulates = settings[TrainingOptions].gradient_accumulation_steps > 1
         swapper = getattr(components.denoiser, "swapper", None)
         self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
-        self.whole_in_backward = not (self._fused or self._swapper or shards)
+        self.consistent_in_backward = not (self._fused or self._swapper or shards)
         self.partitions = self._into_partitions()
         self.in_flight: deque[Averaging] = deque()
         self._optimizer: Optimizer | None = None
@@ -245,7 +245,7 @@ class FullTrainable:
         if self._accumulates or not self._refreshes:
             _collect(self.weights)
 
-    def forget_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         """What a fused backward pass has updated before it failed stays so: it is updated once, and the rest then. So
         does what the processes have averaged."""
         self._finish_averaging()

@@ -132,7 +132,7 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
 def _tell_failure(context: Context, error: Exception, training: bool) -> int:
     """One sentence for what a user can mend; the whole story for what only we can."""
     details = "".join(traceback.format_exception(error))
-    known = _in_a_sentence(error, context.settings, training)
+    known = _explain(error, context.settings, training)
     sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
     if (other := context.first_failure(sentence)) and not known:  # which ended what this process waited for
         known = sentence, remedy = f"another process of the run failed: {other}", ""
@@ -146,14 +146,14 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
     return FAULT if training or not known else MISTAKE
 
 
-def _in_a_sentence(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
+def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
     """What happened, and what to change; None where the user can change nothing."""
     from sd_scripts.training import error_hints
     from sd_scripts.training.context import Failed
 
     if isinstance(error, Failed):
         return str(error), error.remedy
-    if known := error_hints.in_a_sentence(error, settings):
+    if known := error_hints.explain(error, settings):
         return known
     if isinstance(error, ValueError) and (not training or _names_an_option(str(error), settings)):
         return str(error), ""

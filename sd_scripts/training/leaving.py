@@ -1,7 +1,7 @@
-"""Several processes that are asked to end do so together and soon, also while one compiles and the others wait for it.
+"""Makes several processes that get SIGTERM exit together and soon, even while one compiles and the others wait.
 
-A process that waits for another in a collective runs no handler of signals, and a compiler may take minutes. So a
-thread hears SIGTERM, tells the other processes, and ends its own where the step does not end by itself.
+A process that waits in a collective runs no signal handlers, and a compiler may take minutes. So a thread receives
+SIGTERM, notifies the other processes, and ends its own process if the current step does not finish in time.
 """
 
 import contextlib
@@ -17,27 +17,27 @@ import torch
 from sd_scripts.training.context import Context
 
 LOOK = 0.5
-"""Seconds between two looks whether another process was asked to end."""
+"""Seconds between two checks for a SIGTERM to another process."""
 STEP_TIME, SAVE_TIME = 5.0, 3.5
-"""Seconds that the step under way may take from then on, and those of saving a state where it does not end. Launchers
-kill what is there 30 seconds after SIGTERM, queues of clusters often sooner."""
+"""Seconds that the current step may still take after SIGTERM, and seconds to save a state if it does not finish.
+Launchers kill what is left 30 seconds after SIGTERM, cluster schedulers often sooner."""
 STATUS = 128 + signal.SIGTERM
 KEY, LEFT = "sd_scripts/leaving", "sd_scripts/left"
-"""What the processes tell each other: that one was asked to end, and that the main process has saved."""
+"""Keys in the processes' store: one of them got SIGTERM; the main process has saved."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Leaving:
-    """Open between the first step and the last. With one process it does nothing."""
+    """Watches for SIGTERM between the first step and the last. With one process it does nothing."""
 
-    def __init__(self, context: Context, last_words: Callable[[bool], None]):
-        """`last_words` is called in another thread before the main process leaves, with whether weights, optimizer and
-        counters are those of the last step, so that they can be saved."""
-        self._context, self._last_words = context, last_words
+    def __init__(self, context: Context, before_exit: Callable[[bool], None]):
+        """`before_exit` is called in another thread before the main process exits. Its argument says whether weights,
+        optimizer and counters are those of the last step, so that they can be saved."""
+        self._context, self._before_exit = context, before_exit
         self._works = context.world > 1 and os.name == "posix"
         self._weights = threading.Lock()
         """Held while weights, optimizer and counters are not those of the last step."""
-        self._asked, self._stopping, self._saving, self._closed = (threading.Event() for _ in range(4))
+        self._signalled, self._stopping, self._saving, self._closed = (threading.Event() for _ in range(4))
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._pipe: tuple[int, int] | None = None
         self._wakeup = -1
@@ -49,11 +49,11 @@ class Leaving:
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        _forget_in_children()
+        _reset_in_children()
         self._thread.start()
 
     def close(self) -> None:
-        """What comes now takes as long as it takes."""
+        """Stop watching: what follows may take as long as it needs."""
         if not self._pipe:
             return
         self._closed.set()
@@ -64,12 +64,12 @@ class Leaving:
         self._pipe = None
 
     def stopping(self) -> None:
-        """All processes have heard it at the end of a step, and save now."""
+        """Note that all processes noticed the stop at the end of a step and are about to save."""
         self._stopping.set()
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Meanwhile nobody leaves: half a file is worth nothing."""
+        """Let no process exit meanwhile: half a file is worth nothing."""
         self._saving.set()
         try:
             yield
@@ -77,8 +77,8 @@ class Leaving:
             self._saving.clear()
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Meanwhile weights, optimizer and counters are those of the last step."""
+    def consistent(self) -> Iterator[None]:
+        """Declare that weights, optimizer and counters are those of the last step meanwhile."""
         if not self._pipe:
             yield
             return
@@ -86,25 +86,25 @@ class Leaving:
         try:
             yield
         finally:
-            self._weights.acquire()  # while a state is saved, for ever: the process ends then
+            self._weights.acquire()  # blocks for good while a state is saved: the process exits then
 
     def after_error(self) -> None:
-        """Leave with the others, where an error is nothing but their end."""
-        if self._pipe and self._asked.is_set() and not self._stopping.is_set():
+        """Exit together with the others, if an error was caused by their exit."""
+        if self._pipe and self._signalled.is_set() and not self._stopping.is_set():
             self._thread.join()
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            if self._was_told():
-                self._tell_others()
-            elif not self._others_were_told():
+            if self._got_signal():
+                self._notify_others()
+            elif not self._others_got_signal():
                 continue
-            self._asked.set()
+            self._signalled.set()
             if not self._ends_within(STEP_TIME):
                 self._leave()
             return
 
-    def _was_told(self) -> bool:
+    def _got_signal(self) -> bool:
         assert self._pipe
         ready, _, _ = select.select([self._pipe[0]], [], [], LOOK)
         return bool(ready) and any(number in SIGNALS for number in os.read(self._pipe[0], 4096))
@@ -117,22 +117,22 @@ class Leaving:
                 seconds -= LOOK
         return False
 
-    def _tell_others(self) -> None:
-        with contextlib.suppress(Exception):  # the process that keeps the store may be gone
+    def _notify_others(self) -> None:
+        with contextlib.suppress(Exception):  # the process that holds the store may be gone
             _store().set(KEY, "1")
 
-    def _others_were_told(self) -> bool:
+    def _others_got_signal(self) -> bool:
         with contextlib.suppress(Exception):
             return bool(_store().check([KEY]))
         return False
 
     def _leave(self) -> None:
-        """End this process from its thread. The others wait until the main process has saved what it can: when one has
-        ended, their launcher kills the rest."""
+        """End this process from the watching thread. The others wait until the main process has saved what it can: once
+        one has exited, the launcher kills the rest."""
         threading.Thread(target=self._end_after, args=(SAVE_TIME,), daemon=True).start()
         if self._context.is_main:
             with contextlib.suppress(Exception):
-                self._last_words(self._weights.acquire(blocking=False))
+                self._before_exit(self._weights.acquire(blocking=False))
             with contextlib.suppress(Exception):
                 _store().set(LEFT, "1")
         else:
@@ -148,7 +148,7 @@ class Leaving:
 
 def _end() -> None:
     with contextlib.suppress(OSError):
-        print("Ended by SIGTERM in the middle of a step that took too long", file=sys.stderr, flush=True)
+        print("Terminated by SIGTERM during a step that took too long to finish", file=sys.stderr, flush=True)
     os._exit(STATUS)
 
 
@@ -156,15 +156,15 @@ def _store() -> torch.distributed.Store:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
-_forgets = False
+_resets = False
 
 
-def _forget_in_children() -> None:
-    """A process that reads images is ended by SIGTERM, too, which is no word to its parent."""
-    global _forgets
-    if not _forgets:
+def _reset_in_children() -> None:
+    """Reset the wakeup pipe in forked children: SIGTERM to a data loader worker must not notify its parent."""
+    global _resets
+    if not _resets:
         os.register_at_fork(after_in_child=_no_wakeup)
-        _forgets = True
+        _resets = True
 
 
 def _no_wakeup() -> None:

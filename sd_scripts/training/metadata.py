@@ -1,4 +1,4 @@
-"""What the files of a run will say of it."""
+"""The metadata that a run writes into its files."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +23,10 @@ from sd_scripts.training.training_data import TrainingData
 from sd_scripts.training.writer import Metadata
 
 
-def training_facts(
+def run_metadata(
     context: Context, family: Family, training_data: TrainingData, train_plan: TrainPlan, optimizer: Optimizer
 ) -> TrainingMetadata:
+    """Return the part of the metadata that stays the same during the run."""
     data = dataset_metadata(training_data.plan, short_batches=training_data.short_batches)
     batch_size = max(dataset.batch_size for dataset in training_data.plan.blueprint.datasets)
     return TrainingMetadata(
@@ -57,10 +58,10 @@ def _network_dim(settings: Settings) -> int:
 
 
 def file_metadata(
-    context: Context, family: Family, components: Components, facts: TrainingMetadata, *, network: bool
+    context: Context, family: Family, components: Components, about_run: TrainingMetadata, *, network: bool
 ) -> Metadata:
-    """Makes the metadata of a file at the moment it is saved; a network's tell how it was trained. The base model is
-    hashed meanwhile."""
+    """Return a function that makes the metadata of a file when it is saved. That of an adapter also records its
+    training and the hash of the base model, which is computed in the background."""
     settings = context.settings
     about = settings[MetadataOptions]
     if about.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
@@ -76,22 +77,22 @@ def file_metadata(
             architecture=family.architecture(components),
             implementation=family.implementation,
             title=settings[SavingOptions].output_name,
-            resolution=facts.resolution,
+            resolution=about_run.resolution,
             now=now,
             prediction_type=family.prediction_type(settings),
             timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
             lora=network,
         )
         if hashing is None:
-            return _writable(spec)
-        told = replace(facts, base_files=hashing.result() if hashed else {})
-        common = training_metadata(settings, told, epoch=epochs, steps=steps, now=now)
+            return _encodable(spec)
+        complete = replace(about_run, base_files=hashing.result() if hashed else {})
+        common = training_metadata(settings, complete, epoch=epochs, steps=steps, now=now)
         own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, components)
-        return _writable({**common, **own, **spec})
+        return _encodable({**common, **own, **spec})
 
     return metadata
 
 
-def _writable(texts: dict[str, str]) -> dict[str, str]:
-    """Without halves of characters, which arguments in another encoding bring and no file can hold."""
+def _encodable(texts: dict[str, str]) -> dict[str, str]:
+    """Replace lone surrogates, which arguments in another encoding bring and UTF-8 cannot hold."""
     return {key: text.encode("utf-8", "replace").decode("utf-8") for key, text in texts.items()}

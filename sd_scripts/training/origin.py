@@ -104,7 +104,7 @@ class Origin:
             raise TypeError("the origin has no settings")
         return origin
 
-    def facts(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 

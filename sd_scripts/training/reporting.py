@@ -1,4 +1,4 @@
-"""What the run tells of its steps: events, a progress bar, trackers. Losses are read late, never waited for."""
+"""Reports the steps of a run as events, on a progress bar and to trackers. Losses are read late, without a sync."""
 
 import contextlib
 import math
@@ -15,16 +15,16 @@ from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.error_hints import nonfinite_hint
 
 AVERAGE_OVER = 100
-"""Steps that the average loss looks back."""
+"""Steps in the moving average of the loss."""
 LAG = 2
-"""Steps after which a loss is read even if that means waiting: with more, the CPU would run ahead without bound."""
+"""Steps after which a loss is read even if that means waiting, so that the CPU cannot run ahead without bound."""
 MEMORY_EVERY = 1.0
-"""Seconds between two looks at how much main memory the process has: it asks the system."""
+"""Seconds between two readings of the process's RAM, which is a system call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """Of one optimizer step, all known to Python."""
+    """What Python knows of one optimizer step without waiting for the device."""
 
     step: int
     epoch: int
@@ -33,13 +33,13 @@ class StepReport:
 
 
 class Reporter:
-    """Collects losses as tensors and tells each step as soon as its loss has arrived."""
+    """Collects losses as tensors and reports each step once its loss has arrived."""
 
     def __init__(self, context: Context, max_steps: int, start: int, max_nonfinite: int = 1):
-        """`max_nonfinite`: steps in a row without a number that end the run; 1 where they would spoil the weights."""
-        self._context, self._most_broken = context, max_nonfinite
-        self.broken = 0
-        """How many of the last steps had no number, all in a row."""
+        """`max_nonfinite`: non-finite steps in a row that end the run; 1 where one would corrupt the weights."""
+        self._context, self._max_nonfinite = context, max_nonfinite
+        self.nonfinite_steps = 0
+        """Consecutive non-finite steps up to the last one."""
         self._process, self._looked = psutil.Process(), -math.inf
         self._waiting: deque[tuple[StepReport, Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
@@ -47,18 +47,18 @@ class Reporter:
         self._clock = time.perf_counter()
 
     def resume(self) -> None:
-        """What happened since the last step is no part of the next one's time."""
+        """Restart the clock, so that the time since the last step does not count towards the next one."""
         self._clock = time.perf_counter()
 
     def lap(self) -> float:
-        """Seconds since the last lap, or since resume()."""
+        """Return the seconds since the last lap or resume()."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         return seconds
 
-    def step(self, facts: StepReport, loss: Tensor, norm: Tensor | None = None) -> None:
-        """`loss`: of all micro-batches of all processes; `norm`: of the gradient, where it must be a number too. Both
-        on the device."""
+    def step(self, report: StepReport, loss: Tensor, norm: Tensor | None = None) -> None:
+        """Queue a step. `loss` is the mean over micro-batches and processes, `norm` the gradient norm where it must be
+        finite too; both are on the device."""
         if norm is not None:
             loss = torch.stack((loss.float(), norm.float()))  # one copy
         ready = None
@@ -66,14 +66,14 @@ class Reporter:
             loss = loss.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-        self._waiting.append((facts, loss, ready))
+        self._waiting.append((report, loss, ready))
         while self._waiting and (len(self._waiting) > LAG or self._arrived()):
-            self._tell()
+            self._report_oldest()
 
     def flush(self) -> None:
-        """Wait for all losses: before anything is saved, so that no file comes from a loss that is no number."""
+        """Wait for all losses. Call it before saving, so that no file is written after a non-finite loss."""
         while self._waiting:
-            self._tell()
+            self._report_oldest()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -83,17 +83,17 @@ class Reporter:
         ready = self._waiting[0][2]
         return ready is None or ready.query()
 
-    def _tell(self) -> None:
-        facts, tensor, ready = self._waiting.popleft()
+    def _report_oldest(self) -> None:
+        report, tensor, ready = self._waiting.popleft()
         if ready:
             ready.synchronize()
         loss, *norm = tensor.view(-1).tolist()
-        whole = math.isfinite(loss)
-        if whole and all(map(math.isfinite, norm)):
-            self.broken = 0
+        finite = math.isfinite(loss)
+        if finite and all(map(math.isfinite, norm)):
+            self.nonfinite_steps = 0
         else:
-            self._nonfinite(facts.step, "the gradient is not a number" if whole else "the loss is not a number")
-        if whole:
+            self._nonfinite(report.step, "the gradient is not finite" if finite else "the loss is not finite")
+        if finite:
             self._recent.append(loss)
         average = sum(self._recent) / len(self._recent) if self._recent else None
         with contextlib.suppress(OSError):  # a full disk under the console's file
@@ -102,28 +102,28 @@ class Reporter:
             self._bar.update()
         self._context.tell(
             "step",
-            step=facts.step,
-            epoch=facts.epoch,
-            loss=loss if whole else None,
+            step=report.step,
+            epoch=report.epoch,
+            loss=loss if finite else None,
             average=average,
-            lr=facts.rates,
-            seconds=facts.seconds,
+            lr=report.rates,
+            seconds=report.seconds,
             **self._memory(),
         )
-        losses = {"loss/current": loss, "loss/average": average} if whole else {}
-        rates = {f"lr/{name}": rate for name, rate in facts.rates.items()}
-        self._context.trackers.log({**losses, **rates}, facts.step)
+        losses = {"loss/current": loss, "loss/average": average} if finite else {}
+        rates = {f"lr/{name}": rate for name, rate in report.rates.items()}
+        self._context.trackers.log({**losses, **rates}, report.step)
 
     def _nonfinite(self, step: int, what: str) -> None:
-        """Raises Failed where it is one too many."""
-        self.broken += 1
-        if self.broken >= self._most_broken:
-            row = f", the {self.broken}. time in a row" if self.broken > 1 else ""
+        """Warn about a skipped step; raise Failed if it is one too many."""
+        self.nonfinite_steps += 1
+        if self.nonfinite_steps >= self._max_nonfinite:
+            row = f" ({self.nonfinite_steps} steps in a row)" if self.nonfinite_steps > 1 else ""
             raise Failed(f"{what} at step {step}{row}", nonfinite_hint(self._context.settings))
-        self._context.warn(f"{what} at step {step}, from which nothing is learned")
+        self._context.warn(f"{what} at step {step}; the step is skipped")
 
     def _memory(self) -> dict[str, int]:
-        """Bytes on the card at the peak and of this process, now and then: asking takes longer than telling."""
+        """Return the peak GPU bytes and this process's RAM, at most every MEMORY_EVERY seconds: reading is slow."""
         now = time.perf_counter()
         if now - self._looked < MEMORY_EVERY or not self._context.log:
             return {}

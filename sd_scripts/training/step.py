@@ -1,7 +1,7 @@
-"""One training step: a pure function of tensors that were made outside it.
+"""One training step: a pure function of tensors that are made outside it.
 
-Nothing here waits for the device: loss and norm stay tensors, which the trainer reads later. That keeps the GPU busy at
-small batches and leaves the way open to capture the whole step as one CUDA graph.
+Nothing here synchronizes with the device: loss and norm stay tensors, which the trainer reads later. That keeps the GPU
+busy at small batches and would allow capturing the whole step as one CUDA graph.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.training.trainable import Trainable
 
 Loss = Callable[[dict[str, Tensor]], Tensor]
-"""Inputs of one micro-step -> loss of each image (B,)."""
+"""Maps the inputs of one micro-step to the loss of each image (B,)."""
 
 
 class HalfScaler(torch.amp.GradScaler):
-    """Also takes gradients in fp16, which PyTorch's refuses since small ones are lost; that is what full_fp16 asks
-    for."""
+    """A GradScaler that accepts fp16 gradients, as full_fp16 asks for; PyTorch's refuses them, since small ones
+    underflow."""
 
     def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
 
 
 class TrainStep:
-    """Forward, loss, backward; after `accumulation` of these clip and optimizer."""
+    """Runs forward, loss and backward, and after `accumulation` of these clipping and the optimizer step."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class TrainStep:
         self.processes, self.cuda_graphs, self.known = processes, cuda_graphs, known
 
     def micro(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Gradients of one batch, added to those of earlier micro-steps; returns its mean loss, on the device."""
+        """Add the gradients of one batch to those of earlier micro-steps; return its mean loss, on the device."""
         if self.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step computed may be overwritten now
+            torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
         with self.known(inputs) if self.known else nullcontext():
             loss = self.loss(inputs).mean()
             scaled = loss / self.accumulation
@@ -58,7 +58,7 @@ class TrainStep:
         return loss.detach()
 
     def update(self) -> Tensor | None:
-        """Change the weights by what the micro-steps gathered; returns the gradient norm before clipping."""
+        """Update the weights with the accumulated gradients; return the gradient norm before clipping."""
         if self.processes > 1:
             self.trainable.average_gradients(self.processes)
         if self.scaler:

@@ -1,4 +1,4 @@
-"""States: all that a run needs to go on as if it had never stopped, in a folder, and what of it must still fit."""
+"""Train states: a folder with everything that a run needs to resume exactly, and the checks that it still fits."""
 
 import hashlib
 import json
@@ -26,12 +26,12 @@ from sd_scripts.training.trainable import Trainable
 
 STATE, PROGRESS = "state.pt", "progress.json"
 CHECKSUM = "sha256"
-"""Of what else stands in PROGRESS; states without it are taken as they are."""
+"""Key of the checksum over the rest of PROGRESS; states without it are accepted unchecked."""
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """All that changes in a run."""
+    """Everything that changes during a run."""
 
     trainable: Trainable
     optimizer: Optimizer
@@ -41,12 +41,12 @@ class TrainState:
     ema: Ema | None = None
     origin: Origin
     hyperparameters: list[dict[str, Any]]
-    """Of each group of the optimizer as the settings make it, before a state is loaded."""
+    """Hyperparameters of each optimizer group as the settings make them, before a state is loaded."""
     new_scheduler: Callable[[Optimizer], LRScheduler]
-    """The schedule of the settings, from its first step."""
+    """Creates the schedule of the settings, at its first step."""
 
     def state(self) -> dict[str, Any]:
-        """With shards all processes must call it, and only the first gets values."""
+        """Return what is saved. With shards, all processes must call it, and only the first gets values."""
         state = {
             "learning": self.trainable.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -57,8 +57,7 @@ class TrainState:
         return self.trainable.shards.joined(state) if self.trainable.shards else state
 
     def load(self, state: dict[str, Any], saved: "SavedState") -> None:
-        """Continue from `state`, except for the hyperparameters and the schedule that the settings have changed since:
-        those apply from now on."""
+        """Continue from `state`, but use the hyperparameters and schedule of the settings where those changed."""
         if self.trainable.shards:
             state = self.trainable.shards.cut(state)
         self.trainable.load_state_dict(state["learning"])
@@ -71,13 +70,13 @@ class TrainState:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        if self.ema:  # a state without it lets the average begin here
+        if self.ema:  # the average starts here if the state has none
             self.ema = Ema(self.trainable, self.ema.options)
             if state.get("ema"):
                 self.ema.load(state["ema"])
 
     def _changed_hyperparameters(self, saved: "SavedState") -> list[dict[str, Any]]:
-        """What of each group the settings make otherwise than those of the state did."""
+        """Return the hyperparameters of each group in which the settings differ from those of the state."""
         before = saved.hyperparameters
         if len(before) != len(self.hyperparameters):
             return [{} for _ in self.hyperparameters]
@@ -95,7 +94,7 @@ class TrainState:
         )
 
     def _rebuild_schedule(self, state: dict[str, Any], saved: "SavedState") -> None:
-        """The schedule of the settings at the step that the state has reached."""
+        """Build the schedule of the settings and advance it to the step of the state."""
         rates = [group.get("initial_lr", group["lr"]) for group in self.hyperparameters]
         optimizers.set_hyperparameters(self.optimizer, [{"lr": rate, "initial_lr": rate} for rate in rates])
         self.scheduler = self.new_scheduler(self.optimizer)
@@ -106,21 +105,21 @@ class TrainState:
         advance_to(self.scheduler, int(state.get("last_epoch", saved.progress.step)))
 
     def is_finite(self) -> bool:
-        """Whether weights and optimizer hold numbers alone."""
+        """Return whether all weights and optimizer moments are finite."""
         kept = (held for held in getattr(self.optimizer, "state", {}).values() if isinstance(held, dict))
         moments = (value for held in kept for value in held.values() if isinstance(value, torch.Tensor))
         return all(bool(tensor.isfinite().all()) for tensor in (*self.trainable.state_dict().values(), *moments))
 
     def makers(self) -> dict[str, str]:
-        """The classes whose state it is, by the option that chooses them."""
+        """Return the class names of optimizer and scheduler, by the option that chooses them."""
         updater = optimizers.updater(self.optimizer)
         return {"optimizer_type": _class_name(updater), "lr_scheduler": _class_name(self.scheduler)}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The weights to look at and to save: those of a schedule-free optimizer's average.
+        """Load the average of a schedule-free optimizer, which is what to sample with and to save.
 
-        Afterwards the trained ones are back bit for bit, so that looking changes nothing.
+        Afterwards the trained weights are back bit for bit, so that sampling changes nothing.
         """
         if not optimizers.is_schedule_free(self.optimizer):
             yield
@@ -137,7 +136,7 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """What a state folder says of itself, known before a model is loaded."""
+    """Summary of a state folder, read before a model is loaded."""
 
     folder: Path
     progress: Progress
@@ -145,70 +144,70 @@ class SavedState:
     batches_per_epoch: int
     makers: dict[str, str]
     time: float
-    """When it was written, in seconds since 1970."""
+    """When it was written (Unix time)."""
     origin: Origin | None = None
-    """What it was trained from; None where it does not say."""
+    """What it was trained from; None if not recorded."""
     hyperparameters: list[dict[str, Any]]
-    """Of each group of the optimizer, before its first step; empty where the state does not say."""
+    """Hyperparameters of each optimizer group before its first step; empty if not recorded."""
     files: dict[str, str]
-    """Name -> SHA-256; empty where the state does not say."""
+    """Name -> SHA-256; empty if not recorded."""
     as_written: bool = True
-    """What it says fits the checksum that it says, if any."""
+    """Whether the summary matches its own checksum, if it has one."""
 
 
 def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, train_plan: TrainPlan, seed: int) -> None:
-    """`state` as `train_state` gives it. The folder appears whole or not at all; OSError where it cannot be written."""
+    """Write `state`, made by `train_state`, as a folder that appears complete or not at all; raises OSError."""
     part = beside(folder, PART)
-    facts = {
+    summary = {
         **asdict(train_state.progress),
         "seed": seed,
         "batches_per_epoch": train_plan.batches_per_epoch,
         "makers": train_state.makers(),
         "time": time.time(),
     }
-    facts |= {"origin": train_state.origin.facts(), "hyperparameters": plain(train_state.hyperparameters)}
+    summary |= {"origin": train_state.origin.as_dict(), "hyperparameters": plain(train_state.hyperparameters)}
     try:
         part.mkdir(parents=True)
-        _write_whole(part, state, facts)
+        _write_files(part, state, summary)
         _put_in_place(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 class _HashingFile:
-    """A file for torch.save that hashes what is written into it."""
+    """A file for torch.save that hashes what is written to it."""
 
     def __init__(self, file: IO[bytes]):
         self._file, self.hash = file, hashlib.sha256()
         self.flush = file.flush
         self.error: OSError | None = None
-        """Why a piece could not be written, which torch tells in other words."""
+        """Why a write failed; torch replaces this error by its own."""
 
-    def write(self, piece: bytes) -> int:
-        self.hash.update(piece)
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
         try:
-            return self._file.write(piece)
+            return self._file.write(data)
         except OSError as error:
             self.error = error
             raise
 
 
-def _write_whole(folder: Path, state: dict[str, Any], facts: dict[str, Any]) -> None:
+def _write_files(folder: Path, state: dict[str, Any], summary: dict[str, Any]) -> None:
     with (folder / STATE).open("wb") as file:
         hashing = _HashingFile(file)
         try:
             torch.save(state, hashing)  # type: ignore[arg-type]
         except RuntimeError as error:
             raise hashing.error or error from error
-    facts = {**facts, "files": {STATE: hashing.hash.hexdigest()}}
-    (folder / PROGRESS).write_text(json.dumps({**facts, CHECKSUM: _digest(facts)}), encoding="utf-8")
+    summary = {**summary, "files": {STATE: hashing.hash.hexdigest()}}
+    (folder / PROGRESS).write_text(json.dumps({**summary, CHECKSUM: _digest(summary)}), encoding="utf-8")
     for name in (STATE, PROGRESS):
         with (folder / name).open("r+b") as written:
             os.fsync(written.fileno())
 
 
 def read_saved(resume: str) -> SavedState:
-    """Raises ValueError naming resume where the folder holds no state of ours."""
+    """Read the summary of a state. Raises ValueError naming resume if the folder holds no state of ours."""
     folder = Path(resume)
     if not folder.is_dir():
         raise ValueError(f"resume: there is no folder '{resume}'")
@@ -216,51 +215,51 @@ def read_saved(resume: str) -> SavedState:
         return _saved(folder, json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(
-            f"resume: '{resume}' is not a state of this program; states of sd-scripts cannot be continued, "
-            "but network_weights goes on from its LoRA file"
+            f"resume: '{resume}' is not a state of this program. States of sd-scripts cannot be resumed; to continue "
+            "from one of its LoRA files, set network_weights"
         ) from None
 
 
-def _saved(folder: Path, facts: dict[str, Any]) -> SavedState:
-    hyperparameters, files = facts.get("hyperparameters", []), facts.get("files", {})
-    checksum = facts.pop(CHECKSUM, None)
+def _saved(folder: Path, summary: dict[str, Any]) -> SavedState:
+    hyperparameters, files = summary.get("hyperparameters", []), summary.get("files", {})
+    checksum = summary.pop(CHECKSUM, None)
     return SavedState(
         folder=folder,
-        progress=Progress(step=int(facts["step"]), epoch=int(facts["epoch"]), batch=int(facts["batch"])),
-        seed=int(facts["seed"]),
-        batches_per_epoch=int(facts["batches_per_epoch"]),
-        makers={str(option): str(maker) for option, maker in facts["makers"].items()},
-        time=float(facts.get("time", 0.0)),
-        origin=Origin.read(facts.get("origin")),
+        progress=Progress(step=int(summary["step"]), epoch=int(summary["epoch"]), batch=int(summary["batch"])),
+        seed=int(summary["seed"]),
+        batches_per_epoch=int(summary["batches_per_epoch"]),
+        makers={str(option): str(maker) for option, maker in summary["makers"].items()},
+        time=float(summary.get("time", 0.0)),
+        origin=Origin.read(summary.get("origin")),
         hyperparameters=[dict(group) for group in hyperparameters],
         files={str(name): str(digest) for name, digest in files.items()},
-        as_written=checksum is None or checksum == _digest(facts),
+        as_written=checksum is None or checksum == _digest(summary),
     )
 
 
-def _digest(facts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+def _digest(summary: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(summary).encode()).hexdigest()
 
 
 def read_whole(resume: str) -> SavedState:
-    """The same, and its files must be as they were written."""
+    """Read a state like read_saved, and verify the checksums of its files; ValueError if it is damaged."""
     saved = read_saved(resume)
     if why := damage(saved):
         raise ValueError(
-            f"resume: the state '{resume}' is damaged: {why}; name an older one, or set resume = latest, which takes "
-            "the newest that is whole"
+            f"resume: the state '{resume}' is damaged: {why}; choose an older one, or set resume = latest, which "
+            "takes the newest intact one"
         )
     return saved
 
 
 def damage(saved: SavedState) -> str:
-    """Return what is wrong with the files of a state, or an empty text; reads them whole."""
+    """Return what is wrong with the files of a state, or an empty string; reads them completely."""
     if not saved.as_written:
-        return f"{PROGRESS} is not as it was written"
+        return f"the checksum of {PROGRESS} does not match"
     try:
         for name, digest in (saved.files or {STATE: ""}).items():
             if not _is_as_written(saved.folder / name, digest):
-                return f"{name} is not as it was written"
+                return f"the checksum of {name} does not match"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, zipfile.BadZipFile) as error:
@@ -269,45 +268,45 @@ def damage(saved: SavedState) -> str:
 
 
 def _is_as_written(file: Path, digest: str) -> bool:
-    if not digest:  # a state without checksums still has those of its zip
-        with zipfile.ZipFile(file) as pieces:
-            return pieces.testzip() is None
+    if not digest:  # a state without checksums still has those of its zip entries
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
     found = hashlib.sha256()
     with file.open("rb") as content:
-        while piece := content.read(2**20):
-            found.update(piece)
+        while chunk := content.read(2**20):
+            found.update(chunk)
     return found.hexdigest() == digest
 
 
 def resume_point(
     saved: SavedState, train_plan: TrainPlan, warn: Callable[[str], None], *, again: bool = False
 ) -> Progress:
-    """Where the run goes on. Raises ValueError when nothing is left to do; `again`: the same run was asked for once
-    more, and the state of its end is as good as any, since the last file may not be there yet."""
+    """Return where the run resumes. Raises ValueError when nothing is left to do, unless `again`: the same command was
+    given once more, and resuming at the end is fine, since the last file may not be written yet."""
     progress = saved.progress
     if again and progress.step == train_plan.max_steps:
         return progress
     if progress.step >= train_plan.max_steps:
         raise ValueError(
-            f"resume: the state is of step {progress.step} and the run ends at step {train_plan.max_steps}; "
+            f"resume: the state is at step {progress.step}, but the run ends at step {train_plan.max_steps}; "
             "raise max_train_steps or max_train_epochs"
         )
     if saved.batches_per_epoch != train_plan.batches_per_epoch and progress.batch:
         warn(
-            f"resume: an epoch now has {train_plan.batches_per_epoch} batches and had {saved.batches_per_epoch}, so "
-            f"epoch {progress.epoch} begins anew"
+            f"resume: an epoch now has {train_plan.batches_per_epoch} batches instead of {saved.batches_per_epoch}, so "
+            f"epoch {progress.epoch} restarts from its first batch"
         )
         return Progress(step=progress.step, epoch=progress.epoch)
     return progress
 
 
 def load_state(saved: SavedState, train_state: TrainState) -> None:
-    """Raises ValueError naming resume where the state does not fit these settings."""
+    """Load a state. Raises ValueError naming resume if it does not fit these settings."""
     option, maker = "optimizer_type", train_state.makers()["optimizer_type"]
     if saved.makers.get(option) != maker:
         raise ValueError(
-            f"resume: the state in '{saved.folder}' was made with another {option} "
-            f"({saved.makers.get(option)}); set it as it was"
+            f"resume: the state in '{saved.folder}' was made with a different {option} "
+            f"({saved.makers.get(option)}); set that one"
         )
     try:
         state = torch.load(saved.folder / STATE, map_location="cpu", weights_only=True)
@@ -318,7 +317,9 @@ def load_state(saved: SavedState, train_state: TrainState) -> None:
     except (KeyError, RuntimeError, ValueError) as error:
         if str(error).startswith("resume:"):
             raise
-        raise ValueError(f"resume: the state in '{saved.folder}' is of other settings: {_first_line(error)}") from None
+        raise ValueError(
+            f"resume: the state in '{saved.folder}' does not fit these settings: {_first_line(error)}"
+        ) from None
 
 
 def _class_name(made: object) -> str:

@@ -1,4 +1,4 @@
-"""What learns in a run: its parameters in groups, its gradients, its file. A method makes one of these."""
+"""What a run trains: its parameter groups, gradients and file. Each method makes one of these."""
 
 from __future__ import annotations
 
@@ -20,81 +20,81 @@ if TYPE_CHECKING:
 
 class Trainable(Protocol):
     needs_autocast: bool
-    """Whether its weights are of another dtype than the model's, so that the forward must cast."""
+    """Whether its weights have another dtype than the model, so that the forward needs autocast."""
     static_graph: bool
-    """Whether its forward is the same code at every step, so that compiled graphs need no guards against it."""
+    """Whether its forward runs the same operations each step, so that guards of compiled graphs may be skipped."""
 
-    whole_in_backward: bool
-    """Whether another thread may read its state while a step computes gradients."""
+    consistent_in_backward: bool
+    """Whether another thread may read its state during backward."""
     is_network: bool
-    """Whether its file stands beside a model and tells in ss_ entries how it was trained."""
+    """Whether its file is an adapter, with ss_ metadata about its training, rather than a whole model."""
     ending: str
-    """What follows the name of its file; empty for a folder."""
+    """Extension of its file; empty for a folder."""
 
     @property
     def skips_nonfinite(self) -> bool:
-        """Whether a gradient that is no number counts as none, so that weights and moments stay numbers."""
+        """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
         ...
 
     @property
     def shards(self) -> Shards | None:
-        """How its weights are spread over the processes; None: each holds all. state_dict is of this process's rows."""
+        """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
         ...
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Dicts of `params`, `lr` and `name`."""
+        """Return dicts of `params`, `lr` and `name`."""
         ...
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
-        """Over all that learns, in these groups. ValueError names the option at fault."""
+        """Create the optimizer of these parameter groups. ValueError names the option at fault."""
         ...
 
     def collect_gradients(self) -> None:
-        """After each backward."""
+        """Collect the gradients of a micro-step; called after each backward."""
         ...
 
-    def forget_gradients(self) -> None:
-        """Forget all of the step under way, which failed and begins anew."""
+    def discard_gradients(self) -> None:
+        """Discard all gradients of the current step, which failed and restarts."""
         ...
 
     def average_gradients(self, processes: int) -> None:
-        """Over the processes, once before the update."""
+        """Average the gradients over the processes, once before the update."""
         ...
 
     def clip(self, max_norm: float) -> Tensor:
-        """Shorten the gradient to `max_norm`, where that is not 0; returns its length before, on the device."""
+        """Clip the gradient to `max_norm` unless that is 0; return its norm before clipping, on the device."""
         ...
 
     def updated(self) -> None:
-        """After the optimizer has changed the weights: forget gradients, refresh what the model computes with."""
+        """Clear gradients and refresh the model's copies of the weights; called after the optimizer step."""
         ...
 
     def limit_norms(self) -> None:
-        """Keep what was learned within the bounds that the options set, after each update."""
+        """Apply the norm limits of the options (scale_weight_norms); called after each update."""
         ...
 
     def train(self, mode: bool = True) -> None:
-        """Dropouts on or off."""
+        """Switch between training and eval mode."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that continuing needs, bit for bit."""
+        """Return all tensors that resuming needs, bit for bit."""
         ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
-        """Write the file that other programs load. With shards all processes must call it."""
+        """Write the file that other programs load. With shards, all processes must call it."""
         ...
 
 
 class LoraTrainable:
-    """Our own LoRA: float32 masters in one flat buffer."""
+    """Our own LoRA, with its float32 master weights in one flat buffer."""
 
     needs_autocast = False
     static_graph = True
     skips_nonfinite = True
-    whole_in_backward = True
+    consistent_in_backward = True
     is_network = True
     shards = None
 
@@ -107,7 +107,7 @@ class LoraTrainable:
         norm_limit: float | None = None,
         ending: str = ".safetensors",
     ):
-        """`norm_limit`: no weight of a layer gets longer (scale_weight_norms)."""
+        """`norm_limit` is the largest norm of a layer's weight (scale_weight_norms)."""
         self.network, self._groups, self._modules = network, groups, modules
         self._norm_limit, self.ending = norm_limit, ending
 
@@ -120,7 +120,7 @@ class LoraTrainable:
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
 
-    def forget_gradients(self) -> None:
+    def discard_gradients(self) -> None:
         for copy in self.network.copies:
             copy.grad = None
         self.network.zero_grad()
@@ -133,7 +133,7 @@ class LoraTrainable:
         gradients = self.network.gradients
         norm = torch.linalg.vector_norm(gradients)
         factor = (max_norm / (norm + 1e-6)).clamp_max(1.0) if max_norm else torch.ones_like(norm)
-        # all or nothing: where one is no number, the others are not to be trusted either
+        # all or nothing: if one is non-finite, the others cannot be trusted either
         gradients.nan_to_num_(0.0, 0.0, 0.0).mul_(factor.where(norm.isfinite(), 0.0))
         return norm
 
@@ -158,7 +158,7 @@ class LoraTrainable:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         masters = state["masters"]
         if masters.shape != self.network.masters.shape:
-            raise ValueError("resume: the state is of another network; set network_dim and network_args as they were")
+            raise ValueError("resume: the state belongs to a different network; restore network_dim and network_args")
         with torch.no_grad():
             self.network.masters.copy_(masters)
             if self.network.row_noise and "row_noise" in state:

@@ -1,4 +1,4 @@
-"""The one training loop: any family, any method."""
+"""The training loop, the same for every model family and training method."""
 
 import logging
 import time
@@ -31,7 +31,7 @@ from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.leaving import Leaving
-from sd_scripts.training.metadata import file_metadata, training_facts
+from sd_scripts.training.metadata import file_metadata, run_metadata
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
@@ -51,14 +51,14 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """Everything is made ready in the constructor; ValueError there is a mistake in the settings."""
+    """Runs a training. The constructor prepares everything and raises ValueError for mistakes in the settings."""
 
     def __init__(self, context: Context, family: Family, method: Method):
         self.context, self.family, self.method = context, family, method
         settings = context.settings
         self.options = settings[TrainingOptions]
 
-        # what can be known before the model is loaded, which takes time
+        # everything that can be checked before the model loads, which takes time
         self._clean_output()
         self.saved = saved = self._find_state(settings[ResumeOptions])
         self.outputs = self._find_outputs()
@@ -80,17 +80,17 @@ class Trainer:
             load_state(saved, self.train_state)
         optimizers.train_mode(self.train_state.optimizer)
 
-        # what happens beside the steps
-        facts = training_facts(context, family, self.training_data, self.train_plan, self.train_state.optimizer)
+        # what happens between steps
+        about_run = run_metadata(context, family, self.training_data, self.train_plan, self.train_state.optimizer)
         network = self.trainable.is_network
-        metadata = file_metadata(context, family, self.training_data.components, facts, network=network)
+        metadata = file_metadata(context, family, self.training_data.components, about_run, network=network)
         writer = Writer(context, self.train_state, self.train_plan, metadata, self.outputs, self._follow_base)
         self.saver = Saver(context, self.train_state, self.train_plan, writer)
         dry_save(context, self.train_state, self.train_plan, writer)
         self.validator = Validator(context, family, self.training_data, self.train_state, self.loss)
         self.sampler = Sampler(context, family, self.training_data.components, self.train_state, prompts)
         self.listener = CommandListener(context)
-        self.leaving = Leaving(context, self._last_words)
+        self.leaving = Leaving(context, self._save_before_exit)
         if saved:
             self.saver.tidy()
 
@@ -100,7 +100,7 @@ class Trainer:
         self.context.accelerator.wait_for_everyone()
 
     def _find_state(self, options: ResumeOptions) -> SavedState | None:
-        """The state to go on from, the same in all processes; of `latest` the newest of this run's name."""
+        """Return the state to resume from, the same in all processes; `latest` is the newest of this output_name."""
         found, problem = None, ""
         if options.resume and self.context.is_main:
             try:
@@ -115,32 +115,34 @@ class Trainer:
     def _newest_state(self) -> SavedState | None:
         folder, name = self.context.output_dir, self.context.settings[SavingOptions].output_name
         found = newest_state(folder, name, self.context.warn)
-        where = f"goes on from '{found.folder}'" if found else f"begins anew, as '{folder}' has no state of it yet"
-        logger.info("resume: the run %s", where)
+        if found:
+            logger.info("resume: resuming from '%s'", found.folder)
+        else:
+            logger.info("resume: starting from the beginning, '%s' has no state of this run yet", folder)
         return found
 
     def _find_outputs(self) -> OwnOutputs:
-        """What this run may replace; says what becomes of an earlier run's files."""
+        """Return what this run may replace; warn about what happens to an earlier run's files."""
         context, saving = self.context, self.context.settings[SavingOptions]
         values = {**context.settings.values(), "output_dir": context.output_dir}
         if context.is_main:
             for other in runs_beside(context.output_dir, saving.output_name):
                 context.warn(
-                    f"output_name: another run writes files of this name into '{context.output_dir}' now ({other}); "
-                    "what both save is kept under two names. Give each run its own output_name"
+                    f"output_name: another run ({other}) is writing files of this name to '{context.output_dir}'; both "
+                    "sets of files are kept, under different names. Give each run its own output_name"
                 )
             context.at_end.enter_context(marked_as_running(context.output_dir, saving.output_name, context.run_dir))
         outputs = OwnOutputs(values, self.saved.folder if self.saved else None)
         if kept := outputs.kept:
             context.warn(
                 f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}"
-                f"{f' and {len(kept) - 1} more' if kept[1:] else ''}); before this run saves its first file they are "
-                f"renamed to '{dated_name(kept, saving.output_name)}...'. Set overwrite to replace them"
+                f"{f' and {len(kept) - 1} more' if kept[1:] else ''}). Before this run saves its first file, they are "
+                f"renamed to '{dated_name(kept, saving.output_name)}...'. Set overwrite to replace them instead"
             )
         return outputs
 
     def _follow_base(self, moved: dict[Path, Path]) -> None:
-        """A base model that lay under the name of this run's files was renamed, and is read again at each save."""
+        """Follow a base model that was renamed because it had the name of our files: each save reads it again."""
         targets = {old.resolve(): new for old, new in moved.items()}
         facts = self.training_data.components.extras
         for name, value in facts.items():
@@ -158,20 +160,20 @@ class Trainer:
         return resume_point(saved, train_plan, self.context.warn, again=again)
 
     def _compare(self, saved: SavedState, plan: DataPlan) -> None:
-        """Tell what has changed since the state was made. Raises ValueError for another model, unless it is wanted."""
+        """Warn about changes since the state was saved. Raises ValueError for another base model unless allowed."""
         if saved.origin is None:
-            self.context.warn("resume: the state does not say what it was made with, so no changes can be told")
+            self.context.warn("resume: the state does not record its settings, so changes since cannot be reported")
             return
         if models := list(changed_models(saved.origin, self.origin)):
             if not self.context.settings[ResumeOptions].resume_changed_model:
-                raise ValueError("\n".join(f"{each}; set it as it was, or set {FLAG}" for each in models))
+                raise ValueError("\n".join(f"{each}; restore it, or set {FLAG}" for each in models))
             for each in models:
-                self.context.warn(f"{each}; {FLAG} lets it apply")
+                self.context.warn(f"{each}; {FLAG} allows it")
         for change in changes(saved.origin, self.origin, plan.blueprint.source):
             self.context.warn(change)
 
     def _load(self, plan: DataPlan) -> TrainingData:
-        """The model, and what of the data can be encoded ahead."""
+        """Load the model and build the caches that the options ask for."""
         context, family = self.context, self.family
         context.began = True
         context.phase("loading")
@@ -193,7 +195,7 @@ class Trainer:
         return training_data
 
     def _attach(self) -> None:
-        """What learns, in the order that compile asks for: the method, checkpointing, then the compiler."""
+        """Make the model trainable, in the order that compile needs: method, gradient checkpointing, then compiler."""
         components = self.training_data.components
         self.trainable = self.method.prepare(self.family, components, self.context)
         self.trainable.train()
@@ -202,7 +204,7 @@ class Trainer:
         self.compilation.compile_for_steps(self.training_data.step_encoders)
 
     def _choose_optimizer(self, start: Progress) -> None:
-        """How it learns."""
+        """Create the data loader, the optimizer with its schedule, and the training step."""
         settings, accumulation = self.context.settings, self.options.gradient_accumulation_steps
         self.loader = self.training_data.loader(
             self.training_data.plan, accumulation=accumulation, max_train_steps=self.train_plan.max_steps
@@ -239,7 +241,7 @@ class Trainer:
         )
 
     def train(self) -> Path | None:
-        """Returns the final file; None if the run was stopped."""
+        """Train and return the final file; None if the run was stopped."""
         progress, train_plan = self.train_state.progress, self.train_plan
         resumed = {"resumed_from": str(self.saved.folder)} if self.saved else {}
         self.context.tell(
@@ -267,7 +269,7 @@ class Trainer:
         on_gpus = self.context.world > 1 and self.context.device.type == "cuda"
         self.updated = torch.cuda.Event() if on_gpus else None
         try:
-            self._aside(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
+            self._between_steps(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
             stopped = False
             while progress.step < train_plan.max_steps and not stopped:
@@ -285,7 +287,7 @@ class Trainer:
         return None if stopped else self._finish()
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
-        """(B,) losses of one micro-batch: encode captions with the encoders that learn, predict, compare."""
+        """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first."""
         text = {name[5:]: tensor for name, tensor in inputs.items() if name.startswith("text.")}
         with self._casting():
             if any(self.training_data.learns_text):
@@ -298,7 +300,7 @@ class Trainer:
         return torch.autocast(self.context.device.type, self.context.dtype)
 
     def _epoch(self) -> bool:
-        """The rest of the epoch under way; whether somebody asked to stop."""
+        """Train the rest of the current epoch; return whether a stop was requested."""
         progress = self.train_state.progress
         epoch = progress.epoch
         waiting: list[Batch] = []
@@ -321,7 +323,7 @@ class Trainer:
 
     def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.train_state.progress
-        with self.leaving.whole() if self.trainable.whole_in_backward else nullcontext():
+        with self.leaving.consistent() if self.trainable.consistent_in_backward else nullcontext():
             loss = self.context.mean(self._gradients(batches))
         norm = self.step.update()
         progress.step += 1
@@ -333,17 +335,17 @@ class Trainer:
         self.complete = replace(progress)
         if self.updated:
             self.updated.record()
-        facts = StepReport(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
-        # a GradScaler finds its scale by gradients that overflow, and leaves their steps out itself
+        report = StepReport(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
+        # a GradScaler finds its scale by overflowing gradients, and skips those steps itself
         watched = self.trainable.skips_nonfinite and not self.train_state.scaler
-        self.reporter.step(facts, loss, norm if watched else None)
+        self.reporter.step(report, loss, norm if watched else None)
         self.compilation.watch(progress.step)
-        if self.compilation.recompile_limit_hit:  # what runs eagerly is told from the graphs by their guards alone
+        if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None
 
     def _gradients(self, batches: Sequence[Batch]) -> Tensor:
-        """Add up the gradients of a step and return its mean loss. Where compiled code fails, the step begins anew with
-        less of it: draws are keyed by step, so it is the same step."""
+        """Accumulate the gradients of a step and return its mean loss. If compiled code fails, the step restarts with
+        less of it; random draws are keyed by step, so it is the same step."""
         try:
             return torch.stack([self._micro(batch, number) for number, batch in enumerate(batches)]).mean()
         except Exception as error:
@@ -351,7 +353,7 @@ class Trainer:
                 raise
         self.step.cuda_graphs = self.compilation.cuda_graphs
         self.step.known = self._known_inputs()
-        self.trainable.forget_gradients()
+        self.trainable.discard_gradients()
         return self._gradients(batches)
 
     def _known_inputs(self) -> KnownInputs | None:
@@ -364,60 +366,62 @@ class Trainer:
         return self.step.micro(inputs)
 
     def _after_step(self) -> bool:
-        """Saving, samples, validation and wishes that are due; whether to stop."""
+        """Save, validate, sample and obey commands where due; return whether to stop."""
         step = self.train_state.progress.step
-        with self.leaving.whole():  # another process may be in the middle of its step
-            wish = self.listener.poll()
-        if "stop" in wish:
+        with self.leaving.consistent():  # another process may be in the middle of its step
+            commands = self.listener.poll()
+        if "stop" in commands:
             self.leaving.stopping()
-        for command, ids in wish.items():
+        for command, ids in commands.items():
             self.context.tell("heard", command=command, ids=ids, step=step)
         last = step >= self.train_plan.max_steps
-        stops = "stop" in wish and not last
-        asked = stops or "save" in wish
-        saves = asked or (self.saver.due_at_step() and not last)
-        save = self.saver.save_and_stop if stops else partial(self.saver.at_step, with_state=asked)
-        self._aside(lambda: self._save(save, asked), due=saves, saves=True)
-        self._aside(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
-        self._aside(lambda: self.sampler.at_step(step), due="sample" in wish or self.sampler.due_at_step(step))
+        stops = "stop" in commands and not last
+        requested = stops or "save" in commands
+        saves = requested or (self.saver.due_at_step() and not last)
+        save = self.saver.save_and_stop if stops else partial(self.saver.at_step, with_state=requested)
+        self._between_steps(lambda: self._save(save, requested), due=saves, saves=True)
+        self._between_steps(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
+        self._between_steps(
+            lambda: self.sampler.at_step(step), due="sample" in commands or self.sampler.due_at_step(step)
+        )
         if not stops:
             return False
         self.context.tell("stopped", step=step)
-        logger.info("Stopped at step %d; the state is saved, and resume goes on from it", step)
+        logger.info("Stopped at step %d; the state is saved, and resume continues from it", step)
         return True
 
     def _after_epoch(self, epoch: int) -> None:
         step, last = self.train_state.progress.step, self.train_state.progress.step >= self.train_plan.max_steps
         self.context.tell("epoch", epoch=epoch)
         saves = self.saver.due_at_epoch(epoch) and not last
-        self._aside(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves, saves=True)
-        self._aside(lambda: self.validator.run(step), due=self.validator.due_at_epoch(epoch))
-        self._aside(lambda: self.sampler.at_epoch(epoch, step), due=self.sampler.due_at_epoch(epoch))
+        self._between_steps(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves, saves=True)
+        self._between_steps(lambda: self.validator.run(step), due=self.validator.due_at_epoch(epoch))
+        self._between_steps(lambda: self.sampler.at_epoch(epoch, step), due=self.sampler.due_at_epoch(epoch))
 
-    def _save(self, save: Callable[[], T], wished: bool = False) -> T | None:
-        """Only where somebody waits for it while steps have no numbers: what comes before a failure is no good place to
-        go on from. Weights that are no numbers are never saved."""
-        if not self.reporter.broken:
+    def _save(self, save: Callable[[], T], requested: bool = False) -> T | None:
+        """Save, but skip periodic saves while steps are non-finite: a state just before a failure is no good place to
+        resume from. Requested saves happen (`requested`), unless the weights themselves are non-finite."""
+        if not self.reporter.nonfinite_steps:
             return save()
         step = self.train_state.progress.step
-        if not wished:
-            self.context.warn(f"nothing is saved at step {step}, whose loss or gradient is not a number")
+        if not requested:
+            self.context.warn(f"nothing is saved at step {step}: its loss or gradient is not finite")
             return None
         if not all(bool(tensor.isfinite().all()) for tensor in self.trainable.state_dict().values()):
-            raise Failed(f"the weights are not numbers at step {step}", nonfinite_hint(self.context.settings))
+            raise Failed(f"the weights are not finite at step {step}", nonfinite_hint(self.context.settings))
         return save()
 
-    def _last_words(self, whole: bool) -> None:
-        """Of the main process, which leaves in the middle of a step; `whole`: the weights are those of the last one."""
-        if whole:
-            with self._beside_steps():
+    def _save_before_exit(self, consistent: bool) -> None:
+        """Save in the main process, which exits in mid-step; `consistent`: the weights are those of the last step."""
+        if consistent:
+            with self._stream_of_last_step():
                 self._save_in_emergency()
         remedy = self.context.emergency_advice() or SAVED_BEFORE
-        self.context.tell("failed", error="SIGTERM came in the middle of a step that took too long", remedy=remedy)
+        self.context.tell("failed", error="SIGTERM during a step that took too long to finish", remedy=remedy)
 
-    def _beside_steps(self) -> AbstractContextManager[object]:
-        """A stream that waits for the last complete step and for nothing that the GPU was given since: that may be a
-        collective which never ends."""
+    def _stream_of_last_step(self) -> AbstractContextManager[object]:
+        """Return a stream that waits for the last complete step and for nothing queued since, which may be a collective
+        that never ends."""
         if not self.updated:
             return nullcontext()
         stream = torch.cuda.Stream(self.context.device)
@@ -425,16 +429,16 @@ class Trainer:
         return torch.cuda.stream(stream)
 
     def _save_in_emergency(self) -> None:
-        """Before an error ends the run, keep what was learned up to the last complete step."""
+        """Save the state of the last complete step before an error ends the run."""
         progress, complete = self.train_state.progress, self.complete
-        if complete.step == self.first or self.reporter.broken:  # nothing new, or what led to a non-finite loss
+        if complete.step == self.first or self.reporter.nonfinite_steps:  # nothing new, or diverging
             return
-        if self.trainable.shards:  # the others may be gone, and this process has only its own
+        if self.trainable.shards:  # other processes may be gone, and this one has only its own shard
             steps = complete.step - (self.context.last_state[0] if self.context.last_state else self.first)
             if steps and self.context.is_main:
                 self.context.warn(
-                    f"save_state: what was learned since the last state (steps: {steps}) is lost: with FSDP no process "
-                    "alone can save one; a lower save_every_n_steps loses less"
+                    f"save_state: progress since the last state (steps: {steps}) is lost: with FSDP no single process "
+                    "can save a state. Lower save_every_n_steps to lose less"
                 )
             return
         progress.step, progress.epoch, progress.batch = complete.step, complete.epoch, complete.batch
@@ -445,40 +449,40 @@ class Trainer:
             why = brief(error, self.context.settings)
             self.context.warn(f"the state of step {progress.step} could not be saved: {why}")
 
-    def _aside(self, do: Callable[[], object], *, due: bool, saves: bool = False) -> None:
-        """Do what is due, outside of the step's time and only after all losses so far proved to be numbers."""
+    def _between_steps(self, do: Callable[[], object], *, due: bool, saves: bool = False) -> None:
+        """Do what is due, outside of the step's timing and only after all losses so far are known to be finite."""
         if not due:
             return
         self.reporter.flush()
-        averages = optimizers.is_schedule_free(self.train_state.optimizer)  # in place of the weights, while one looks
-        with self.leaving.saving() if saves else nullcontext() if averages else self.leaving.whole():
+        averages = optimizers.is_schedule_free(self.train_state.optimizer)  # they replace the weights meanwhile
+        with self.leaving.saving() if saves else nullcontext() if averages else self.leaving.consistent():
             do()
         self.trainable.train()
         self._phase_of_steps()
         self.reporter.resume()
 
     def _phase_of_steps(self) -> None:
-        """The first step compiles, where steps are compiled."""
+        """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
         compiles = self.compilation.active and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
 
     def _images_per_step(self) -> float:
-        """Of all processes, in the mean: batches may be short, and the last step of an epoch have fewer."""
+        """Return the mean over the epoch, for all processes: batches may be short, and the last step may have fewer."""
         images = sum(shape.images * count for shape, count in self.training_data.shapes().items())
         return round(images / self.train_plan.steps_per_epoch, 3)
 
     def _finish(self) -> Path:
-        path = self._save(self.saver.save_last, wished=True)
+        path = self._save(self.saver.save_last, requested=True)
         assert path
         seconds = round(time.monotonic() - self.began, 1)
         self.context.tell("finished", step=self.train_state.progress.step, path=str(path), seconds=seconds)
         return path
 
     def _take_seed(self, saved: SavedState) -> None:
-        """A run goes on with the draws that it began with."""
+        """Keep the seed of the state, so that a resumed run draws what it would have drawn."""
         wanted = self.options.seed
         if wanted is not None and wanted != saved.seed:
-            self.context.warn(f"seed: the run goes on with {saved.seed}, the seed of the state, not with {wanted}")
+            self.context.warn(f"seed: {wanted} is ignored; a resumed run keeps the seed of its state, {saved.seed}")
         self.context.seed = saved.seed
 
     def _checkpoint_gradients(self) -> None:

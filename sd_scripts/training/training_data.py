@@ -20,7 +20,7 @@ from sd_scripts.data.text_caching import cache_text, require_static_captions
 from sd_scripts.families.family import Components, Family
 from sd_scripts.families.sampling import on_device
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
-from sd_scripts.training.command_listener import stop_asked
+from sd_scripts.training.command_listener import stop_requested
 from sd_scripts.training.context import Context
 
 CAPTIONS = 16
@@ -188,12 +188,12 @@ def place_on_device(training_data: TrainingData) -> None:
 
 
 def _cancellable_progress(context: Context, phase: str) -> Progress:
-    """Tells how far a phase is. A wish to stop is heard between two batches, and is as good as Ctrl-C."""
+    """Report the progress of a phase. A requested stop takes effect between two batches, like Ctrl-C."""
     tell = context.phase(phase)
 
     def progress(done: int, total: int) -> None:
         tell(done, total)
-        if stop_asked(context):
+        if stop_requested(context):
             raise KeyboardInterrupt
 
     return progress
