@@ -21,7 +21,7 @@ from training_help import FULL, Run, equal, images, run, settings_for, train_who
 from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
-from sd_scripts.training.full import UNDERWAY
+from sd_scripts.training.full import MAX_IN_FLIGHT
 from sd_scripts.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
@@ -287,7 +287,7 @@ def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
     one = train_as_two(two, each_miniature, monkeypatch, **values)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, each_miniature) < TOLERANCE
-    assert torch.load(tmp_path / "two" / "underway0.pt") == [0 if more else UNDERWAY] * 3  # when backward is done
+    assert torch.load(tmp_path / "two" / "underway0.pt") == [0 if more else MAX_IN_FLIGHT] * 3  # when backward is done
     assert two.files == ["short.safetensors"]
 
 

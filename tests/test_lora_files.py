@@ -202,8 +202,8 @@ def test_what_the_file_lacks_and_what_it_has_too_much_is_told(
         network_args=WITH_CONV,
     )
     lacking, left = again.warnings
-    assert "layers are not in the file and begin anew: lora_unet_middle_block_" in lacking
-    assert "layers of the file are not trained in this run and will not be in its files: lora_te1_text" in left
+    assert "layers are not in the file and start fresh: lora_unet_middle_block_" in lacking
+    assert "layers of the file are not trained in this run and will be missing from its files: lora_te1_text" in left
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.5, -1.0])

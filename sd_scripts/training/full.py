@@ -1,4 +1,4 @@
-"""Full training: the weights of the model itself learn, as in DreamBooth and fine-tuning."""
+"""Full training: DreamBooth and fine-tuning, which train the weights of the model itself."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import DTYPES, Context
-from sd_scripts.training.sharded import Shards, refuse_what_needs_wholes
+from sd_scripts.training.sharded import Shards, require_fsdp_support
 from sd_scripts.training.trainable import Trainable
 
 ENDINGS = {"safetensors": ".safetensors", "ckpt": ".ckpt", "diffusers": ""}
 BUCKET = 2**28
-"""Bytes of gradients that the processes average in one message."""
-UNDERWAY = 4
-"""Blocks whose gradients may be on their way at once: each is there twice meanwhile."""
+"""Bytes of gradients per all-reduce."""
+MAX_IN_FLIGHT = 4
+"""Blocks whose all-reduce may be in flight at once; each needs its gradients twice in memory."""
 
 
 class Full:
-    """All weights of the denoiser, and of SDXL's text encoders where they are trained."""
+    """Trains all weights of the denoiser, and of SDXL's text encoders where asked for."""
 
     name = "full"
 
@@ -48,21 +48,21 @@ class Full:
         swaps = "blocks_to_swap" if isinstance(memory, FluxMemoryOptions) and memory.blocks_to_swap else ""
         if finds_one_rate(optimizer) and (apart := fused.chosen or swaps):
             return [
-                f"optimizer_type: {optimizer.optimizer_type} finds one rate from all weights together, which are never "
-                f"at hand together with {apart}; choose another optimizer, or turn that off"
+                f"optimizer_type: {optimizer.optimizer_type} finds one learning rate from all weights together, which "
+                f"{apart} never has in memory at once; choose another optimizer, or turn {apart} off"
             ]
         return []
 
     def load(self, family: Family, context: Context, device: torch.device) -> Components:
-        """What learns begins in float32, unless it is held in half precision."""
+        """Load the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""
         if context.sharded:
-            refuse_what_needs_wholes(context.settings)
+            require_fsdp_support(context.settings)
         learned = held_dtype(context.settings)
         encoders = learned if any(self.trains_text_encoders(family, context)) else None
         return family.load(context.settings, context.dtype, device, denoiser_dtype=learned, encoder_dtype=encoders)
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        """Where a rate is 0, that encoder stays as it is."""
+        """Return which text encoders are trained; a learning rate of 0 freezes one."""
         options = context.settings[FullOptions]
         rates = _encoder_rates(context.settings)
         return tuple(family.trains_text_encoders and options.train_text_encoder and rate > 0 for rate in rates)
@@ -88,8 +88,8 @@ class Full:
             for weight in weights:
                 weight.master = nn.Parameter(weight.copy.detach())
         for module in (components.denoiser, *components.text_encoders):
-            nn.Module.to(module, context.dtype)  # diffusers' own warns of what SDXL has not
-        shards = _in_shards(family, components, context, weights) if context.sharded else None
+            nn.Module.to(module, context.dtype)  # diffusers' own method warns needlessly here
+        shards = _shard(family, components, context, weights) if context.sharded else None
         file = context.settings[ModelFileOptions]
         form = family.saved_form(components, file.save_model_as or ("safetensors" if file.use_safetensors else None))
         return FullTrainable(family, components, context, weights, modules, form=form, shards=shards)
@@ -97,45 +97,45 @@ class Full:
 
 @dataclass(eq=False)
 class Weight:
-    """A tensor that learns."""
+    """A trained tensor."""
 
     name: str
-    """Of the module, then in it: `denoiser.conv_in.weight`."""
+    """Module, then its parameter: `denoiser.conv_in.weight`."""
     copy: nn.Parameter
-    """What the model computes with."""
+    """The parameter that the model computes with."""
     group: str
     rate: float
     master: nn.Parameter | None = None
-    """The float32 value that `copy` is rounded from; None where the copy is all there is."""
+    """The float32 value that `copy` is rounded from; None if there is only the copy."""
     sharded: nn.Parameter | None = None
-    """The module's parameter, where `copy` and `master` are the rows of it that this process holds."""
+    """The module's parameter, if `copy` and `master` are the rows of it that this process holds (FSDP)."""
 
     @property
     def learned(self) -> nn.Parameter:
-        """What the optimizer changes."""
+        """The parameter that the optimizer updates."""
         return self.copy if self.master is None else self.master
 
 
 @dataclass(eq=False)
 class Partition:
-    """Weights that are updated together, as soon as the last of their gradients is there."""
+    """Weights that are updated together, as soon as the last of their gradients is ready."""
 
     weights: list[Weight] = field(default_factory=list)
     block: nn.Module | None = None
-    """That these are all the weights of, if it may be off the device."""
+    """The block whose weights these are, if they are one: block swap may keep it off the device."""
     ready_count: int = 0
-    """How many of their gradients are there."""
+    """How many of the gradients are ready."""
     averaged: list[Tensor] | None = None
-    """Their gradients, as the processes averaged them within a backward pass that failed in this process: the others do
-    not do so again."""
+    """Gradients that the processes had averaged when the backward pass failed in this one. The other processes do not
+    average them again, so the repeated pass takes these."""
 
     @property
     def complete(self) -> bool:
         return self.ready_count == len(self.weights)
 
 
-class Averaging:
-    """Of gradients over the processes, in one message, which is on its way while something else goes on."""
+class GradientAverage:
+    """Averages gradients over the processes with one asynchronous all-reduce."""
 
     def __init__(self, gradients: list[Tensor], processes: int):
         self._gradients, self._processes = gradients, processes
@@ -174,18 +174,18 @@ class FullTrainable:
         self._swapper: SwapGroup | None = swapper if swapper is not None and len(swapper) else None
         self.consistent_in_backward = not (self._fused or self._swapper or shards)
         self.partitions = self._into_partitions()
-        self.in_flight: deque[Averaging] = deque()
+        self.in_flight: deque[GradientAverage] = deque()
         self._optimizer: Optimizer | None = None
         if shards:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
-        self._averages_within = False
-        """Whether the processes average the gradients of a block as soon as backward has them."""
+        self._averages_in_backward = False
+        """Whether the processes average the gradients of a block as soon as backward has computed them."""
         self._refreshes = False
-        """Whether the optimizer reads the copies' gradients and writes the copies itself."""
+        """Whether the optimizer reads the copies' gradients and updates the copies itself."""
 
     @property
     def skips_nonfinite(self) -> bool:
-        """Where all gradients are at hand before the first update: their length then tells whether one is no number."""
+        """Possible if all gradients exist before the first update: their norm then shows whether one is non-finite."""
         return isinstance(self._optimizer, RoundingAdamW) and self._max_norm > 0 and self.shards is None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -202,7 +202,9 @@ class FullTrainable:
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
         half_precision = self.weights[0].learned.dtype != torch.float32
-        scaled = self.weights[0].copy.dtype == torch.float16  # a GradScaler looks for gradients where steps are made
+        scaled = (
+            self.weights[0].copy.dtype == torch.float16
+        )  # a GradScaler expects the gradients on the optimizer's parameters
         pairs = ((weight.master, weight.copy) for weight in self.weights if weight.master is not None)
         copies: dict[Tensor, Tensor] = {} if scaled else dict(pairs)
         make: Callable[[list[dict[str, Any]]], Optimizer] = partial(
@@ -232,36 +234,36 @@ class FullTrainable:
                 resident=self._resident,
             )
             if self._fused:
-                self._step_within_backward(self._optimizer)
-        where_they_are_read = self._refreshes or not copies
-        if self._context.world > 1 and where_they_are_read and not (self._fused or self._accumulates or self.shards):
-            self._averages_within = True
-            self._average_within_backward()
+                self._step_in_backward(self._optimizer)
+        optimizer_reads_them = self._refreshes or not copies
+        if self._context.world > 1 and optimizer_reads_them and not (self._fused or self._accumulates or self.shards):
+            self._averages_in_backward = True
+            self._average_in_backward()
         return self._optimizer
 
     def collect_gradients(self) -> None:
-        """Those of the copies are added up in float32, unless the optimizer reads them where they are."""
-        _take_rows(self.weights)
+        """Accumulate the copies' gradients in float32, unless the optimizer reads them in place."""
+        _collect_shard_gradients(self.weights)
         if self._accumulates or not self._refreshes:
             _collect(self.weights)
 
     def discard_gradients(self) -> None:
-        """What a fused backward pass has updated before it failed stays so: it is updated once, and the rest then. So
-        does what the processes have averaged."""
+        """Discard the gradients, but keep what a failed fused backward pass has updated: the repeated pass updates only
+        the rest. Gradients that the processes have averaged are kept too."""
         self._finish_averaging()
-        if self._averages_within:
+        if self._averages_in_backward:
             for partition in self.partitions:
                 if partition.block is not None and partition.complete:
                     partition.averaged = _gradients(partition.weights)
-        _take_rows(self.weights)
-        _forget(self.weights)
+        _collect_shard_gradients(self.weights)
+        _clear_gradients(self.weights)
         for partition in self.partitions:
             partition.ready_count = 0
         if self.shards:
-            self.shards.forget_iteration()
+            self.shards.reset_iteration()
 
     def average_gradients(self, processes: int) -> None:
-        """What backward has not: shards, and portions that were complete, are done then."""
+        """Average what backward has not: shards and complete partitions are done by then."""
         self._finish_averaging()
         rest = (weight for partition in self.partitions if not partition.complete for weight in partition.weights)
         _average(_gradients(weight for weight in rest if weight.sharded is None), processes)
@@ -271,7 +273,8 @@ class FullTrainable:
             self.in_flight.popleft().finish()
 
     def clip(self, max_norm: float) -> Tensor:
-        """Of a fused backward pass each gradient was shortened by itself, except in portions that were not complete."""
+        """Clip the gradient norm. A fused backward pass has clipped each gradient by itself, except in incomplete
+        partitions."""
         if isinstance(self._optimizer, RoundingAdamW):
             norm = self._sharded_grad_norm() if self.shards else self._optimizer.gradient_norm()
             self._optimizer.clip_factor = _clip_factor(norm, max_norm)
@@ -283,7 +286,7 @@ class FullTrainable:
         return norm
 
     def _sharded_grad_norm(self) -> Tensor:
-        """Over the processes; what is not in shards is the same in each."""
+        """Return the norm over all processes; weights that are not sharded are the same in each."""
         device = self._context.device
         rows, others = (
             _grad_norm(_gradients(w for w in self.weights if (w.sharded is not None) == sharded), device)
@@ -298,12 +301,12 @@ class FullTrainable:
             self._optimizer.clip_factor = None
         if not self._refreshes:
             _refresh(self.weights)
-        _forget(self.weights)
+        _clear_gradients(self.weights)
         for partition in self.partitions:
             partition.ready_count = 0
 
     def limit_norms(self) -> None:
-        """Whole weights have no limit."""
+        """Do nothing: full weights have no norm limit."""
 
     def train(self, mode: bool = True) -> None:
         for module in self._modules:
@@ -318,7 +321,9 @@ class FullTrainable:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for weight in self.weights:
             if weight.name not in state or state[weight.name].shape != weight.learned.shape:
-                raise ValueError("resume: the state is of another model; train the one that it was made with")
+                raise ValueError(
+                    "resume: the state belongs to a different model; train the model that it was saved from"
+                )
         for weight in self.weights:
             host_value(weight.learned).copy_(state[weight.name])
         if self._swapper:
@@ -326,7 +331,7 @@ class FullTrainable:
         _refresh(self.weights)
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
-        """Of shards all processes gather, and the first one writes."""
+        """Write the model file. With shards, all processes gather and the first one writes."""
         learned = {id(weight.copy): weight for weight in self.weights}
         if self._swapper:
             self._swapper.synchronize()
@@ -346,11 +351,11 @@ class FullTrainable:
         weights = ModelWeights(denoiser=denoiser, text_encoders=encoders)
         self._family.save(self._components, weights, path, self._form, dtype, metadata)
 
-    # Portions
+    # Partitions
 
     def _into_partitions(self) -> list[Partition]:
-        """Each block that compiling shares is one, in fused_backward_pass too: its gradients come together. What lies
-        outside of them is one by one."""
+        """Return one partition per repeated block, whose gradients come together, and one per weight outside of the
+        blocks; or fused_optimizer_groups of equal size."""
         groups = self._context.settings[FusedOptions].fused_optimizer_groups
         if groups:
             size = -(-len(self.weights) // groups)
@@ -363,22 +368,22 @@ class FullTrainable:
             partitions.setdefault(block or weight, Partition(block=block)).weights.append(weight)
         return list(partitions.values())
 
-    def _step_within_backward(self, optimizer: Optimizer) -> None:
+    def _step_in_backward(self, optimizer: Optimizer) -> None:
         assert isinstance(optimizer, PartitionedOptimizer)
         for key, partition in enumerate(self.partitions):
             for weight in partition.weights:
                 weight.copy.register_post_accumulate_grad_hook(
-                    partial(self._one_more, partition, partial(self._update, optimizer, key))
+                    partial(self._on_gradient, partition, partial(self._update, optimizer, key))
                 )
 
-    def _average_within_backward(self) -> None:
-        """Of whole blocks; what lies outside of them would be many small messages."""
+    def _average_in_backward(self) -> None:
+        """Average whole blocks during backward; weights outside of them would be many small all-reduces."""
         for partition in self.partitions:
             for weight in partition.weights if partition.block is not None else ():
                 begin = partial(self._begin_averaging, partition)
-                weight.copy.register_post_accumulate_grad_hook(partial(self._one_more, partition, begin))
+                weight.copy.register_post_accumulate_grad_hook(partial(self._on_gradient, partition, begin))
 
-    def _one_more(self, partition: Partition, do: Callable[[], None], _: Tensor) -> None:
+    def _on_gradient(self, partition: Partition, do: Callable[[], None], _: Tensor) -> None:
         partition.ready_count += 1
         if partition.complete:
             do()
@@ -389,17 +394,17 @@ class FullTrainable:
             torch._foreach_copy_(_gradients(partition.weights), partition.averaged)
             partition.averaged = None
             return
-        if len(self.in_flight) == UNDERWAY:
+        if len(self.in_flight) == MAX_IN_FLIGHT:
             self.in_flight.popleft().finish()
-        self.in_flight.append(Averaging(_gradients(partition.weights), self._context.world))
+        self.in_flight.append(GradientAverage(_gradients(partition.weights), self._context.world))
 
     @torch.no_grad()
     def _update(self, optimizer: PartitionedOptimizer, key: int) -> None:
-        """Of a portion whose gradients are there; its block, if it has one, lies on the device."""
+        """Update a partition whose gradients are ready; its block, if it has one, is on the device."""
         partition = self.partitions[key]
         partition.ready_count = 0
-        if optimizer.was_stepped(key):  # before this step failed and began anew
-            _forget(partition.weights)
+        if optimizer.was_stepped(key):  # before this step failed and restarted
+            _clear_gradients(partition.weights)
             return
         if not self._refreshes:
             _collect(partition.weights)
@@ -412,13 +417,13 @@ class FullTrainable:
         optimizer.step_partition(key)
         if not self._refreshes:
             _refresh(partition.weights)
-        _forget(partition.weights)
+        _clear_gradients(partition.weights)
         if self._swapper and partition.block is not None:
             self._swapper.changed(partition.block)
 
     @contextmanager
     def _resident(self, key: Any) -> Iterator[None]:
-        """Meanwhile what the optimizer changes lies on the device."""
+        """Keep on the device what the optimizer updates."""
         block = self.partitions[key].block
         if self._swapper is None or block is None:
             yield
@@ -429,7 +434,7 @@ class FullTrainable:
 
 
 def held_dtype(settings: Settings) -> torch.dtype:
-    """What weights that learn are held in."""
+    """Return the dtype that trained weights are held in."""
     training = settings[TrainingOptions]
     return DTYPES[training.mixed_precision] if training.full_bf16 or training.full_fp16 else torch.float32
 
@@ -444,8 +449,8 @@ def _denoiser(family: Family, components: Components, settings: Settings) -> Ite
             yield Weight(f"denoiser.{name}", parameter, "unet", base)
 
 
-def _in_shards(family: Family, components: Components, context: Context, weights: list[Weight]) -> Shards:
-    """Cut up the denoiser. Text encoders are small, and whole in each process."""
+def _shard(family: Family, components: Components, context: Context, weights: list[Weight]) -> Shards:
+    """Shard the denoiser. Text encoders are small and stay whole in each process."""
     blocks = [block for part in family.compile_targets(components.denoiser) for block in part]
     shards = Shards(context, components.denoiser, blocks)
     cut = {f"denoiser.{name}": parameter for name, parameter in components.denoiser.named_parameters()}
@@ -466,7 +471,7 @@ def _encoder_rates(settings: Settings) -> tuple[float, float]:
 
 @torch.no_grad()
 def _collect(weights: Iterable[Weight]) -> None:
-    """Add the copies' gradients to the masters', and forget them."""
+    """Add the copies' gradients to those of the masters, and clear them."""
     for weight in weights:
         gradient = weight.copy.grad
         if weight.master is None or gradient is None:
@@ -479,19 +484,19 @@ def _collect(weights: Iterable[Weight]) -> None:
 
 
 def _grad_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
-    """Of all together, float32 ()."""
+    """Return the norm of all gradients together, float32 ()."""
     if not gradients:
         return torch.zeros((), device=device)
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
 
 
 def _clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """What gradients of this length are multiplied by so that it is at most `limit`; 0 where it is no number."""
+    """Return the factor that clips gradients of this norm to `limit`; 0 if the norm is non-finite."""
     return (limit / (norm + 1e-6)).clamp_max(1.0).where(norm.isfinite(), 0.0)
 
 
-def _take_rows(weights: Iterable[Weight]) -> None:
-    """Add the gradients that backward left in shards to those of the rows."""
+def _collect_shard_gradients(weights: Iterable[Weight]) -> None:
+    """Add the gradients that backward left in shards to those of this process's rows."""
     for weight in weights:
         if weight.sharded is None or not isinstance(weight.sharded.grad, DTensor):
             continue
@@ -500,7 +505,7 @@ def _take_rows(weights: Iterable[Weight]) -> None:
 
 
 def _gradients(weights: Iterable[Weight]) -> list[Tensor]:
-    """All that are there, wherever they wait for the update."""
+    """Return all gradients that exist, on masters or copies."""
     found = (w.copy.grad if w.learned.grad is None else w.learned.grad for w in weights)
     return [gradient for gradient in found if gradient is not None]
 
@@ -513,13 +518,13 @@ def _refresh(weights: Iterable[Weight]) -> None:
         torch._foreach_copy_(list(copies), list(masters))
 
 
-def _forget(weights: Iterable[Weight]) -> None:
+def _clear_gradients(weights: Iterable[Weight]) -> None:
     for weight in weights:
         weight.copy.grad = weight.learned.grad = None
 
 
 def _average(gradients: list[Tensor], processes: int) -> None:
-    """In few messages; all processes have gradients for the same weights."""
+    """Average the gradients in few all-reduces; all processes have gradients for the same weights."""
     bucket: list[Tensor] = []
     size = 0
     for gradient in gradients:
@@ -533,4 +538,4 @@ def _average(gradients: list[Tensor], processes: int) -> None:
 
 def _average_together(gradients: list[Tensor], processes: int) -> None:
     if gradients:
-        Averaging(gradients, processes).finish()
+        GradientAverage(gradients, processes).finish()

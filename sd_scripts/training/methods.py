@@ -1,4 +1,4 @@
-"""A training method says what learns and what is saved; it never asks which family it is."""
+"""Training methods: what is trained and what is saved, independent of the model family."""
 
 from itertools import compress
 from pathlib import Path
@@ -24,28 +24,28 @@ class Method(Protocol):
     name: str
 
     def check(self, family: Family, settings: Settings) -> list[str]:
-        """What is wrong with the settings as far as names and small files tell; nothing is loaded."""
+        """Return the problems that names and small files reveal; nothing is loaded."""
         ...
 
     def load(self, family: Family, context: Context, device: torch.device) -> Components:
-        """The base model, each part in the dtype that the method begins with."""
+        """Load the base model, each component in the dtype that the method starts with."""
         ...
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        """Which of them learn."""
+        """Return which text encoders are trained."""
         ...
 
     def change_base(self, family: Family, components: Components, context: Context) -> None:
-        """Make of it what shall learn, before anything is encoded with it and before it is placed on the device."""
+        """Prepare the base model before anything is encoded with it and before it is moved to the device."""
         ...
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
-        """Make the model ready to learn. The parts lie on the device already."""
+        """Make the model trainable. Its components are on the device already."""
         ...
 
 
 class Lora:
-    """Small matrices beside the frozen layers."""
+    """Trains low-rank adapters on frozen layers."""
 
     name = "lora"
 
@@ -63,8 +63,8 @@ class Lora:
     def load(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
             raise ValueError(
-                "use_fsdp: a LoRA is small, and what it stands beside does not learn, so nothing needs FSDP; launch "
-                "with --multi_gpu"
+                "use_fsdp: not supported for LoRA, which is small while the base model is frozen; launch with "
+                "--multi_gpu instead"
             )
         return family.load(context.settings, context.dtype, device)
 
@@ -76,18 +76,18 @@ class Lora:
         )
 
     def change_base(self, family: Family, components: Components, context: Context) -> None:
-        """Add the LoRA files of base_weights to it."""
+        """Merge the LoRA files of base_weights into the base model."""
         options = context.settings[NetworkOptions]
-        modules = _everything(family, components, context)
+        modules = _all_targets(family, components, context)
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
             tensors = read_plain_lora("base_weights", Path(file), modules)
             if not merge(modules, tensors, strength):
-                raise ValueError(f"base_weights: '{file}' has no layer of this model; is it a LoRA for another one?")
+                raise ValueError(f"base_weights: '{file}' has no layer of this model; choose a LoRA made for it")
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
-        everything = _everything(family, components, context)
+        all_targets = _all_targets(family, components, context)
         learns_text = self.trains_text_encoders(family, context)
         if options.network_train_text_encoder_only and not any(learns_text):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
@@ -96,11 +96,11 @@ class Lora:
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
         modules += compress(_text_encoders(family, components, context), learns_text)
 
-        args = read_args(context.settings, family.lora, warn=lambda _: None)  # told by check
+        args = read_args(context.settings, family.lora, warn=lambda _: None)  # check has warned already
         weights = {}
         if options.network_weights:
             file = Path(options.network_weights)
-            weights = read_plain_lora("network_weights", file, everything)
+            weights = read_plain_lora("network_weights", file, all_targets)
         plans = plan_from_weights(modules, weights, args) if options.dim_from_weights else plan_layers(modules, args)
         network = attach(
             plans,
@@ -116,7 +116,7 @@ class Lora:
         return LoraTrainable(
             network,
             groups,
-            [each.module for each in everything],
+            [each.module for each in all_targets],
             norm_limit=options.scale_weight_norms,
             ending=f".{context.settings[LoraFileOptions].save_model_as}",
         )
@@ -126,13 +126,13 @@ def _load_initial_weights(weights: Tensors, network: LoraNetwork, context: Conte
     absent = network.load_tensors(weights)
     if len(absent) == len(network.layers):
         file = context.settings[NetworkOptions].network_weights
-        raise ValueError(f"network_weights: '{file}' has no layer of this network; is it for another model?")
+        raise ValueError(f"network_weights: '{file}' has no layer of this network; choose a file made for this model")
     if absent:
-        context.warn(f"network_weights: {len(absent)} layers are not in the file and begin anew: {absent[0]}, ...")
+        context.warn(f"network_weights: {len(absent)} layers are not in the file and start fresh: {absent[0]}, ...")
     if left := sorted(layer_names(weights) - {layer.name for layer in network.layers}):
         context.warn(
-            f"network_weights: {len(left)} layers of the file are not trained in this run and will not be in its "
-            f"files: {left[0]}, ..."
+            f"network_weights: {len(left)} layers of the file are not trained in this run and will be missing "
+            f"from its files: {left[0]}, ..."
         )
     network.refresh()
 
@@ -145,7 +145,7 @@ def _masters_dtype(options: TrainingOptions) -> torch.dtype:
     return torch.bfloat16 if options.full_bf16 else torch.float32
 
 
-def _everything(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
+def _all_targets(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
     return [*_denoiser(family, components, context), *_text_encoders(family, components, context)]
 
 

@@ -1,7 +1,7 @@
-"""Weights in shards: each process holds some rows of every tensor, with their gradients and the optimizer's state.
+"""FSDP: each process holds some rows of every tensor, with their gradients and the optimizer's state.
 
-A block gathers its weights while it computes (FSDP2, Zhao et al. 2023, https://arxiv.org/abs/2304.11277). Whoever
-changes them sees plain tensors of this process's rows.
+A block gathers its weights while it computes (FSDP2, Zhao et al. 2023, https://arxiv.org/abs/2304.11277). Code that
+updates them sees plain tensors with this process's rows.
 """
 
 from __future__ import annotations
@@ -34,33 +34,35 @@ MESSAGE = 2**26
 """Bytes of a process's rows that are gathered in one message."""
 ALIGNMENT = 16
 """Bytes; a tensor of any dtype can begin at a multiple of it."""
-BY_ELEMENT = ("AdamW", "Lion", "SGDNesterov", "AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
-"""Optimizers that treat each value of a weight by itself, so that rows are as good as the whole."""
+ELEMENTWISE = ("AdamW", "Lion", "SGDNesterov", "AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
+"""Optimizers that work elementwise, so that they may see only some rows of a weight."""
 
 
 def problems(settings: Settings) -> list[str]:
-    """What a launch with FSDP and these settings cannot do, one sentence each."""
+    """Return why these settings cannot be launched with FSDP, one sentence each."""
     found, training, optimizer = [], settings[TrainingOptions], settings[OptimizerOptions]
     if os.environ.get("FSDP_VERSION", "1") != "2":
-        found.append("fsdp_version: 1 is PyTorch's older kind of shards, which is not used here; launch with 2")
+        found.append("fsdp_version: FSDP 1 is not supported; launch with fsdp_version 2")
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() == "true":
-        found.append("fsdp_offload_params: shards stay on the GPUs; launch without it, or on more GPUs")
+        found.append("fsdp_offload_params: not supported, shards stay on the GPUs; turn it off, or launch on more GPUs")
     if fused := settings[FusedOptions].chosen:
-        found.append(f"{fused}: with FSDP each process holds few gradients anyway; turn it off")
+        found.append(f"{fused}: not supported with FSDP, where each process holds few gradients anyway; turn it off")
     memory = settings.filled.get(FluxMemoryOptions)
     if isinstance(memory, FluxMemoryOptions) and memory.blocks_to_swap:
-        found.append("blocks_to_swap: with FSDP blocks are spread over the GPUs and do not move; set it to 0")
+        found.append("blocks_to_swap: not supported with FSDP, which spreads the blocks over the GPUs; set it to 0")
     if training.mixed_precision == "fp16":
-        found.append("mixed_precision: fp16 needs its loss scale in all shards, which FSDP has not; set bf16")
-    if optimizer_name(optimizer) not in BY_ELEMENT:
+        found.append("mixed_precision: fp16 needs a loss scale across shards, which FSDP lacks; set bf16")
+    if optimizer_name(optimizer) not in ELEMENTWISE:
         found.append(
-            f"optimizer_type: {optimizer.optimizer_type} looks at whole weights, of which each process has some rows "
-            f"with FSDP; choose one of {', '.join(BY_ELEMENT)}"
+            f"optimizer_type: {optimizer.optimizer_type} needs whole weights, of which each process has only some rows "
+            f"with FSDP; choose one of {', '.join(ELEMENTWISE)}"
         )
     elif training.full_bf16 and not rounds_itself(optimizer):
-        found.append("full_bf16: with FSDP only AdamW trains weights in half precision; choose it, or turn this off")
+        found.append(
+            "full_bf16: with FSDP only AdamW can train half-precision weights; choose AdamW, or turn full_bf16 off"
+        )
     if uses_cuda_graphs(settings[CompileOptions]):
-        found.append("compile_mode: CUDA graphs need weights that stay where they are; choose default with FSDP")
+        found.append("compile_mode: CUDA graphs need weights at fixed addresses; choose default with FSDP")
     return found
 
 
@@ -68,30 +70,30 @@ class Shards:
     """The rows of a module's tensors that this process holds."""
 
     def __init__(self, context: Context, module: nn.Module, blocks: Iterable[nn.Module]):
-        """Cut up all parameters of `module`, which come to the device then. Each of `blocks` gathers its own, all
-        others are gathered together. Gradients are averaged in float32."""
+        """Shard all parameters of `module` and move them to the device. Each of `blocks` gathers its own, others are
+        gathered together. Gradients are averaged in float32."""
         self.mesh: DeviceMesh = init_device_mesh(context.device.type, (context.world,))
         self._keeps = context.is_main
         self._module = module
-        # what is a master's in float32 is no less exact for its way; inputs, such as timesteps, keep their digits
+        # reduce in float32 as the masters are, and do not round inputs such as timesteps
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         for block in blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
         fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
         self.shapes: dict[str, torch.Size] = {}
-        """Of whole tensors, by the names of those that learn."""
+        """Shapes of the whole tensors, by the names of trained weights."""
         self.order: list[str] = []
-        """All names of what learns, as the optimizer numbers them."""
+        """Names of all trained weights, as the optimizer numbers them."""
 
     def add(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        """That this one of the module learns; returns the rows of it that this process holds and changes."""
+        """Register a trained parameter; return the rows of it that this process holds and updates."""
         assert isinstance(parameter, DTensor)
         self.shapes[name] = parameter.shape
         with torch.no_grad():
             return nn.Parameter(parameter.to_local())
 
     def rows(self, whole: Tensor) -> Tensor:
-        """A view of those that this process holds; maybe none."""
+        """Return a view of this process's rows, which may be empty."""
         chunks = whole.chunk(self.mesh.size(), dim=0)
         rank = self.mesh.get_local_rank()
         return chunks[rank] if rank < len(chunks) else whole[:0]
@@ -139,8 +141,8 @@ class Shards:
             start += len(part)
 
     def values(self, learned: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
-        """The module's state_dict in whole tensors, with the rows of `learned` in place of its own. All processes must
-        call it; only the first gets values."""
+        """Return the module's state_dict in whole tensors, with the rows of `learned` in place of its own. All
+        processes must call it; only the first gets values."""
         state: dict[str, Tensor] = self._module.state_dict()
         rows = {name: learned[p] for name, p in self._module.named_parameters() if p in learned}
         for name, tensor in state.items():
@@ -149,12 +151,12 @@ class Shards:
         sharded = [name for name in state if name in rows]
         return state | dict(zip(sharded, self.wholes((rows[name], state[name].shape) for name in sharded), strict=True))
 
-    def forget_iteration(self) -> None:
-        """After a forward or backward that failed."""
+    def reset_iteration(self) -> None:
+        """Reset FSDP after a forward or backward that failed."""
         assert isinstance(self._module, FSDPModule)
         self._module.reset_iter_state()
 
-    # States: the same file from any number of processes
+    # Train states: the same file from any number of processes
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any]:
         """What Trained.state() says, of whole tensors. All processes must call it; only the first gets values."""
@@ -164,10 +166,12 @@ class Shards:
         return self._through(state, lambda *_: next(wholes), self._is_rows)
 
     def cut(self, state: dict[str, Any]) -> dict[str, Any]:
-        """This process's rows of what `joined` gave. ValueError where the state is of other shapes."""
+        """Return this process's rows of a `joined` state. Raises ValueError if its shapes differ."""
         for name, shape in self.shapes.items():
             if name not in state["learning"] or state["learning"][name].shape != shape:
-                raise ValueError("resume: the state is of another model; train the one that it was made with")
+                raise ValueError(
+                    "resume: the state belongs to a different model; train the model that it was saved from"
+                )
         return self._through(state, lambda whole, _: self.rows(whole).clone(), self._is_whole)
 
     def _is_rows(self, tensor: Tensor, name: str) -> bool:
@@ -179,7 +183,7 @@ class Shards:
 
     def _through(self, state: dict[str, Any], change: Any, fits: Any) -> dict[str, Any]:
         def changed(tensors: dict[str, Any], name: str) -> dict[str, Any]:
-            """Those of a weight's values that have its shape."""
+            """Change those of a weight's values that have its shape."""
             return {
                 key: change(value, name) if isinstance(value, Tensor) and fits(value, name) else value
                 for key, value in tensors.items()
@@ -199,8 +203,8 @@ class Shards:
         return state
 
 
-def refuse_what_needs_wholes(settings: Settings) -> None:
-    """Raises ValueError for what a launch with FSDP cannot do, before anything is loaded."""
+def require_fsdp_support(settings: Settings) -> None:
+    """Raise ValueError for settings that FSDP does not support, before anything is loaded."""
     if found := problems(settings):
         raise ValueError("\n".join(found))
-    disable_fsdp_ram_efficient_loading()  # transformers would leave the encoders of all but one process empty
+    disable_fsdp_ram_efficient_loading()  # with it, transformers leaves the encoders empty in all processes but one
