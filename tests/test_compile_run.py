@@ -22,7 +22,7 @@ def test_a_compiler_that_fails_is_told_and_the_run_goes_on(miniature: Any, tmp_p
     assert run.status == 0
     assert run.losses == pytest.approx(train(miniature, tmp_path / "plain").losses, rel=1e-5)
     (warning,) = [event["text"] for event in run.told("warning") if "torch.compile failed" in event["text"]]
-    assert "The run goes on without compiling" in warning
+    assert "The run continues without compiling" in warning
     assert "install a C++ compiler" in warning
 
 
@@ -56,7 +56,7 @@ def test_graphs_beyond_the_limit_are_told_once_and_the_run_goes_on_eagerly(
     assert len(run.told("started")[0]["shapes"]) == 2
     assert run.losses == pytest.approx(train(flux_miniature, tmp_path / "plain", **two_sizes).losses, rel=1e-5)
     assert [event["text"] for event in run.told("warning")] == [
-        "compile_cache_size_limit: 1 graphs for each kind of block are not enough; what comes after them runs "
+        "compile_cache_size_limit: 1 graphs for each kind of block are not enough; further shapes run "
         "uncompiled, which is slow. Set it to 0, which computes it"
     ]
     torch._dynamo.reset()

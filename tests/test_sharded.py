@@ -165,10 +165,10 @@ def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_n
     statuses, told = together(2, tmp_path, fail_to_compile, config, ranks)
     if ranks == "01":
         assert statuses == [0, 0], told
-        assert told.count("The run goes on without compiling") == 1
+        assert told.count("The run continues without compiling") == 1
         return
     assert statuses == [1, 1], told
-    why = "torch.compile failed: RuntimeError: no such kernel, in some of the processes only, and with FSDP they"
+    why = "torch.compile failed: RuntimeError: no such kernel, but not in all processes, and with FSDP all"
     (failed,) = Run(1, tmp_path / "out", RunFolder(tmp_path / "out" / "run")).told("failed")
     assert failed["error"].startswith(f"another process of the run failed: {why}")
     assert failed["remedy"].startswith(f"the state of step 2 is in '{tmp_path / 'out' / 'short-step00000002-state'}';")

@@ -272,8 +272,8 @@ class Compilation:
         self._seen = now
 
     def survives(self, error: Exception) -> bool:
-        """Return whether a failed step can be repeated, without CUDA graphs or eagerly; nothing of it may be left. Raises
-        Failed if compiling failed under compile_fullgraph."""
+        """Return whether a failed step, of which nothing may be left, can be repeated without CUDA graphs or eagerly.
+        Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
         compile_denoiser, less = self._compile_denoiser, _without_cuda_graphs(self._options)
@@ -344,8 +344,8 @@ def _is_compiler_error(error: Exception) -> bool:
 
 
 COMPILED_CODE = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/", "torch/autograd/graph.py")
-"""Files whose functions are on the stack while compiled code runs. The last one calls backward: an error of the autograd
-engine about the result of a compiled backward shows no other."""
+"""Files whose functions are on the stack while compiled code runs. The last one calls backward: an error of the
+autograd engine about the result of a compiled backward shows no other."""
 CUDA_GRAPHS = ("torch/_inductor/cudagraph_trees.py", "torch/_inductor/cudagraph_utils.py", "torch/cuda/graphs.py")
 
 

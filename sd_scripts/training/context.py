@@ -53,7 +53,7 @@ class Context:
     run_dir: Path
     seed: int
     listens_from: float = 0.0
-    """Unix time; earlier entries of commands.jsonl were meant for an earlier run in this folder."""
+    """Unix time; earlier entries of commands.jsonl were for an earlier run in this folder."""
     phase_name: str = field(default="", init=False)
     """The phase that was reported last."""
     at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
@@ -72,7 +72,7 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """The device to train on; plain `cpu` even with several processes, since moving from `cpu` to `cpu:0` copies."""
+        """The device to train on; plain `cpu` even with several processes: moving from `cpu` to `cpu:0` copies."""
         device = self.accelerator.device
         return torch.device("cpu") if device.type == "cpu" else device
 
