@@ -203,9 +203,13 @@ def test_text_encoders_learn_whole_beside_shards(
         ({**HALF, "blocks_to_swap": 2}, {}, "blocks_to_swap: not supported with FSDP, which spreads"),
         ({"optimizer_type": "Adafactor"}, {}, "optimizer_type: Adafactor needs whole weights"),
         ({**HALF, "optimizer_type": "Lion"}, {}, "full_bf16: with FSDP only AdamW can train half-precision weights"),
-        ({"compile": True, "compile_mode": "reduce-overhead"}, {}, "compile_mode: CUDA graphs need weights that stay"),
+        (
+            {"compile": True, "compile_mode": "reduce-overhead"},
+            {},
+            "compile_mode: CUDA graphs need weights at fixed addresses",
+        ),
         ({}, {"FSDP_VERSION": "1"}, "fsdp_version: FSDP 1 is not supported"),
-        ({}, {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params: shards stay on the GPUs"),
+        ({}, {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params: not supported, shards stay on the GPUs"),
     ],
 )
 def test_what_needs_whole_weights_is_told_in_a_sentence(
