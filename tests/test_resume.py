@@ -308,12 +308,12 @@ def test_a_damaged_state_is_told_and_the_one_before_is_taken(undisturbed: Run, t
     found = newest_state(tmp_path, "short", told.append)
     assert found
     assert found.progress.step == 3
-    assert told == [f"resume: '{state}' is damaged (the checksum of state.pt does not match) and is left out"]
+    assert told == [f"resume: '{state}' is damaged (the checksum of state.pt does not match) and is skipped"]
     with pytest.raises(ValueError, match=r"is damaged: the checksum of state\.pt does not match; choose an older one"):
         read_whole(str(state))
     for step in (2, 3):
         flip_a_byte(tmp_path / f"short-step0000000{step}-state" / "state.pt")
-    with pytest.raises(ValueError, match=r"resume: no state is whole: .*Remove them to start over"):
+    with pytest.raises(ValueError, match=r"resume: no state is intact: .*Remove them to start over"):
         newest_state(tmp_path, "short")
 
 
@@ -329,7 +329,7 @@ def test_a_changed_progress_file_is_told_and_the_state_before_is_taken(undisturb
         found = newest_state(tmp_path, "short", told.append)
         assert found
         assert found.progress.step == 2
-        assert told == [f"resume: '{state}' is damaged (the checksum of progress.json does not match) and is left out"]
+        assert told == [f"resume: '{state}' is damaged (the checksum of progress.json does not match) and is skipped"]
         with pytest.raises(ValueError, match=r"is damaged: the checksum of progress\.json does not match; choose"):
             read_whole(str(state))
     (state / "progress.json").write_text(content)
@@ -391,7 +391,7 @@ def test_the_same_command_again_goes_on_from_the_newest_state(method: str, minia
     assert once_more.status == 0
     events = list(RunFolder(output / "again").events())
     assert {event["kind"] for event in events} == {"warning", "finished"}
-    assert "resume: the run is finished: its state is of step 6" in events[-2]["text"]
+    assert "resume: the run is finished: its state is at its last step, 6" in events[-2]["text"]
     assert events[-1]["path"] == str(output / "short.safetensors")
     assert equal(once_more.tensors(), whole.tensors())  # nothing is left to do, and nothing is spoilt
 

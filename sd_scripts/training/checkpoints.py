@@ -1,4 +1,4 @@
-"""Files and states of a run: names, when they are due, and which old ones go."""
+"""Checkpoints of a run: file names, when they are due, and which old ones are removed."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from sd_scripts.training.writer import Failure, Writer
 
 
 class Saver:
-    """Says when a file or state is due, and what becomes of it where output_dir does not take it."""
+    """Decides when a file or state is due, and saves it elsewhere if output_dir cannot be written to."""
 
     def __init__(self, context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer):
         self._context, self._train_state, self._train_plan, self._writer = context, train_state, train_plan, writer
@@ -35,10 +35,10 @@ class Saver:
         return bool(self._every_epochs and epoch % self._every_epochs == 0)
 
     def at_step(self, *, with_state: bool = False) -> None:
-        """The file of this step, and its state where the options or `with_state` ask for it.
+        """Save the file of this step, and its state if the options or `with_state` ask for it.
 
-        When it was due, the files and states that left the window of save_last_n_steps go. Where they cannot be
-        written, the run goes on and the next save tries again.
+        If it was due, remove the files and states outside the window of save_last_n_steps. If writing fails, the run
+        continues and the next save tries again.
         """
         progress = self._train_state.progress
         with_state = with_state or self._resume.save_state
@@ -52,7 +52,7 @@ class Saver:
             self._close_window_of_epochs(epoch)
 
     def tidy(self) -> None:
-        """What the run that this one goes on from would have removed, had it lived."""
+        """Remove what the run that this one resumes would have removed, had it not died."""
         progress, train_plan = self._train_state.progress, self._train_plan
         if every := self._saving.save_every_n_steps:  # the last step is saved under another name
             self._close_window_of_steps(min(progress.step, train_plan.max_steps - 1) // every * every)
@@ -65,14 +65,14 @@ class Saver:
         return self._save_for_sure(path, self._train_state.progress.epoch, with_state=with_state, patient=True)
 
     def save_and_stop(self) -> Path:
-        """The file and the state of a run that ends here, somewhere."""
+        """Save file and state of a run that stops here, in output_dir or elsewhere."""
         progress = self._train_state.progress
         return self._save_for_sure(self._step_file(progress.step), progress.epoch - 1, with_state=True, patient=False)
 
     def save_in_emergency(self) -> Path | None:
-        """The state of a run that an error is about to end, and a network's file, somewhere; None where that fails.
+        """Save the state, and an adapter's file, of a run that an error is about to end; return None if that fails.
 
-        By this process alone, since the others may not be there any more.
+        This process does it alone, since the others may be gone.
         """
         if not self._context.is_main:
             return None
@@ -90,16 +90,16 @@ class Saver:
         return None
 
     def _save(self, path: Path, epochs: int, *, with_state: bool) -> bool:
-        """Whether all of it was written."""
+        """Return whether everything was written."""
         self._begin_to_save()
         failures = self._writer.write(path, epochs, with_state=with_state)
         for failure in failures:
-            self._context.warn(f"{failure.text}. The run goes on; {SAVED_BEFORE}, and the next save tries again")
+            self._context.warn(f"{failure.text}. The run continues; {SAVED_BEFORE}, and the next save tries again")
         return not failures
 
     def _save_for_sure(self, path: Path, epochs: int, *, with_state: bool, patient: bool) -> Path:
-        """Where it was written in the end. What output_dir does not take is written elsewhere first, and then tried
-        again for a while: by a `patient` one, or where no other place took it."""
+        """Return where it was written. If output_dir fails, write elsewhere first; then retry for a while, if
+        `patient` or if nothing else could be written either."""
 
         def written(at: Path) -> list[Failure]:
             failures = self._writer.write(at, epochs, with_state=with_state)
@@ -122,7 +122,7 @@ class Saver:
         return rescued
 
     def _rescue(self, path: Path, failures: list[Failure], written: Callable[[Path], list[Failure]]) -> Path | None:
-        """Write to the first place that takes it."""
+        """Write to the first fallback folder that works."""
         places = rescue.places(path.parent, self._context.run_dir, failures) if self._context.is_main else iter(())
         while folder := self._context.agreed(next(places, None)):
             if not written(folder / path.name):
@@ -132,7 +132,7 @@ class Saver:
         return None
 
     def _wait(self, path: Path, rescued: Path | None, written: Callable[[Path], list[Failure]]) -> bool:
-        """Until there is room in output_dir; whether it was written there in the end."""
+        """Wait for room in output_dir; return whether it was written there in the end."""
         size, end = _size(rescued.parent) if rescued else 0, time.monotonic() + rescue.WAIT
         main = self._context.is_main
         while True:
@@ -149,7 +149,7 @@ class Saver:
         gone = self._context.is_main and not os.path.isdir(self._context.output_dir)
         self._context.keep_telling()
         if gone:
-            self._context.warn(f"output_dir: '{self._context.output_dir}' was gone and is made again")
+            self._context.warn(f"output_dir: '{self._context.output_dir}' was deleted and has been recreated")
 
     def _close_window_of_steps(self, step: int) -> None:
         every, models = self._saving.save_every_n_steps or 1, self._saving.save_last_n_steps
@@ -166,8 +166,8 @@ class Saver:
     def _close_window(
         self, file: Callable[[int], Path], every: int, last_model: int | None, last_state: int | None
     ) -> None:
-        """Remove what this run has saved up to these steps or epochs; None: nothing. More than the last one, since a
-        process that was killed may have left some."""
+        """Remove what this run saved up to these steps or epochs (None: nothing). That may be several, since a killed
+        process may have left some."""
         if not self._context.is_main:
             return
         begin = re.escape(self._writer.stem(file(0)).rstrip("0"))
@@ -199,5 +199,5 @@ def _size(folder: Path) -> int:
 
 
 def _beyond(step: int, keep: int, every: int) -> int:
-    """The newest step that the window of `keep` steps has left behind."""
+    """Return the newest step outside the window of `keep` steps."""
     return (step - keep - 1) // every * every

@@ -1,4 +1,4 @@
-"""Before the first step: save once, and look whether the disk has room for all that the run will save."""
+"""Trial save before the first step, and a check that the disk has room for everything the run will save."""
 
 import os
 
@@ -11,11 +11,11 @@ from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.writer import Writer
 
 STATE_FACTOR = 3
-"""A state holds the weights that learn, and with most optimizers two moments of each."""
+"""A state holds the trained weights and, with most optimizers, two moments of each."""
 
 
 def dry_save(context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer) -> None:
-    """Raises ValueError in all processes where the last file could not be saved; warns where room will be short."""
+    """Raise ValueError in all processes if the last file could not be saved; warn if disk space will run short."""
     problem = ""
     if context.is_main:
         probe = context.output_dir / f".write-test-{os.getpid()}{writer.ending}"
@@ -32,9 +32,9 @@ def dry_save(context: Context, train_state: TrainState, train_plan: TrainPlan, w
 
 
 def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan, size: int) -> str:
-    """Why the last file has no room; "" if it has."""
+    """Return why the last file does not fit on the disk, or ""."""
     folder, free = context.output_dir, free_bytes(context.output_dir)
-    if free is None or train_state.trainable.shards:  # of shards this process knows its own part alone
+    if free is None or train_state.trainable.shards:  # with shards this process knows only its own part
         return ""
     saving, resume = context.settings[SavingOptions], context.settings[ResumeOptions]
     if train_state.ema:
@@ -58,7 +58,7 @@ def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan
 
 
 def kept_files(saving: SavingOptions, resume: ResumeOptions, train_plan: TrainPlan, step: int) -> tuple[int, int]:
-    """How many files and states lie in output_dir at the end of a run that is at this step."""
+    """Return how many files and states will be in output_dir at the end of a run that is at this step."""
     at_steps = _kept(step, train_plan.max_steps - 1, saving.save_every_n_steps, saving.save_last_n_steps)
     every = saving.save_every_n_epochs
     if saving.save_n_epoch_ratio:

@@ -1,4 +1,4 @@
-"""A training whose launcher dies is not left behind: it ends its step, saves its state and leaves."""
+"""Parent watchdog: a training whose launcher dies finishes its step, saves its state and exits."""
 
 import contextlib
 import ctypes
@@ -10,24 +10,24 @@ import time
 
 PR_SET_PDEATHSIG = 1
 EVERY = 1.0
-"""Seconds between two looks for the parent, where the system does not tell of its death."""
+"""Seconds between two checks for the parent, where the system does not signal its death."""
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """What accelerate launch and torchrun leave in the environment. Without them the parent may be a shell, which people
 close while their run goes on."""
 
 
 def end_with_launcher() -> None:
-    """From here on the death of the launcher is heard as SIGTERM. Call it before anything takes its time."""
+    """Turn the death of the launcher into SIGTERM from now on. Call it before anything slow."""
     if os.name != "posix" or not any(name in os.environ for name in LAUNCHED):
         return
     parent = os.getppid()
-    if not _told_by_the_system():
+    if not _kernel_signals_death():
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it died just now
+    if os.getppid() != parent:  # it died in between
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _told_by_the_system() -> bool:
+def _kernel_signals_death() -> bool:
     if sys.platform != "linux":
         return False
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Where a run is: the one place that counts steps and epochs."""
+"""Progress of a run: the only place that counts steps and epochs."""
 
 import math
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class AlreadyFinished(Exception):
 
     def __init__(self, step: int, path: Path):
         super().__init__(
-            f"resume: the run is finished: its state is of step {step}, where it ends, and '{path}' is there; to train "
-            "on, raise max_train_steps or max_train_epochs"
+            f"resume: the run is finished: its state is at its last step, {step}, and '{path}' exists. To train "
+            "further, raise max_train_steps or max_train_epochs"
         )
         self.step, self.path = step, path
 
@@ -53,7 +53,7 @@ def plan_training(options: TrainingOptions, batches_per_epoch: int) -> TrainPlan
 
 @dataclass
 class Progress:
-    """Steps done, the epoch under way (from 1), and batches done in it."""
+    """Steps done, the current epoch (from 1), and batches done in it."""
 
     step: int = 0
     epoch: int = 1
@@ -64,7 +64,7 @@ class Progress:
 
 
 def starting_point(options: ResumeOptions, train_plan: TrainPlan) -> Progress:
-    """Where initial_step or initial_epoch says; without skip_until_initial_step the epoch begins with its first batch.
+    """Return the start that initial_step or initial_epoch sets; without skip_until_initial_step at the first batch.
 
     Raises ValueError when nothing is left to do.
     """

@@ -1,4 +1,4 @@
-"""What earlier runs left in the output folder: the newest state that is whole, and pieces of unfinished files."""
+"""Recovery from earlier runs in the output folder: find the newest intact state, remove unfinished files."""
 
 import os
 import re
@@ -18,8 +18,8 @@ NAMELESS = ("at", "epoch", "last")
 def newest_state(
     folder: Path, output_name: str | None, warn: Callable[[str], None] = lambda _: None
 ) -> SavedState | None:
-    """The state with the most steps, of two the later; None where there is none. A damaged one is told through `warn`,
-    and the one before is taken. Raises ValueError where all are damaged.
+    """Return the intact state with the most steps, the later of two, or None. A damaged one is reported through `warn`,
+    and the one before is taken. Raises ValueError if all are damaged.
 
     A process that was killed while it wrote or removed a state leaves nothing under its name.
     """
@@ -39,21 +39,21 @@ def newest_state(
             break
         damaged.append(f"'{saved.folder}' is damaged ({why})")
     if damaged and not found:
-        raise ValueError(f"resume: no state is whole: {'; '.join(damaged)}. Remove them to start over")
+        raise ValueError(f"resume: no state is intact: {'; '.join(damaged)}. Remove them to start over")
     for each in damaged:
-        warn(f"resume: {each} and is left out")
+        warn(f"resume: {each} and is skipped")
     return found
 
 
 def finished_file(folder: Path, output_name: str | None) -> Path | None:
-    """The last file of an earlier run of this name; of a diffusers model a folder."""
+    """Return the last file of an earlier run of this name; a diffusers model is a folder."""
     stem = output_name or LAST
     return next((path for ending in ENDINGS if (path := folder / f"{stem}{ending}").exists()), None)
 
 
 def clean_up(folder: Path, output_name: str | None) -> None:
-    """Clear away what killed processes left half done under hidden names, in `folder` and among its samples. What one
-    had set aside to put another in its place comes back, unless the other is there."""
+    """Remove the unfinished hidden files of killed processes in `folder` and its samples. A file that one had set aside
+    for a replacement is restored, unless the replacement is there."""
     name = _begin(output_name)
     piece = re.compile(rf"\.(?P<what>({name})([-._].*)?)\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE}|{RUNNING})")
     probe = re.compile(r"\.write-test-(?P<process>\d+)(\.\w+)*")
@@ -70,7 +70,7 @@ def clean_up(folder: Path, output_name: str | None) -> None:
 
 
 def _lives(process: int) -> bool:
-    """In a container the process before this one may have had the same number."""
+    """Return whether another process of this id is alive; in a container, ids repeat after a restart."""
     return process != os.getpid() and process_born(process) is not None
 
 

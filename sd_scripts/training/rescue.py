@@ -1,4 +1,4 @@
-"""Where a file goes that output_dir does not take, and how long a run waits until it does."""
+"""Fallback folders for a file that cannot be written to output_dir, and the wait until it can."""
 
 import contextlib
 import os
@@ -13,15 +13,15 @@ from sd_scripts.runs.disk import AWAY, FULL, free_bytes, same_disk
 from sd_scripts.training.writer import Failure
 
 WAIT = 600.0
-"""Seconds that a finished run waits until output_dir takes its file: time enough to free some space."""
+"""Seconds that a finished run waits for room in output_dir: enough time to free some space."""
 AGAIN_EVERY = 5.0
 Outlook = Literal["room", "full", "over"]
 RESCUED = "sd_scripts_rescued"
-"""Folder in the user's home; in a shared temporary folder it gets a name that nobody can foresee."""
+"""Folder in the user's home; in a shared temporary folder its name is unpredictable."""
 
 
 def places(output_dir: Path, run_dir: Path, failures: Iterable[Failure]) -> Iterator[Path]:
-    """Folders to write to in place of output_dir, the nearest first."""
+    """Yield folders to write to instead of output_dir, the nearest first."""
     full = any(failure.errno in FULL for failure in failures)
     if not (full and same_disk(run_dir, output_dir)):
         yield run_dir / RESCUED
@@ -32,12 +32,12 @@ def places(output_dir: Path, run_dir: Path, failures: Iterable[Failure]) -> Iter
 
 
 def may_pass(failures: Iterable[Failure]) -> bool:
-    """Whether it is worth to wait: a disk that is full, or a drive that is away."""
+    """Return whether waiting may help: a full disk or a disconnected drive."""
     return any(failure.errno in FULL + AWAY for failure in failures)
 
 
 def look_for_room(output_dir: Path, size: int, end: float) -> Outlook:
-    """After a short while, whether there is room for `size` bytes now; `end` is of time.monotonic(). Ctrl-C ends the
+    """Wait a moment and return whether there is room for `size` bytes; `end` is a time.monotonic(). Ctrl-C ends the
     wait."""
     try:
         time.sleep(AGAIN_EVERY)
@@ -50,7 +50,7 @@ def look_for_room(output_dir: Path, size: int, end: float) -> Outlook:
 
 
 def forget(folder: Path) -> None:
-    """Remove what was rescued, once it lies where it belongs, and the folder above it if that is empty now."""
+    """Remove a rescued file once it is where it belongs, and the folder above it if that is empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         if folder.parent.name == RESCUED:

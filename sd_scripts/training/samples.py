@@ -1,4 +1,4 @@
-"""Images while training: when they are due, where they go."""
+"""Sample images during training: when they are due and where they go."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from sd_scripts.training.train_state import TrainState
 
 
 def prompts_of(settings: Settings, family: Family, warn: Callable[[str], None]) -> list[SamplePrompt]:
-    """What sample_prompts holds. Raises ValueError, all reasons at once: ask before a model is loaded."""
+    """Read sample_prompts. Raises ValueError with all problems at once; call it before the model loads."""
     if not (file := settings[SampleOptions].sample_prompts):
         return []
     if problems := prompt_problems(Path(file), family.name):
@@ -36,7 +36,7 @@ class SampleFailure:
     """Why a sample could not be made or written, which ends no run."""
 
     kind: str
-    """Of each kind one is told in a run."""
+    """Each kind is reported once per run."""
     text: str
 
 
@@ -72,10 +72,10 @@ class Sampler:
         self.run(step, f"e{epoch:06d}")
 
     def run(self, step: int, when: str) -> None:
-        """All prompts, spread over the processes, or made by all together where each holds a shard of the weights.
-        Names are as sd-scripts gives them."""
+        """Sample all prompts, spread over the processes, or by all together if the weights are sharded. File names are
+        those of sd-scripts."""
         if not self.prompts:
-            self._context.warn("sample_prompts: there is no prompt to make samples of; name a file with some")
+            self._context.warn("sample_prompts: no prompts to sample; set it to a file with prompts")
             return
         progress = self._context.phase("sampling")
         name = self._context.settings[SavingOptions].output_name
@@ -98,7 +98,7 @@ class Sampler:
             self._context.warn(failure.text)
 
     def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any] | SampleFailure:
-        """Make one image; return what is told of it, or why there is none."""
+        """Make one image; return its event payload, or why there is none."""
         try:
             return self._made(number, folder, name, when)
         except Exception as error:
@@ -113,8 +113,8 @@ class Sampler:
         why = brief(error, self._context.settings)
         return SampleFailure(
             type(error).__name__,
-            f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run goes on without it; "
-            "other samples that fail in the same way are not told",
+            f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run continues "
+            "without it; further failures of this kind are not reported",
         )
 
     def _made(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
@@ -127,5 +127,5 @@ class Sampler:
         if self._context.is_main or not self._train_state.trainable.shards:
             with atomic_file(path) as part:
                 image.save(part, format="PNG")
-        facts = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
-        return {**facts, "width": image.width, "height": image.height}
+        payload = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
+        return {**payload, "width": image.width, "height": image.height}

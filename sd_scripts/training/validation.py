@@ -1,4 +1,4 @@
-"""Loss on images that were kept out of training: the same images, timesteps and noise each time."""
+"""Validation loss on held-out images: the same images, timesteps and noise each time."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -36,12 +36,12 @@ class Validator:
         return bool(self._loader and every and step % every == 0)
 
     def due_at_epoch(self, epoch: int) -> bool:
-        """Every epoch, unless a number of steps or of epochs is set."""
+        """Return whether validation is due: every epoch, unless a number of steps or epochs is set."""
         every = self._options.validate_every_n_epochs or (0 if self._options.validate_every_n_steps else 1)
         return bool(self._loader and every and epoch % every == 0)
 
     def run(self, step: int) -> None:
-        """Measure the loss and tell it. Where one process fails, all warn and the run goes on."""
+        """Measure and report the loss. If one process fails, all warn and the run continues."""
         mean, why = torch.zeros(()), ""
         try:
             mean = self._measure()
@@ -59,13 +59,14 @@ class Validator:
         if not self._failed:
             self._failed = True
             self._context.warn(
-                f"validation_split: the validation loss could not be measured: {why}. The run goes on without it; it "
-                "is tried again when it is due, and further failures are not told"
+                f"validation_split: the validation loss could not be measured: {why}. The run continues without it and "
+                "tries again when it is due; further failures are not reported"
             )
 
     @torch.no_grad()
     def _measure(self) -> Tensor:
-        """Mean loss over images and timesteps. Eager and without dropouts, so that no graph is added."""
+        """Return the mean loss over images and timesteps. It runs eagerly and without dropout, so that it adds no
+        graph."""
         assert self._loader, "asked to validate without images"
         progress = self._context.phase("validating")
         total = min(len(self._loader), self._options.max_validation_steps or len(self._loader))

@@ -1,5 +1,4 @@
-"""Writes one file of a run, with its moving average and its state: whole or not at all, and whatever else fails, with
-the weights in it."""
+"""Writes a checkpoint with its EMA and state: complete or not at all; if other things fail, at least the weights."""
 
 import logging
 import os
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 class Metadata(Protocol):
     def __call__(self, epochs: int, steps: int, *, hashed: bool = True) -> dict[str, str]:
-        """Of a file saved now; `hashed` waits for the hash of the base model."""
+        """Return the metadata of a file saved now; `hashed` waits for the hash of the base model."""
         ...
 
 
@@ -39,7 +38,7 @@ class Failure:
 
 
 class Writer:
-    """From the main process; of shards all processes gather."""
+    """Writes from the main process; with shards, all processes gather."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Writer:
         outputs: OwnOutputs,
         moved: Callable[[dict[Path, Path]], None],
     ):
-        """`moved` hears which files of an earlier run were renamed, old -> new."""
+        """`moved` is called with the renamed files of an earlier run, old -> new."""
         self._context, self._train_state, self._train_plan, self._metadata = context, train_state, train_plan, metadata
         self._outputs, self._moved = outputs, moved
         precision = context.settings[SavingOptions].save_precision
@@ -62,7 +61,7 @@ class Writer:
         return self._train_state.trainable.ending
 
     def stem(self, file: Path) -> str:
-        """Its name without ending; that of a folder has none."""
+        """Return the file name without extension; a folder has none."""
         return file.name.removesuffix(self.ending)
 
     def ema_file(self, file: Path) -> Path:
@@ -72,8 +71,7 @@ class Writer:
         return file.with_name(f"{self.stem(file)}{STATE_ENDING}")
 
     def write(self, path: Path, epochs: int, *, with_state: bool) -> list[Failure]:
-        """The file, that of the moving average, the state. The state is tried in any case: it is what cannot be made
-        again."""
+        """Write the file, the EMA file and the state. The state is always tried: nothing else can replace it."""
         failed = []
         if self._context.is_main or self._train_state.trainable.shards:
             with self._train_state.averaged():
@@ -105,8 +103,8 @@ class Writer:
         return []
 
     def try_out(self, probe: Path) -> int:
-        """Save as if it were for good, and remove it; returns the bytes of a network's file. Of a whole model only one
-        tensor is written, since all of it takes its time. Raises what the save would raise."""
+        """Save for a test and remove the file; return the bytes of an adapter's file. Of a whole model only one tensor
+        is written, to save time. Raises what the save would raise."""
         self._last_metadata = metadata = self._metadata(0, self._train_state.progress.step, hashed=False)
         trainable = self._train_state.trainable
         try:
@@ -121,27 +119,27 @@ class Writer:
 
     @property
     def file_bytes(self) -> int:
-        """At least so many has the file of a whole model."""
+        """Least size of a whole model's file."""
         tensors = [each for group in self._train_state.optimizer.param_groups for each in group["params"]]
         return sum(each.numel() * (self._dtype or each.dtype).itemsize for each in tensors)
 
     def metadata(self, epochs: int) -> dict[str, str]:
-        """Of a file saved now; those of the save before where they cannot be made."""
+        """Return the metadata of a file saved now, or those of the previous save if they cannot be made."""
         try:
             self._last_metadata = self._metadata(epochs, self._train_state.progress.step)
         except Exception as error:
             why = brief(error, self._context.settings)
             self._context.warn_once(
-                "metadata", f"the metadata could not be made ({why}); the file has those of the save before"
+                "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
             )
         return self._last_metadata
 
     def _write_plain(self, path: Path, error: Exception) -> Path:
-        """Without cast and metadata; if that fails too, as a dict of tensors. Returns where."""
-        if self._train_state.trainable.shards:  # the others have gathered already, and would not do it again
+        """Write without cast and metadata, or else as a dict of tensors; return the path."""
+        if self._train_state.trainable.shards:  # the other processes have gathered already and would not do it again
             raise error
         why = brief(error, self._context.settings)
-        self._context.warn(f"'{path}' could not be written as planned ({why}); it is written in a simpler form")
+        self._context.warn(f"'{path}' could not be written as planned ({why}); writing it in a simpler form")
         try:
             self._train_state.trainable.save(path, None, {})
             return path
@@ -154,18 +152,18 @@ class Writer:
             torch.save(
                 {name: on_cpu(tensor) for name, tensor in self._train_state.trainable.state_dict().items()}, part
             )
-        self._context.warn(f"the trained weights are in '{plain}', as a dict of tensors, which torch.load reads")
+        self._context.warn(f"the trained weights are in '{plain}', a dict of tensors for torch.load")
         return plain
 
     def write_state(self, folder: Path) -> list[Failure]:
-        """Only of shards all processes must call it."""
+        """Write the train state. Only with shards must all processes call it."""
         state = self._train_state.state() if self._context.is_main or self._train_state.trainable.shards else {}
         if not self._context.is_main:
             return []
         try:
             self._make_room(folder)
             write_state(folder, state, self._train_state, self._train_plan, self._context.seed)
-        except Exception as error:  # an optimizer of other people may hold what cannot be written
+        except Exception as error:  # a third-party optimizer may hold what cannot be pickled
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
         self._tell_saved(folder)
@@ -179,11 +177,11 @@ class Writer:
         self.remove(self.ema_file(path))
 
     def remove(self, path: Path) -> None:
-        """Of what this run wrote; a disk that refuses it ends no run."""
+        """Remove a file or folder of this run; a failure ends no run."""
         if not self._context.is_main or not self._outputs.owns(path):
             return
         try:
-            if path.is_dir():  # out of sight first: half a folder under its name could be taken for a whole one
+            if path.is_dir():  # renamed first: half a folder under its name could be taken for a complete one
                 gone = beside(path, GONE)
                 os.replace(path, gone)
                 shutil.rmtree(gone, ignore_errors=True)
@@ -193,7 +191,7 @@ class Writer:
             self._context.warn_once("remove", f"output_dir: '{path}' could not be removed: {why_not_written(error)}")
 
     def _make_room(self, path: Path) -> None:
-        """Keep what is not this run's under another name."""
+        """Rename files at `path` that are not this run's."""
         if not self._context.is_main:
             return
         announced = self._outputs.kept
@@ -210,5 +208,5 @@ class Writer:
         if not self._context.is_main:
             return
         written = self._outputs.wrote(path)
-        facts = written._asdict() if written else {}
-        self._context.tell("saved", path=str(path), step=self._train_state.progress.step, **facts)
+        payload = written._asdict() if written else {}
+        self._context.tell("saved", path=str(path), step=self._train_state.progress.step, **payload)
