@@ -256,7 +256,7 @@ def test_blocks_come_back_where_the_transformer_learns(trainable: bool) -> None:
 def test_only_a_block_on_the_device_can_have_changed() -> None:
     swapper = bare(SWAP, trainable=True).swapper
     assert isinstance(swapper, SwapGroup)
-    with pytest.raises(AssertionError, match="lies on the device"):
+    with pytest.raises(AssertionError, match="while it is resident"):
         swapper.changed(swapper.blocks[4])
 
 
