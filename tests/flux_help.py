@@ -51,7 +51,7 @@ def tiny_parts(*, guidance: bool = True) -> Components:
         text_encoders=[],
         tokenizers=[],
         source="tiny",
-        facts={"variant": "dev" if guidance else "schnell"},
+        extras={"variant": "dev" if guidance else "schnell"},
     )
 
 

@@ -304,7 +304,7 @@ def test_latents_are_shifted_and_scaled_and_come_back(components: Components) ->
 
 @pytest.mark.parametrize(
     ("dtype", "said"),
-    [(torch.float16, "mixed_precision: the autoencoder overflowed"), (torch.float32, "ae: the autoencoder gives")],
+    [(torch.float16, "mixed_precision: the autoencoder overflowed"), (torch.float32, "ae: the autoencoder produces")],
 )
 def test_latents_that_are_not_finite_are_told_with_a_remedy(dtype: torch.dtype, said: str) -> None:
     components = tiny_parts()

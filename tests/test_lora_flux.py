@@ -162,7 +162,9 @@ def test_ranks_by_option_are_those_of_network_args(flux: list[AdaptedModule]) ->
 
 
 def test_an_option_and_network_args_that_differ_are_told() -> None:
-    with pytest.raises(ValueError, match=r"^train_blocks: is double here and single in network_args; leave one"):
+    with pytest.raises(
+        ValueError, match=r"^train_blocks: set to double here but to single in network_args; remove one"
+    ):
         read("train_blocks=single", train_blocks="double")
     assert read("train_blocks=Single", train_blocks="single")
     assert read("split_qkv=true", split_qkv=True)
@@ -231,7 +233,7 @@ def test_ranks_before_the_blocks_are_five_whole_numbers(ranks: str) -> None:
         (["network_reg_dims=attn"], "network_args: network_reg_dims=attn is not of the form regex=value"),
         (["network_reg_dims=attn(=4"], r"network_args: network_reg_dims: 'attn\(' is not a valid regular expression"),
         (["network_reg_lrs=attn=fast"], "network_args: network_reg_lrs=fast is not a number"),
-        (["ggpo_beta=0.01"], "network_args: ggpo_beta and ggpo_sigma go together"),
+        (["ggpo_beta=0.01"], "network_args: ggpo_beta and ggpo_sigma must be set together"),
         (["train_blocks=double", "train_double_block_indices=none"], "network_args: all ranks or learning rates are 0"),
     ],
 )
@@ -247,7 +249,7 @@ def test_keys_of_other_families_are_unknown_and_keys_without_effect_are_told() -
     read(train_blocks="double", train_single_block_indices="0-2", warnings=warnings)
     assert warnings.pop() == "train_single_block_indices: has no effect with train_blocks = double"
     assert warnings == [
-        "network_args: conv_dim and conv_alpha have no effect, FLUX.1 has no convolutions",
+        "network_args: conv_dim and conv_alpha have no effect because FLUX.1 has no convolutions",
         "network_args: verbose has no effect; the saved file names every layer with its rank",
         "network_args: down_lr_weight is unknown and has no effect",
         "network_args: unet_dim is unknown and has no effect",
