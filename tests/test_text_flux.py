@@ -50,7 +50,7 @@ def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407)
         text_encoders=[clip.eval(), t5.eval()],
         tokenizers=[clip_tokenizer.shipped_tokenizer(), t5_tokenizer.shipped_tokenizer()],
         source="model",
-        facts={"t5_length": t5_length, "apply_t5_attn_mask": masked},
+        extras={"t5_length": t5_length, "apply_t5_attn_mask": masked},
     )
 
 
