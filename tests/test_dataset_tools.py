@@ -129,7 +129,7 @@ def test_what_will_not_be_trained_as_meant_is_reported(source: Path, concept: Co
     (source.parent / "data/img/40_sks cat").mkdir(parents=True)
     first, second = told(arrange(concept))
     assert first == f"1 subfolders with images in '{source}' were skipped: copy each as its own concept"
-    assert second == "40_sks cat has the same words and is trained too; delete it if it is an older one"
+    assert second == "40_sks cat has the same prompt and is trained too; delete it if it is outdated"
 
 
 @pytest.mark.parametrize(

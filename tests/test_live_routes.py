@@ -365,7 +365,7 @@ def test_the_queue_is_reordered_emptied_and_paused(studio):
 
 def test_what_cannot_be_done_is_told_in_a_sentence(studio):
     run = studio.over("cat", steps(2))
-    for action, why in (("stop", "is not running"), ("up", "does not wait"), ("continue", "no complete state")):
+    for action, why in (("stop", "is not running"), ("up", "is not in the queue"), ("continue", "no complete state")):
         answer = studio.post(f"run/{run}/{action}")
         assert answer.status_code == 400
         assert why in answer.json()["error"]

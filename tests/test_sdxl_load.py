@@ -193,7 +193,7 @@ def test_half_a_file_no_file_and_no_model_are_told(miniature: Any, tmp_path: Pat
     _both_say(page, "is not a safetensors file")
     _both_say(tmp_path / "none.safetensors", "there is no file or folder")
     _both_say(tmp_path, "model_index.json")
-    _both_say(None, "no model is chosen")
+    _both_say(None, "not set; choose an SDXL file")
 
 
 def test_a_ckpt_that_could_run_code_is_refused(tmp_path: Path) -> None:

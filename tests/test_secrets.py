@@ -113,7 +113,7 @@ def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path,
             lambda given, kept: prepare(given, SDXL_LORA, kept, print_only=False),
             lambda given, kept: save_file(tmp_path / "a.toml", given, SDXL_LORA, kept),
         ):
-            with pytest.raises(ValueError, match=f"^{name}: holds the {secret}, ") as refused:
+            with pytest.raises(ValueError, match=f"^{name}: contains the {secret}, ") as refused:
                 write({**values, **other}, unknown)
             assert word not in str(refused.value)
     assert not (tmp_path / "out").exists()

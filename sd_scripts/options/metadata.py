@@ -27,7 +27,7 @@ class MetadataOptions(OptionGroup, title="Metadata"):
     )
     metadata_merged_from: str | None = option(None, "Models that this one was merged from.", label="Merged from")
     metadata_trigger_phrase: str | None = option(
-        None, "Words in a prompt that activate the LoRA.", label="Trigger phrase"
+        None, "Words in a prompt that activate what was trained.", label="Trigger phrase"
     )
     metadata_preprocessor: str | None = option(None, "Preprocessor that the model needs.", label="Preprocessor")
     metadata_is_negative_embedding: str | None = option(
