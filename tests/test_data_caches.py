@@ -173,7 +173,7 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
 
     write_foreign(root, plan, "_{h}x{w}", "{stem}_{w:04d}x{h:04d}_flux.npz")
     latents = cache_latents(plan, images, cache_key="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"latents are \(4, 8, 8\); turn skip_cache_check off$"):
+    with pytest.raises(ValueError, match=r"latents have shape \(4, 8, 8\); turn off skip_cache_check$"):
         list(BatchLoader(plan, warn=told.append, latents=latents).epoch(1))
     latents = cache_latents(plan, images, cache_key="vae", warn=told.append, **how)  # type: ignore[arg-type]
     assert {batch.latents.shape[1] for batch in epoch_of(plan, latents=latents) if batch.latents is not None} == {16}

@@ -204,7 +204,7 @@ def test_a_deleted_output_folder_is_made_again(meanwhile: Any, miniature: Any, t
         "short-step00000002.safetensors",
         "short.safetensors",
     ]
-    assert any(w["text"].startswith(f"output_dir: '{output}' was gone") for w in made.told("warning"))
+    assert any(w["text"].startswith(f"output_dir: '{output}' was deleted") for w in made.told("warning"))
     assert made.told("started")[0]["max_steps"] == 3  # again, since the page would not know
     assert made.events[-1]["kind"] == "finished"
 

@@ -267,7 +267,7 @@ def write_flux(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "problem"),
     [
-        (write_another, "has no layer of this (network|model); is it "),
+        (write_another, "has no layer of this (network|model); choose a "),
         (write_kind("dora_scale"), "is not a plain LoRA but DoRA; only LyCORIS can continue training it"),
         (write_kind("hada_w1_a"), "is not a plain LoRA but LoHa"),
         (write_kind("lokr_w1"), "is not a plain LoRA but LoKr"),

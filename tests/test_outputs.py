@@ -145,7 +145,7 @@ def test_two_concurrent_runs_of_one_name_are_reported(miniature: Any, tmp_path: 
     mark.write_text(json.dumps({"born": process_born(parent), "run_dir": "runs/the-other"}))
     (output / f".short.{2**22 + 1}.run").write_text(json.dumps({"born": "long ago", "run_dir": "runs/dead"}))
     made = train(miniature, output, max_train_steps=1)
-    (told,) = [w["text"] for w in made.told("warning") if "another run writes" in w["text"]]
+    (told,) = [w["text"] for w in made.told("warning") if "is writing files of this name" in w["text"]]
     assert "(runs/the-other)" in told
     assert made.files == [mark.name, "short.safetensors"]
 

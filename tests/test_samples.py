@@ -82,8 +82,8 @@ def test_prompts_that_cannot_be_sampled_are_told_before_the_model_is_loaded(
     made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1)
     assert made.status == 2
     told = capsys.readouterr().err
-    assert f"sample_prompts: '{prompts}', line 1: sample_sampler is 'nope'" in told
-    assert f"sample_prompts: '{prompts}', line 2: width is 100000" in told
+    assert f"sample_prompts: '{prompts}', line 1: sample_sampler: 'nope' is not one of" in told
+    assert f"sample_prompts: '{prompts}', line 2: width: 100000 is not between" in told
     assert "Traceback" not in told
     assert "loading" not in [event["name"] for event in made.told("phase")]
 
