@@ -73,7 +73,7 @@ def test_bounds_move_outwards_to_the_grid() -> None:
 def test_a_resolution_outside_the_bounds_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="max_bucket_reso: 1024 is smaller than"):
         BucketRules(resolution=(1536, 1536), enable_bucket=True)
-    with pytest.raises(ValueError, match="min_bucket_reso: 256 is more than"):
+    with pytest.raises(ValueError, match="min_bucket_reso: 256 is larger than"):
         BucketRules(resolution=(128, 512), enable_bucket=True)
     BucketRules(resolution=(1536, 1536), enable_bucket=True, bucket_no_upscale=True)
 

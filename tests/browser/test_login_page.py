@@ -33,7 +33,7 @@ def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: A
     page.get_by_label("Username").fill("me")
     page.get_by_label("Password").fill("open barley")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_have_text("The name or the password is wrong")
+    expect(page.get_by_role("alert")).to_have_text("Wrong username or password")
     page.get_by_label("Password").fill("open sesame")
     refused: list[str] = []
     page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
@@ -85,7 +85,7 @@ def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_strang
     expect(page.get_by_role("heading")).to_have_text("Token required")
     page.get_by_label("Token").fill("an older one")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("This token is wrong")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong token")
     page.goto(gui.address)
     expect(page.locator("#lora-start")).to_be_visible()
     assert page.url == f"{gui.url}/"
