@@ -192,7 +192,7 @@ def test_cuda_graphs_are_not_recorded_with_gradient_checkpointing(
     assert not any(asked)
     assert [event["text"] for event in run.told("warning") if "compile" in event["text"]] == [
         "compile_mode: reduce-overhead replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, "
-        "so default is used; turn one of the two off"
+        "so default is used; turn off one of them"
     ]
 
 

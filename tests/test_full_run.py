@@ -235,7 +235,7 @@ def test_images_of_the_class_weigh_as_the_option_says(miniature: Any, tmp_path: 
         ),
         (
             {"fused_backward_pass": True, "blockwise_fused_optimizers": True},
-            "fused_backward_pass: is the same as blockwise_fused_optimizers in other portions",
+            "fused_backward_pass: cannot be combined with blockwise_fused_optimizers",
         ),
         ({"learning_rate": 0.0}, "learning_rate: all learning rates are 0"),
         ({"full_bf16": True}, "full_bf16: needs mixed_precision = bf16"),

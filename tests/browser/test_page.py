@@ -253,7 +253,7 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(other))
     page.locator("#lora-save-new").click()
-    expect(page.locator("#lora-message")).to_contain_text("other.toml is there already")
+    expect(page.locator("#lora-message")).to_contain_text("other.toml already exists")
     assert read_toml(other) == {"seed": 2}
     field(page, "new-name").press_sequentially("x")  # another name is another question
     expect(page.locator("#lora-save-new")).to_have_text("Save")
@@ -320,7 +320,7 @@ def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
     field(page, "output_name").fill("kätzchen")
     expect(page.locator("#lora-clip_l")).to_be_hidden()
     family(page, "FLUX.1")
-    expect(page.locator("#lora-message")).to_contain_text("The preset FLUX.1 safe start sets what suits it")
+    expect(page.locator("#lora-message")).to_contain_text("the preset FLUX.1 safe start sets recommended values")
     for name in ("clip_l", "t5xxl", "ae", "guidance_scale", "blocks_to_swap", "fp8_base"):
         expect(page.locator(f"#lora-{name}")).to_be_visible()
     for name in ("vae", "clip_skip", "v_parameterization", "max_token_length"):
