@@ -213,3 +213,10 @@ def test_files_for_flux_give_the_recommended_timesteps_all_or_none() -> None:
     given = [{k: v for k, v in parse_toml(text).items() if k in RECOMMENDED} for _, text in blocks("toml")]
     assert RECOMMENDED in given
     assert [each for each in given if each not in ({}, RECOMMENDED)] == []
+
+
+def test_names_in_contributing_are_in_the_code() -> None:
+    code = "\n".join(path.read_text() for top in ("sd_scripts", "kohya_gui") for path in (ROOT / top).rglob("*.py"))
+    words = {*re.findall(r"\w+", code), *(path.name for path in ROOT.rglob("sd_scripts/*")), "kohya_gui"}
+    named = re.findall(r"`(\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert [name for name in named if name not in words] == []
