@@ -253,7 +253,7 @@ def test_missing_zero_and_negative_values_are_gaps_and_break_nothing(page, log):
     assert inked(page, "--chart-mean") == 0
     page.evaluate("chart.set([{name: 'gone', level: 0, bins: []}])")
     synchronize(page)
-    expect(page.locator(".curves-plot")).to_have_attribute("aria-label", "Loss: nothing yet")
+    expect(page.locator(".curves-plot")).to_have_attribute("aria-label", "Loss: no data yet")
 
 
 def test_one_spike_does_not_flatten_the_curve(page):

@@ -172,7 +172,7 @@ def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(pag
     view.locator(".sample").first.click()
     large = page.locator("dialog.sample-large")
     expect(large).to_contain_text("a cat")
-    expect(large).to_contain_text("Step 30 · seed 0 · 1 × 1 · 3 of 3")
+    expect(large).to_contain_text("Step 30 · seed 0 · 1 × 1 · sample 3 of 3")
     page.keyboard.press("ArrowLeft")
     expect(large).to_contain_text("Step 20 · seed 0")
     page.keyboard.press("ArrowDown")
@@ -286,7 +286,7 @@ def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     expect(matrix.locator(".sample")).to_have_count(6)
     matrix.locator(".sample").nth(4).click()
     large = page.locator("dialog.sample-large")
-    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · 2 of 3 steps, prompt 2 of 2")
+    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · sample 2 of 3, prompt 2 of 2")
     with page.expect_download() as download:
         large.get_by_text("Download").click()
     assert download.value.suggested_filename == "step20-prompt2.png"
