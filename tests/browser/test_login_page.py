@@ -75,7 +75,7 @@ def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
     link = page.locator("#lora-tensorboard-told a")
     expect(link).to_have_attribute("href", re.compile(r"^http://127\.0\.0\.1:\d+/$"), timeout=90_000)
     page.locator("#lora-stop-tensorboard").click()
-    expect(page.locator("#lora-tensorboard-told")).to_contain_text("has ended")
+    expect(page.locator("#lora-tensorboard-told")).to_contain_text("TensorBoard stopped")
 
 
 def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_stranger(chromium: Any, gui: Gui) -> None:

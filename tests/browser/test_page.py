@@ -70,7 +70,7 @@ def test_a_new_page_begins_with_the_safe_start_and_an_output_folder(page):
 def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, tmp_path):
     field(page, "network_dim").fill("77")
     choose(page, "preset", "SDXL safe start")
-    expect(page.locator("#lora-message")).to_contain_text("SDXL safe start is set")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
     expect(field(page, "network_dim")).to_have_value("16")
     held: list[Any] = []
     held_back = True
@@ -80,7 +80,7 @@ def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, t
     held_back = False
     for route in held:
         route.continue_()
-    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12 GB is set")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12 GB applied")
     expect(page.locator("[data-busy]")).to_have_count(0)
     page.reload()
     expect(field(page, "preset")).to_have_value("SDXL low memory 12 GB")
@@ -93,7 +93,7 @@ def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, t
 
 def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     choose(page, "preset", "SDXL safe start")
-    expect(page.locator("#lora-message")).to_contain_text("SDXL safe start is set")
+    expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
     set_the_six(page)
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(tmp_path / "my cat"))
@@ -356,7 +356,7 @@ def test_recommended_values_are_taken_with_one_click_and_survive_a_reload(page, 
 
 def test_a_preset_chooses_its_family(page):
     choose(page, "preset", "FLUX.1 low memory 16 GB")
-    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16 GB is set")
+    expect(page.locator("#lora-message")).to_contain_text("FLUX.1 low memory 16 GB applied")
     expect(field(page, "blocks_to_swap")).to_have_value("10")
     expect(field(page, "fp8_base")).to_be_checked()
     choose(page, "preset", "SDXL safe start")
@@ -657,7 +657,7 @@ def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
     expect(field(page, "preset", tab)).to_have_value("SDXL safe start")
     expect(field(page, "learning_rate", tab)).to_have_value("1e-05")
     choose(page, "preset", "FLUX.1 low memory 12 GB", tab)
-    expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12 GB is set")
+    expect(page.locator(f"#{tab}-message")).to_contain_text("FLUX.1 low memory 12 GB applied")
     expect(field(page, "blocks_to_swap", tab)).to_have_value("35")
     for name in ("full_bf16", "fused_backward_pass", "gradient_checkpointing"):
         expect(field(page, name, tab)).to_be_checked()
@@ -719,7 +719,7 @@ def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(pag
     tab, made = "finetune", read_toml(flux_demo)
     go_to(page, tab)
     choose(page, "preset", "FLUX.1 low memory 24 GB", tab)
-    expect(page.locator(f"#{tab}-message")).to_contain_text("is set")
+    expect(page.locator(f"#{tab}-message")).to_contain_text("applied")
     (images,) = Path(made["train_data_dir"]).iterdir()
     unfold(page, "dataset-preparation", tab=tab)
     field(page, "image-folder", tab).fill(str(images))
