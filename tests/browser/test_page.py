@@ -612,7 +612,7 @@ def test_a_training_that_fails_says_why_in_the_page(page, demo):
     page.locator("#lora-start").click()
     run = page.locator("#lora-run")
     expect(run.locator(".badge")).to_have_text(re.compile("Failed|Ended"), timeout=TRAINING)
-    expect(run.locator("[role=alert]")).to_contain_text("optimizer_type: there is no 'nowhere.Optimizer'")
+    expect(run.locator("[role=alert]")).to_contain_text("optimizer_type: cannot find 'nowhere.Optimizer'")
 
 
 FULL = ("dreambooth", "finetune")
