@@ -641,7 +641,7 @@ def test_a_tab_takes_model_and_images_over_from_another_with_one_click(page):
     field(page, "output_name", "dreambooth").fill("mine")
     page.locator("#dreambooth-others").get_by_role("button", name="Fine-tune").click()
     told = page.locator("#dreambooth-message")
-    expect(told).to_contain_text("No model, images or folders are set in Fine-tune yet")
+    expect(told).to_contain_text("No model, images or folders are set in the Fine-tune tab yet")
     page.locator("#dreambooth-others").get_by_role("button", name="LoRA").click()
     expect(field(page, "train_data_dir", "dreambooth")).to_have_value("/images/cats")
     expect(field(page, "output_name", "dreambooth")).to_have_value("mine")
