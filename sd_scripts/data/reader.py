@@ -91,7 +91,7 @@ class BatchReader(TorchDataset[Read]):
 
     def _sample(self, item: Item, repeat: int, request: Request) -> Sample:
         key = f"{self.plan.seed}/{request.epoch}/{item.index}/{repeat}"
-        random = Random(f"{key}/picture")
+        random = Random(f"{key}/picture")  # another word would give other draws
         caption = process_caption(
             item.caption,
             item.subset.captions,
