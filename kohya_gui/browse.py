@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
-from sd_scripts.options.image_folders import IMAGE_SUFFIXES
+from sd_scripts.formats.image_folders import IMAGE_SUFFIXES
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")

@@ -12,19 +12,20 @@ from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.launch_command import LaunchCommand, build
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.model_file import describe, is_hub_id
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
-from sd_scripts.options.model_file import describe, is_hub_id
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, prompts_in
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.spec import OptionGroup, each_option
-from sd_scripts.options.toml_files import read_toml, write_toml
-from sd_scripts.runs.folder import RunFolder, new_run_folder, write_whole
+from sd_scripts.runs.folder import RunFolder, new_run_folder
 
 PROMPTS = "sample_prompts"
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.options.folder_names import dotted, numbered
-from sd_scripts.options.image_folders import find_images
-from sd_scripts.options.words import some
+from sd_scripts.formats.folder_names import dotted, numbered
+from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.words import some
 
 NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 """Characters that some file system does not allow in a folder name."""

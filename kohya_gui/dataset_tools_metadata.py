@@ -9,8 +9,8 @@ from typing import Any
 import sd_scripts
 from kohya_gui.dataset_tools import place
 from kohya_gui.launch_command import sees_no_gpu
-from sd_scripts.options.folder_names import dotted
-from sd_scripts.options.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
+from sd_scripts.formats.folder_names import dotted
+from sd_scripts.formats.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue, gpu_set

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import sd_scripts
+from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import Script
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
@@ -16,7 +17,6 @@ from sd_scripts.options.saving import HuggingFaceOptions
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.options.words import shell_words
 
 SECRETS = {
     "WANDB_API_KEY": (LoggingOptions, "wandb_api_key"),

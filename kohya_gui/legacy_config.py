@@ -22,11 +22,11 @@ from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, flux_fields, network_
 from kohya_gui.legacy_networks import is_on as _on
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.formats.documents import read_json
+from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
 from sd_scripts.options.checks import IGNORES_WARMUP, WITHOUT_WARMUP
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.settings import Remark, Settings
-from sd_scripts.options.words import shell_words
 
 Values = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_gui.messages import Html, message
-from sd_scripts.options.toml_files import read_toml
+from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import LAST, STATE_ENDING, existing_outputs, free_name
 from sd_scripts.runs.queue import RunQueue

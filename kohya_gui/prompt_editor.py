@@ -15,6 +15,7 @@ from starlette.routing import Route
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import QUIET, Form, given, shown, unquoted
 from kohya_gui.messages import message
+from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.prompt_lines import (
     LINE_OPTIONS,
@@ -27,7 +28,6 @@ from sd_scripts.options.prompt_lines import (
     size_of,
 )
 from sd_scripts.options.sampling import SAMPLERS
-from sd_scripts.runs.folder import write_whole
 from sd_scripts.runs.queue import RunQueue
 
 FILE = "sample_prompts"

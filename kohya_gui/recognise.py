@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.formats.documents import parse_json, read_text
+from sd_scripts.formats.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
 from sd_scripts.options.catalog import FAMILY_TITLES
-from sd_scripts.options.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
 PARTS = FLUX_PARTS

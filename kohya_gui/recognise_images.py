@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kohya_gui.recognise import Recognised, glance
-from sd_scripts.options.folder_names import dotted, numbered
-from sd_scripts.options.image_folders import IMAGE_SUFFIXES, ImageFolder, image_folders
+from sd_scripts.formats.folder_names import dotted, numbered
+from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, ImageFolder, image_folders
 
 CAPTIONS = (".txt", ".caption", ".cap", ".tags")
 """Extensions to look for where captions with the chosen one are missing."""

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.flux import RECOMMENDED
-from sd_scripts.options.toml_files import write_toml
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",

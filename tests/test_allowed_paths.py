@@ -17,9 +17,9 @@ from kohya_gui.configuration import open_file, prepare, save_file
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps
 from kohya_gui.tabs import TABS
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA
 from sd_scripts.options.spec import each_option
-from sd_scripts.options.toml_files import write_toml
 
 OUTSIDE = "outside the allowed folders"
 

@@ -4,11 +4,11 @@ import argparse
 
 import pytest
 
+from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.options.command_line import add_arguments, from_command_line, parser
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.toml_files import read_toml
 from sd_scripts.options.training import TrainingOptions
 
 START = "--pretrained_model_name_or_path m --train_data_dir p --output_dir o --resolution 1024 --learning_rate 1e-4"

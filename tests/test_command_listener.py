@@ -14,7 +14,7 @@ import pytest
 from training_help import SHORT, equal, images, train
 
 from sd_scripts import sdxl_train_network
-from sd_scripts.options.toml_files import write_toml
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 from sd_scripts.training.reporting import Reporter

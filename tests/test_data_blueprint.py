@@ -17,9 +17,9 @@ from sd_scripts.data.blueprint import (
     resolve,
 )
 from sd_scripts.formats.documents import parse_toml
+from sd_scripts.formats.image_folders import image_folders
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.dataset_schema import read_config
-from sd_scripts.options.image_folders import image_folders
 from sd_scripts.options.preflight import problems
 from sd_scripts.options.settings import Settings
 

@@ -14,8 +14,8 @@ from sd_scripts.data.epochs import BatchShape
 from sd_scripts.data.images import SUFFIXES
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.metadata import dataset_metadata
-from sd_scripts.options.caption_files import find_captions
-from sd_scripts.options.folder_names import IMAGES_BY_PLUGIN
+from sd_scripts.formats.caption_files import find_captions
+from sd_scripts.formats.folder_names import IMAGES_BY_PLUGIN
 
 
 def captions_of(plan: DataPlan) -> dict[str, str]:

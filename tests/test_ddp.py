@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from training_help import FULL, Run, equal, images, run, settings_for, train_whole
 
-from sd_scripts.options.toml_files import write_toml
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 from sd_scripts.training.full import MAX_IN_FLIGHT

@@ -21,6 +21,7 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
+from sd_scripts.formats.toml_files import flat
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script, script_for
 from sd_scripts.options.command_line import given_flags
@@ -29,7 +30,6 @@ from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
-from sd_scripts.options.toml_files import flat
 from sd_scripts.training.compiling import STATIC_SHAPES
 
 ROOT = Path(__file__).parents[1]

@@ -19,9 +19,9 @@ from runs_help import wait_for
 from training_help import SHORT, Run, images, train, train_whole
 
 from sd_scripts import sdxl_train_network
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import error_hints
 from sd_scripts.training.reporting import Reporter

@@ -31,13 +31,13 @@ from kohya_gui.past_runs import why_not
 from kohya_gui.run_view import duration, newest_state, sections, speed
 from kohya_gui.training import Training
 from kohya_gui.training_tab import PRESETS, TrainingTab, hint, offer, preset_title, preset_words
+from sd_scripts.formats.model_file import describe
+from sd_scripts.formats.toml_files import read_toml, toml_text
 from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.flux import RECOMMENDED
-from sd_scripts.options.model_file import describe
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
-from sd_scripts.options.toml_files import read_toml, toml_text
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import OutputFile, RunState, SentCommand, State
 from sd_scripts.runs.store import RunRow, RunStore

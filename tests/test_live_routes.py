@@ -19,8 +19,8 @@ from kohya_gui.configuration import prepare
 from kohya_gui.live_routes import routes
 from kohya_gui.past_runs import plan
 from kohya_gui.tabs import TABS
+from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import SDXL_LORA
-from sd_scripts.options.toml_files import read_toml
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue

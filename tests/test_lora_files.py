@@ -16,9 +16,9 @@ from safetensors import safe_open
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl import SDXL
+from sd_scripts.formats.model_file import describe
 from sd_scripts.networks.lora import adaptable
 from sd_scripts.options import preflight
-from sd_scripts.options.model_file import describe
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -17,6 +17,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
+from sd_scripts.formats.model_file import describe
 from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules, to_diffusers
 from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
@@ -31,7 +32,6 @@ from sd_scripts.networks.plan import (
 )
 from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.flux import FluxNetworkOptions
-from sd_scripts.options.model_file import describe
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.trainable import LoraTrainable

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sd_scripts.formats.model_file import read_header
 from sd_scripts.library.metadata import (
     ALWAYS,
     METADATA_GROUPS,
@@ -20,7 +21,6 @@ from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import read_header
 from sd_scripts.options.settings import Settings
 
 NAMES = """

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from sd_scripts.formats.model_file import describe
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.library.model_reader import read_empty, read_weights
-from sd_scripts.options.model_file import describe
 
 GOOD: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -20,11 +20,11 @@ from sd_scripts.families.flux import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.families.sdxl.saving import checkpoint_tensors
+from sd_scripts.formats.model_file import describe, read_header
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.flux_train_utils import to_diffusers
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.options.catalog import FLUX_FULL
-from sd_scripts.options.model_file import describe, read_header
 from sd_scripts.options.settings import Settings
 
 resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")

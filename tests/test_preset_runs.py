@@ -7,7 +7,7 @@ import pytest
 from training_help import images, run
 
 from kohya_gui.tabs import TABS
-from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))

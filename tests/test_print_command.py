@@ -8,8 +8,8 @@ import pytest
 from gui_help import settings_in
 
 from kohya_gui.print_command import print_command
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import FLUX_LORA
-from sd_scripts.options.toml_files import write_toml
 
 START = {
     "pretrained_model_name_or_path": "sdxl.safetensors",

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.formats.model_file import describe, read_header
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import (
     atomic_file,
@@ -21,7 +22,6 @@ from sd_scripts.library.safetensors_io import (
     save_model,
     with_hashes,
 )
-from sd_scripts.options.model_file import describe, read_header
 
 resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions
@@ -12,7 +13,6 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.reading import from_file, from_values
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.toml_files import read_toml, write_toml
 
 START = {
     "pretrained_model_name_or_path": "sdxl.safetensors",

@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 from training_help import CAPTIONS_IN_THE_STEP, SHORT, Run, equal, images, run, train
 
-from sd_scripts.options.toml_files import read_toml
+from sd_scripts.formats.toml_files import read_toml
 
 
 @pytest.fixture(scope="module")

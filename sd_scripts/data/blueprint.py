@@ -10,9 +10,9 @@ from typing import Any
 from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.images import Augmentation
+from sd_scripts.formats.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.image_folders import FoundFolders, image_folders, regularisation_folders
 from sd_scripts.options.settings import Settings
 
 Warn = Callable[[str], None]

@@ -13,9 +13,9 @@ from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Size, fit_i
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import RESIZE_FILTERS, Augmentation, is_too_elongated
+from sd_scripts.formats.words import some
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.words import some
 
 
 @dataclass(frozen=True, kw_only=True)

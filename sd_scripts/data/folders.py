@@ -13,11 +13,12 @@ from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.cache_files import DamagedCache, open_arrays
 from sd_scripts.data.images import SUFFIXES, Pixels, UnreadableImage, read_mask, read_size
-from sd_scripts.options.caption_files import find_captions
-from sd_scripts.options.image_folders import find_images
-from sd_scripts.options.metadata_file import read_metadata
-from sd_scripts.options.words import some
-from sd_scripts.runs.folder import read_json, write_whole
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.caption_files import find_captions
+from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.formats.words import some
+from sd_scripts.runs.folder import read_json
 
 SAME_SHAPE = 0.02
 """Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""

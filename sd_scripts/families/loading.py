@@ -11,8 +11,8 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from sd_scripts.formats.documents import read_json
+from sd_scripts.formats.model_file import MODEL
 from sd_scripts.library.sdxl_model_util import Shapes, State
-from sd_scripts.options.model_file import MODEL
 
 Made = TypeVar("Made")
 OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")

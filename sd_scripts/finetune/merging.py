@@ -4,7 +4,7 @@ from argparse import SUPPRESS
 from pathlib import Path
 
 from sd_scripts.finetune.tool import Reporter, parser, run
-from sd_scripts.options.metadata_file import Words, check_target, merge_words, read_metadata, write_metadata
+from sd_scripts.formats.metadata_file import Words, check_target, merge_words, read_metadata, write_metadata
 
 
 def main(script: str, words: Words, extension: str, argv: list[str] | None) -> int:

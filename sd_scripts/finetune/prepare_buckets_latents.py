@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from sd_scripts.finetune.tool import Reporter, parser, run
+from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
+from sd_scripts.formats.model_file import describe
+from sd_scripts.formats.words import some
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
-from sd_scripts.options.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
-from sd_scripts.options.model_file import describe
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.words import some
 
 
 def setup_parser() -> argparse.ArgumentParser:

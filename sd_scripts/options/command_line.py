@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sd_scripts.formats.documents import name_problem
+from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.formats.words import shortened
 from sd_scripts.options.catalog import Script
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values, unknown_text
 from sd_scripts.options.settings import Groups, Problem, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, option
-from sd_scripts.options.toml_files import read_toml, write_toml
-from sd_scripts.options.words import shortened
 
 
 class ConfigFileOptions(OptionGroup, title="Settings file"):

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, FoundFolders, image_folders, regularisation_folders
+from sd_scripts.formats.metadata_file import read_metadata
+from sd_scripts.formats.words import some
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import AugmentOptions, DatasetOptions
-from sd_scripts.options.image_folders import IMAGE_SUFFIXES, FoundFolders, image_folders, regularisation_folders
-from sd_scripts.options.metadata_file import read_metadata
-from sd_scripts.options.words import some
 
 if TYPE_CHECKING:
     from sd_scripts.options.preflight import ValidSettings

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.folder_names import is_ending
-from sd_scripts.options.image_folders import MANY_REPEATS, MOST_REPEATS
+from sd_scripts.formats.folder_names import is_ending
+from sd_scripts.formats.image_folders import MANY_REPEATS, MOST_REPEATS
 from sd_scripts.options.spec import OptionGroup, option
 
 SIDES = (64, 8192)

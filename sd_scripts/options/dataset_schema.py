@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.documents import read_document, read_text
+from sd_scripts.formats.folder_names import is_ending
+from sd_scripts.formats.image_folders import MOST_REPEATS
 from sd_scripts.formats.toml_lines import key_lines, line_of
 from sd_scripts.options.dataset import SIDES, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
-from sd_scripts.options.folder_names import is_ending
-from sd_scripts.options.image_folders import MOST_REPEATS
 from sd_scripts.options.spec import each_option
 
 Config = dict[str, Any]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from sd_scripts.formats.words import shell_words
 from sd_scripts.options.spec import OptionGroup, option
-from sd_scripts.options.words import shell_words
 
 
 class LaunchOptions(OptionGroup, title="Accelerate launch"):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sd_scripts.formats.words import shell_words
 from sd_scripts.options.settings import Remark
 from sd_scripts.options.spec import OptionGroup, option
-from sd_scripts.options.words import shell_words
 
 
 class LegacyOptions(OptionGroup, title="Old names"):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.formats.model_file import FLUX_PARTS, MODEL, ModelFile, describe, is_hub_id, locate
 from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, Script
 from sd_scripts.options.flux import FluxModelOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import FLUX_PARTS, MODEL, ModelFile, describe, is_hub_id, locate
 from sd_scripts.options.network import NetworkOptions
 
 if TYPE_CHECKING:

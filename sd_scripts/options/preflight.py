@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from sd_scripts.formats.words import shortened
 from sd_scripts.options import data_checks, model_checks
 from sd_scripts.options.catalog import Script, script_of
 from sd_scripts.options.logging import LoggingOptions
@@ -20,7 +21,6 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Problem, Settings
 from sd_scripts.options.spec import OptionGroup, WrongValue, without
 from sd_scripts.options.training import LATEST, ResumeOptions
-from sd_scripts.options.words import shortened
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 
 Group = TypeVar("Group", bound=OptionGroup)

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, Script
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.spec import Option, each_option
-from sd_scripts.options.toml_files import read_toml
 
 
 def from_file(script: Script, path: Path) -> Settings:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from sd_scripts.formats.words import shortened
 from sd_scripts.options.checks import problems_between
 from sd_scripts.options.spec import Option, OptionGroup, each_option, until_wrong, without
-from sd_scripts.options.words import shortened
 
 Group = TypeVar("Group", bound=OptionGroup)
 Groups = tuple[type[OptionGroup], ...]

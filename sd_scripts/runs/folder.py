@@ -125,19 +125,6 @@ def new_run_folder(runs: Path, name: str, now: float | None = None) -> RunFolder
     raise AssertionError(f"a thousand runs in one second under {runs}")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The file appears whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def read_json(path: Path) -> Any:
     """What a JSON file holds; None if it is not there or not whole."""
     try:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sd_scripts.runs.folder import RunFolder, read_json, write_whole
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.runs.folder import RunFolder, read_json
 
 GRACE = 300.0
 """Seconds without activity between "stop" and termination; a step that compiles takes minutes."""

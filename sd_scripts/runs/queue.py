@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.runs import process
 from sd_scripts.runs.events import Command
-from sd_scripts.runs.folder import RunFolder, read_json, write_whole
+from sd_scripts.runs.folder import RunFolder, read_json
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.process import RunningRun
 from sd_scripts.runs.run_state import ENDED, LIVING, RunState, State

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import Script
 from sd_scripts.options.command_line import parser as parser
@@ -23,7 +24,6 @@ from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.toml_files import write_toml
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.training import parent_watchdog, trackers

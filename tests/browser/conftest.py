@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, settled
-from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect

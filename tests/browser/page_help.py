@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.run_state import LIVING
 
 ROOT = Path(__file__).parents[2]

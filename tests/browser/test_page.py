@@ -9,10 +9,10 @@ from gui_help import SIX, settings_in
 from safetensors import safe_open
 
 from browser.page_help import CHROMIUM, ROOT, TRAINING, ask_for, choose, field, settled, unfold, variant
+from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
-from sd_scripts.options.toml_files import read_toml
 from sd_scripts.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api")

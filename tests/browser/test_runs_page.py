@@ -9,7 +9,7 @@ import pytest
 from runs_help import wait_for
 
 from browser.page_help import CHROMIUM, SLOW, TRAINING, Gui, ask_for, field, settled, variant
-from sd_scripts.options.toml_files import read_toml, write_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import ENDED
 

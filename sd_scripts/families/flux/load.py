@@ -23,12 +23,12 @@ from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quant
 from sd_scripts.families.flux.model import FluxParams
 from sd_scripts.families.flux.tokenizer import load_tokenizers
 from sd_scripts.families.loading import download, files_in
+from sd_scripts.formats.model_file import MODEL, describe, locate
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.model_reader import read_empty
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
 from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import MODEL, describe, locate
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 

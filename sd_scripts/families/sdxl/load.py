@@ -19,9 +19,9 @@ from sd_scripts.families.sdxl.single_file import (
 )
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import prepare_unet
+from sd_scripts.formats.model_file import MODEL, describe, is_hub_id, locate
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.model_file import MODEL, describe, is_hub_id, locate
 from sd_scripts.options.settings import Settings
 
 

@@ -16,11 +16,11 @@ from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.single_file import with_vae_prefix
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
 from sd_scripts.formats.documents import read_json
+from sd_scripts.formats.model_file import MODEL
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.safetensors_io import atomic_file, atomic_folder, on_cpu, save_model, write_tensors
 from sd_scripts.library.sdxl_model_util import State
-from sd_scripts.options.model_file import MODEL
 
 INDEX = "model_index.json"
 COMPONENTS = {

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.options.folder_names import IMAGES, IMAGES_BY_PLUGIN, numbered
-from sd_scripts.options.words import some
+from sd_scripts.formats.folder_names import IMAGES, IMAGES_BY_PLUGIN, numbered
+from sd_scripts.formats.words import some
 
 IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
 MANY_REPEATS = 1_000

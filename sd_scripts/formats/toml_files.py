@@ -7,7 +7,7 @@ from typing import Any
 import tomlkit
 
 from sd_scripts.formats import documents
-from sd_scripts.runs.folder import write_whole
+from sd_scripts.formats.atomic_files import write_whole
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.options.folder_names import dotted
-from sd_scripts.options.words import some
+from sd_scripts.formats.folder_names import dotted
+from sd_scripts.formats.words import some
 
 CAPTION_ENDINGS = (".txt", ".caption", ".cap", ".tags", ".text")
 """Extensions that caption files usually have."""

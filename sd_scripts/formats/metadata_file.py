@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.documents import parse_json, read_text
-from sd_scripts.options.folder_names import dotted
-from sd_scripts.options.image_folders import find_images
-from sd_scripts.options.words import some
-from sd_scripts.runs.folder import write_whole
+from sd_scripts.formats.folder_names import dotted
+from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.words import some
 
 Entries = dict[str, dict[str, Any]]
 Words = Literal["caption", "tags"]
