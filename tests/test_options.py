@@ -9,7 +9,7 @@ from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
 from sd_scripts.options.command_line import ConfigFileOptions
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.legacy import LegacyOptions
-from sd_scripts.options.spec import KINDS, Option, each_option
+from sd_scripts.options.spec import KINDS, Option, OptionGroup, each_option, option
 
 FOLDER = Path(__file__).parent / "reference"
 REFERENCE = {
@@ -159,3 +159,11 @@ def test_a_backend_that_a_package_registers_can_be_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert backend.problem("mine") is None
     assert backend.problem("aot_ts") is None
+
+
+def test_an_option_inherits_its_methods_from_the_group_and_may_narrow_them():
+    class Group(OptionGroup, title="Group", methods=("full",)):
+        inherited: int = option(0, "Inherits.")
+        narrowed: int = option(0, "Has its own.", methods=("lora",))
+
+    assert {o.name: o.methods for o in each_option(Group)} == {"inherited": ("full",), "narrowed": ("lora",)}

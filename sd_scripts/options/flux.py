@@ -139,7 +139,7 @@ class FluxMemoryOptions(OptionGroup, title="FLUX.1 memory"):
     )
 
 
-class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
+class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
     """The rank of each kind of layer, and which blocks are trained. All of them work in network_args too."""
 
     img_attn_dim: int | None = option(
@@ -147,94 +147,79 @@ class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers"):
         "Rank of the image attention; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     txt_attn_dim: int | None = option(
         None,
         "Rank of the text attention; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     img_mlp_dim: int | None = option(
         None,
         "Rank of the image MLP; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     txt_mlp_dim: int | None = option(
         None,
         "Rank of the text MLP; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     img_mod_dim: int | None = option(
         None,
         "Rank of the image modulation; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     txt_mod_dim: int | None = option(
         None,
         "Rank of the text modulation; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     single_dim: int | None = option(
         None,
         "Rank of the single blocks; unset is network_dim, 0 skips them.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     single_mod_dim: int | None = option(
         None,
         "Rank of the modulation in single blocks; unset is network_dim, 0 skips it.",
         within=(0, 4096),
         families=FLUX,
-        methods=("lora",),
     )
     in_dims: str | None = option(
         None,
         "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Unset skips them.",
         placeholder="4,0,0,0,4",
         families=FLUX,
-        methods=("lora",),
     )
-    train_blocks: Literal["all", "double", "single"] = option(
-        "all", "Which kind of block to train.", families=FLUX, methods=("lora",)
-    )
+    train_blocks: Literal["all", "double", "single"] = option("all", "Which kind of block to train.", families=FLUX)
     train_double_block_indices: str | None = option(
         None,
         "Double blocks to train: all, none, or numbers and ranges.",
         placeholder="0-3,7",
         families=FLUX,
-        methods=("lora",),
     )
     train_single_block_indices: str | None = option(
         None,
         "Single blocks to train: all, none, or numbers and ranges.",
         placeholder="0-7,12",
         families=FLUX,
-        methods=("lora",),
     )
     split_qkv: bool = option(
         False,
         "Give query, key and value (and the MLP of single blocks) a LoRA each.",
         label="Split q, k, v",
         families=FLUX,
-        methods=("lora",),
     )
     train_t5xxl: bool = option(
         False,
         "Train T5-XXL too when text encoders are trained.",
         label="Train T5-XXL",
         families=FLUX,
-        methods=("lora",),
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -5,13 +5,12 @@ from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, option
 
-FULL = ("full",)
 FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 SDXL_BLOCKS = 23
 """Number of values in block_lr: one before the blocks, 9 down, 3 middle, 9 up, one after them."""
 
 
-class FullOptions(OptionGroup, title="Full training"):
+class FullOptions(OptionGroup, title="Full training", methods=("full",)):
     """Which weights of the model are trained, and at which learning rates."""
 
     train_text_encoder: bool = option(
@@ -19,7 +18,6 @@ class FullOptions(OptionGroup, title="Full training"):
         "Train both text encoders too. They overfit quickly on little data; 1e-6 to 5e-6 is usual.",
         label="Train the text encoders",
         families=("sdxl",),
-        methods=FULL,
     )
     learning_rate_te1: float | None = option(
         None,
@@ -27,7 +25,6 @@ class FullOptions(OptionGroup, title="Full training"):
         label="CLIP-L learning rate",
         within=(0.0, 1000.0),
         families=("sdxl",),
-        methods=FULL,
     )
     learning_rate_te2: float | None = option(
         None,
@@ -35,7 +32,6 @@ class FullOptions(OptionGroup, title="Full training"):
         label="CLIP-G learning rate",
         within=(0.0, 1000.0),
         families=("sdxl",),
-        methods=FULL,
     )
     block_lr: str | None = option(
         None,
@@ -44,7 +40,6 @@ class FullOptions(OptionGroup, title="Full training"):
         label="Block learning rates",
         placeholder="1e-6,1e-6,...",
         families=("sdxl",),
-        methods=FULL,
     )
 
     @property
@@ -65,7 +60,7 @@ class FullOptions(OptionGroup, title="Full training"):
             yield "block_lr", "has a negative or infinite value; each must be 0 or more"
 
 
-class FusedOptions(OptionGroup, title="Updates within the backward pass"):
+class FusedOptions(OptionGroup, title="Updates within the backward pass", methods=("full",)):
     """Update weights during the backward pass, so that the gradients need not all be held in memory."""
 
     fused_backward_pass: bool = option(
@@ -73,7 +68,6 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass"):
         "Update each weight during the backward pass and free its gradient at once. Saves the memory of all gradients; "
         "max_grad_norm then clips each gradient on its own.",
         label="Fused backward pass",
-        methods=FULL,
     )
     fused_optimizer_groups: int | None = option(
         None,
@@ -82,20 +76,17 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass"):
         within=(0, 10_000),
         zero_is_off=True,
         families=("sdxl",),
-        methods=FULL,
     )
     blockwise_fused_optimizers: bool = option(
         False,
         "Like fused_backward_pass, one block at a time.",
         label="Fused backward pass by block",
         families=("flux",),
-        methods=FULL,
     )
     diffusers_xformers: bool = option(
         False,
         "Use xformers through diffusers.",
         families=("sdxl",),
-        methods=FULL,
         not_yet="attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off",
     )
 
@@ -110,7 +101,7 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass"):
             yield chosen[0], f"cannot be combined with {chosen[1]}, another form of it; choose one of them"
 
 
-class ModelFileOptions(OptionGroup, title="Model file"):
+class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
     """The format in which a trained model is saved."""
 
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = option(
@@ -118,15 +109,13 @@ class ModelFileOptions(OptionGroup, title="Model file"):
         "safetensors is one file that every program loads; diffusers is a folder (diffusers_safetensors is the same). "
         "Unset keeps the format of the base model. FLUX.1 is always saved as safetensors.",
         label="File format",
-        methods=FULL,
     )
     use_safetensors: bool = option(
-        False, "Old form of save_model_as = safetensors; ignored if that is set.", label="safetensors", methods=FULL
+        False, "Old form of save_model_as = safetensors; ignored if that is set.", label="safetensors"
     )
     mem_eff_save: bool = option(
         False,
         "Write the model tensor by tensor, without a second copy in RAM.",
         label="Memory-efficient saving",
         families=("flux",),
-        methods=FULL,
     )

@@ -11,14 +11,13 @@ LARGEST_RANK = 4096
 """The bound of our LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
 
 
-class NetworkOptions(OptionGroup, title="Network"):
+class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     """What the LoRA adapts, and how much it can learn."""
 
     network_module: str | None = option(
         None,
         "Python module that builds the network. Unset is networks.lora, the built-in LoRA. An external one, such as "
         "lycoris.kohya, must be installed.",
-        methods=("lora",),
         suggestions=("networks.lora", "lycoris.kohya"),
     )
     network_dim: int | None = option(
@@ -26,7 +25,6 @@ class NetworkOptions(OptionGroup, title="Network"):
         "Rank: how much the LoRA can learn. 8 to 32 suits most; unset is 4.",
         label="Rank (network_dim)",
         within=(1, 1_000_000),
-        methods=("lora",),
     )
     network_alpha: float = option(
         1.0,
@@ -34,14 +32,12 @@ class NetworkOptions(OptionGroup, title="Network"):
         "learning rate when you change it.",
         label="Alpha",
         within=(0.0, 1_000_000.0),
-        methods=("lora",),
     )
     network_dropout: float | None = option(
         None,
         "Fraction of the LoRA's inner activations dropped at random in each step, 0 to 1. Reduces overfitting.",
         label="Dropout",
         within=(0.0, 1.0),
-        methods=("lora",),
     )
     network_args: list[str] = option(
         [],
@@ -49,27 +45,23 @@ class NetworkOptions(OptionGroup, title="Network"):
         "ggpo_sigma. SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
         "down_lr_weight, mid_lr_weight, up_lr_weight. FLUX.1: network_reg_dims, network_reg_lrs.",
         label="Network arguments",
-        methods=("lora",),
         placeholder="rank_dropout=0.1",
     )
     network_weights: str | None = option(
         None,
         "Start from the weights of this LoRA file, with a new optimizer and step count.",
         label="Continue from LoRA file",
-        methods=("lora",),
         path=True,
     )
     dim_from_weights: bool = option(
         False,
         "Take the ranks from network_weights instead of network_dim.",
         label="Rank from that file",
-        methods=("lora",),
     )
     base_weights: list[str] = option(
         [],
         "LoRA files merged into the base model before training.",
         label="Merge LoRA files first",
-        methods=("lora",),
         path=True,
     )
     base_weights_multiplier: list[float] = option(
@@ -77,7 +69,6 @@ class NetworkOptions(OptionGroup, title="Network"):
         "Strength of each file in base_weights. Unset is 1 for all.",
         label="Strengths of merged LoRA files",
         within=(-100.0, 100.0),
-        methods=("lora",),
     )
     scale_weight_norms: float | None = option(
         None,
@@ -85,23 +76,20 @@ class NetworkOptions(OptionGroup, title="Network"):
         label="Largest weight norm",
         within=(0.0, 1000.0),
         zero_is_off=True,
-        methods=("lora",),
     )
     network_train_unet_only: bool = option(
         False,
         "Train only SDXL's U-Net or FLUX.1's transformer and freeze the text encoders. The usual choice.",
         label="Train U-Net or transformer only",
-        methods=("lora",),
     )
     network_train_text_encoder_only: bool = option(
-        False, "Train the text encoders and freeze the rest.", label="Train text encoders only", methods=("lora",)
+        False, "Train the text encoders and freeze the rest.", label="Train text encoders only"
     )
     unet_lr: float | None = option(
         None,
         "Learning rate of SDXL's U-Net or FLUX.1's transformer; unset is learning_rate.",
         label="U-Net or transformer LR",
         within=(0.0, 1000.0),
-        methods=("lora",),
     )
     text_encoder_lr: list[float] = option(
         [],
@@ -109,7 +97,6 @@ class NetworkOptions(OptionGroup, title="Network"):
         "encoder.",
         label="Text encoder LR",
         within=(0.0, 1000.0),
-        methods=("lora",),
     )
 
     @property

@@ -80,14 +80,13 @@ class SavingOptions(OptionGroup, title="Saving"):
             yield "output_name", f"{self.output_name!r} is a reserved name on Windows; choose another"
 
 
-class LoraFileOptions(OptionGroup, title="LoRA file"):
+class LoraFileOptions(OptionGroup, title="LoRA file", methods=("lora",)):
     """The format in which a LoRA is saved."""
 
     save_model_as: Literal["ckpt", "pt", "safetensors"] = option(
         "safetensors",
         "safetensors works in every program; choose ckpt or pt only for an old one.",
         label="File format",
-        methods=("lora",),
     )
 
 

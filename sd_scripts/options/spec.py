@@ -36,9 +36,11 @@ class OptionGroup:
     """Options that belong together: one panel in the GUI, one section of --help, one heading in the docs."""
 
     title: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]]
+    """The training methods for which its options have an effect, unless an option names its own."""
 
-    def __init_subclass__(cls, title: str) -> None:
-        cls.title = title
+    def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS) -> None:
+        cls.title, cls.methods = title, methods
         dataclass(frozen=True, kw_only=True)(cls)
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -64,7 +66,10 @@ def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
 
     kind = type(filled)
     checked = types.new_class(
-        kind.__name__, (kind,), {"title": kind.title}, lambda body: body.update(__getattribute__=read)
+        kind.__name__,
+        (kind,),
+        {"title": kind.title, "methods": kind.methods},
+        lambda body: body.update(__getattribute__=read),
     )
     copy: OptionGroup = object.__new__(checked)
     vars(copy).update(vars(filled))
@@ -247,7 +252,7 @@ def _declared(group: type[OptionGroup]) -> Iterator[Option]:
         default = field.default
         if default is dataclasses.MISSING:
             default = field.default_factory()  # type: ignore[misc, operator]
-        face = {"label": _label(field.name), **field.metadata}
+        face = {"label": _label(field.name), "methods": group.methods, **field.metadata}
         yield Option(**{"name": field.name, "default": default, **_read_type(hints[field.name]), **face})
 
 
