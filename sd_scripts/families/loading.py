@@ -9,6 +9,7 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import DiffusionPipeline
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.model_file import MODEL
@@ -70,7 +71,7 @@ def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
     """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one
     sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries."""
     try:
-        with init_empty_weights():
+        with init_empty_weights(), no_init_weights():  # drawing for tensors without storage takes a second
             return make()
     except KeyError as error:
         raise ValueError(f"{option}: '{path}' is incomplete; missing: '{error.args[0]}'") from None
