@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.runs.private import private_file, private_folder
 
 ASK = "\0ask"
@@ -77,9 +78,8 @@ def _kept_token(folder: Path) -> str:
         kept = file.read_text(encoding="ascii", errors="replace").strip()
         if TOKEN_FORM.fullmatch(kept):
             return kept
-        beside = private_file(file.with_name(f".token.{os.getpid()}.part"))
-        beside.write_text(f"{secrets.token_urlsafe(32)}\n", encoding="ascii")
-        os.replace(beside, file)
+        with atomic_file(file) as part:
+            private_file(part).write_text(f"{secrets.token_urlsafe(32)}\n", encoding="ascii")
         return file.read_text(encoding="ascii").strip()  # of two GUIs starting at once, the last one wins
     except OSError as error:
         raise ValueError(f"{folder}: the token cannot be stored there ({error.strerror})") from error

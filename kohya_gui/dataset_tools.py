@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.folder_names import dotted, numbered
 from sd_scripts.formats.image_folders import find_images
 from sd_scripts.formats.words import some
@@ -202,10 +202,5 @@ def _same(one: Path, other: Path) -> bool:
 
 def _copy_file(source: Path, target: Path) -> None:
     """Copy a file completely or not at all."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        shutil.copy2(source, beside)
-        os.replace(beside, target)
-    finally:
-        with suppress(OSError):
-            beside.unlink()
+    with atomic_file(target) as part:
+        shutil.copy2(source, part)

@@ -15,7 +15,7 @@ import torch
 from fresh import console_to, outcome, processes
 from training_help import FULL, Run, equal, images, train
 
-from sd_scripts.library.safetensors_io import GONE, OLD, PART
+from sd_scripts.formats.atomic_files import GONE, OLD, PART
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.recovery import newest_state

@@ -12,11 +12,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
+from sd_scripts.formats.disk import saving
 from sd_scripts.formats.model_file import describe, read_header
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import (
-    atomic_file,
-    atomic_folder,
     model_hash,
     old_model_hash,
     save_model,
@@ -116,7 +116,7 @@ def test_a_file_is_as_readable_as_others_of_this_process(tmp_path: Path) -> None
 
 
 def folder_of(path: Path, title: str) -> None:
-    with atomic_folder(path, "index.json") as folder:
+    with saving(path), atomic_folder(path, "index.json") as folder:
         (folder / "index.json").write_text(title)
         (folder / title).mkdir()
 
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_no_new_one(tmp_path: Path,
 
 def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
     def filling() -> None:
-        with atomic_file(tmp_path / "x") as part:
+        with saving(tmp_path / "x"), atomic_file(tmp_path / "x") as part:
             part.symlink_to("/dev/full")
             part.write_bytes(b"x")
 

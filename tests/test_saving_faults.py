@@ -17,13 +17,13 @@ import safetensors.torch
 import torch
 from training_help import SHORT, Run, equal, images, train, train_whole
 
+from sd_scripts.formats.disk import NotWritten, errno_of, format_bytes
 from sd_scripts.library import metadata
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.preflight import problems
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import ResumeOptions
-from sd_scripts.runs.disk import NotWritten, errno_of, format_bytes
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import rescue
 from sd_scripts.training.dry_save import kept_files

@@ -5,17 +5,18 @@ Each entry that we write stores its cache key under the name "fingerprint"; a ke
 
 import hashlib
 import json
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sd_scripts.formats.atomic_files import atomic_file
 
 PIECES, PIECE_BYTES = 4, 65536
 READERS = 8
@@ -27,20 +28,13 @@ Arrays = Mapping[str, NDArray[Any]]
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write an npz file atomically; raise OSError with one sentence if it cannot be written."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        with atomic_file(path) as part, part.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
     except OSError as error:
         why = error.strerror or error
         remedy = "free some space, or turn off cache_latents_to_disk and cache_text_encoder_outputs_to_disk"
         raise OSError(f"{path} cannot be written: {why}; {remedy}") from error
-    finally:
-        with suppress(OSError):
-            beside.unlink()
 
 
 class DamagedCache(ValueError):

@@ -1,17 +1,77 @@
-"""Files that appear whole or not at all: written beside, flushed, renamed."""
+"""Files and folders that appear whole or not at all: written beside under a hidden name, flushed, renamed."""
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+PART, OLD, GONE, RUNNING = "part", "old", "gone", "run"
+"""Endings of hidden names: what is being written, what something new is about to replace, what is being removed, and
+the mark of a run that writes files of this name."""
+
+
+def beside(path: Path, kind: str) -> Path:
+    """Return this process's hidden name for the PART, OLD, GONE or RUNNING of `path`; training/recovery.py removes
+    those of killed processes."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{kind}")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; at the end of the block it replaces `path`, or is removed if that failed."""
+    part = beside(path, PART)
+    try:
+        yield part
+        _sync(part)
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):  # it was renamed, or never created
+            part.unlink()
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path, mark: str | None = None) -> Iterator[Path]:
+    """Yield an empty folder to fill; at the end of the block it replaces `path`, or is removed if that failed.
+
+    With `mark`, raise OSError if there is something at `path` that has no file of this name: it is another kind of
+    folder, and stays.
+    """
+    part, old = beside(path, PART), beside(path, OLD)
+    if mark and path.exists() and not (path / mark).is_file():
+        raise OSError("a file or folder of this name exists and is not a model; choose another output_name")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        for file in part.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(part, path)
+        except BaseException:
+            if old.exists():
+                os.replace(old, path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file that appears whole or not at all. Raises OSError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """Write a text file. Raises OSError."""
+    with atomic_file(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a folder. It is renamed first, since half a folder under its name could be taken for a complete one."""
+    gone = beside(folder, GONE)
+    os.replace(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    with contextlib.suppress(PermissionError), file.open("r+b") as opened:  # a copy of a read-only file
+        os.fsync(opened.fileno())

@@ -1,12 +1,9 @@
 """Model files as they are written: whole or not at all, with the hashes that other programs look them up by."""
 
-import contextlib
 import hashlib
 import json
-import os
-import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.disk import saving
 from sd_scripts.library.model_reader import DTYPES
-from sd_scripts.runs.disk import NotWritten, errno_of
 
 PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """save_precision -> dtype of the saved tensors."""
 
 OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
-
-PART, OLD, GONE, RUNNING = "part", "old", "gone", "run"
-"""Endings of hidden names: what is being written, what something new is about to replace, what is being removed, and
-the mark of a run that writes files of this name."""
 
 
 def save_model(
@@ -36,7 +30,7 @@ def save_model(
     memory. Raises OSError in one sentence when it cannot be written; nothing is left behind then, and a file that was
     there before is untouched.
     """
-    with atomic_file(path) as part:
+    with saving(path), atomic_file(path) as part:
         if path.suffix == ".safetensors":
             write_tensors(part, tensors, metadata, dtype)
         else:
@@ -77,62 +71,6 @@ def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """As it is written: contiguous, if it holds floats in `dtype`. It is cast before it is copied, which is the shorter
     way if that is narrower."""
     return tensor.detach().to(_dtype(tensor, dtype)).cpu().contiguous()
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; at the end of the block it takes its place, or is removed if that failed."""
-    part = beside(path, PART)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        _sync(part)
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and errno_of(error) is None:  # so torch.save tells of a full disk alone
-            raise
-        raise NotWritten(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):  # it was renamed, or never came to be
-            part.unlink()
-
-
-@contextlib.contextmanager
-def atomic_folder(path: Path, mark: str) -> Iterator[Path]:
-    """As atomic_file, of a folder. One that was there before goes when the new one is whole; if it has not the file
-    `mark`, it is of another kind, and stays."""
-    part, old = beside(path, PART), beside(path, OLD)
-    try:
-        if path.exists() and not (path / mark).is_file():
-            raise OSError("a file or folder of this name exists and is not a model; choose another output_name")
-        part.mkdir(parents=True)
-        yield part
-        for file in part.rglob("*"):
-            if file.is_file():
-                _sync(file)
-        if path.exists():
-            os.replace(path, old)
-        try:
-            os.replace(part, path)
-        except BaseException:
-            if old.exists():
-                os.replace(old, path)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise NotWritten(path, error) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _sync(file: Path) -> None:
-    with file.open("r+b") as opened:
-        os.fsync(opened.fileno())
-
-
-def beside(path: Path, what: str) -> Path:
-    """The hidden name of this process's PART, OLD or GONE of `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{what}")
 
 
 def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:

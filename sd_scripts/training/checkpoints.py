@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+from sd_scripts.formats.disk import why_not_written
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
-from sd_scripts.runs.disk import why_not_written
 from sd_scripts.training import rescue
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.error_hints import SAVED_BEFORE

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sd_scripts.runs.disk import why_not_written
+from sd_scripts.formats.disk import why_not_written
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
 

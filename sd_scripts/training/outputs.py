@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.library.safetensors_io import RUNNING, beside
+from sd_scripts.formats.atomic_files import RUNNING, beside
 from sd_scripts.runs.folder import read_json
 from sd_scripts.runs.outputs import LAST, STATE_ENDING, Fingerprint, existing_outputs, fingerprint, set_aside
 from sd_scripts.runs.process import process_born

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sd_scripts.library.safetensors_io import GONE, OLD, PART, RUNNING
+from sd_scripts.formats.atomic_files import GONE, OLD, PART, RUNNING
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 from sd_scripts.runs.process import process_born
 from sd_scripts.training.train_state import PROGRESS, SavedState, damage, read_saved

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from sd_scripts.runs.disk import AWAY, FULL, free_bytes, same_disk
+from sd_scripts.formats.disk import AWAY, FULL, free_bytes, same_disk
 from sd_scripts.training.writer import Failure
 
 WAIT = 600.0

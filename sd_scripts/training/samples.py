@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from sd_scripts.families.family import Components, Family
+from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.formats.disk import saving
 from sd_scripts.library.prompts import SamplePrompt, read_prompts
-from sd_scripts.library.safetensors_io import atomic_file
 from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
@@ -125,7 +126,7 @@ class Sampler:
         stamp = time.strftime("%Y%m%d%H%M%S")
         path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
         if self._context.is_main or not self._train_state.trainable.shards:
-            with atomic_file(path) as part:
+            with saving(path), atomic_file(path) as part:
                 image.save(part, format="PNG")
         payload = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
         return {**payload, "width": image.width, "height": image.height}

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sd_scripts.formats.disk import why_not_written
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.runs.disk import why_not_written
 
 if TYPE_CHECKING:
     from sd_scripts.training.context import Context

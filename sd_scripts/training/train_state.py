@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,9 +14,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from sd_scripts.formats.atomic_files import atomic_folder
 from sd_scripts.library import optimizers
 from sd_scripts.library.lr_schedulers import advance_to, resume_plateau
-from sd_scripts.library.safetensors_io import OLD, PART, beside
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.origin import SCHEDULE, Origin, plain
 from sd_scripts.training.progress import Progress, TrainPlan
@@ -157,7 +155,6 @@ class SavedState:
 
 def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, train_plan: TrainPlan, seed: int) -> None:
     """Write `state`, made by `train_state`, as a folder that appears complete or not at all; raises OSError."""
-    part = beside(folder, PART)
     summary = {
         **asdict(train_state.progress),
         "seed": seed,
@@ -166,12 +163,8 @@ def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, tr
         "time": time.time(),
     }
     summary |= {"origin": train_state.origin.as_dict(), "hyperparameters": plain(train_state.hyperparameters)}
-    try:
-        part.mkdir(parents=True)
+    with atomic_folder(folder) as part:
         _write_files(part, state, summary)
-        _put_in_place(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 class _HashingFile:
@@ -201,9 +194,6 @@ def _write_files(folder: Path, state: dict[str, Any], summary: dict[str, Any]) -
             raise hashing.error or error from error
     summary = {**summary, "files": {STATE: hashing.hash.hexdigest()}}
     (folder / PROGRESS).write_text(json.dumps({**summary, CHECKSUM: _digest(summary)}), encoding="utf-8")
-    for name in (STATE, PROGRESS):
-        with (folder / name).open("r+b") as written:
-            os.fsync(written.fileno())
 
 
 def read_saved(resume: str) -> SavedState:
@@ -328,11 +318,3 @@ def _class_name(made: object) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _put_in_place(part: Path, folder: Path) -> None:
-    old = beside(folder, OLD)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(part, folder)
-    shutil.rmtree(old, ignore_errors=True)

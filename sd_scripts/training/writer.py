@@ -1,8 +1,6 @@
 """Writes a checkpoint with its EMA and state: complete or not at all; if other things fail, at least the weights."""
 
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +8,10 @@ from typing import Protocol
 
 import torch
 
-from sd_scripts.library.safetensors_io import GONE, PRECISIONS, atomic_file, beside, on_cpu, save_model
+from sd_scripts.formats.atomic_files import atomic_file, remove_whole
+from sd_scripts.formats.disk import errno_of, saving, why_not_written
+from sd_scripts.library.safetensors_io import PRECISIONS, on_cpu, save_model
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.runs.disk import errno_of, why_not_written
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
@@ -148,7 +147,7 @@ class Writer:
         except Exception:
             logger.debug("the simpler form failed", exc_info=True)
         plain = path.with_name(f"{self.stem(path)}-weights.pt")
-        with atomic_file(plain) as part:
+        with saving(plain), atomic_file(plain) as part:
             torch.save(
                 {name: on_cpu(tensor) for name, tensor in self._train_state.trainable.state_dict().items()}, part
             )
@@ -181,10 +180,8 @@ class Writer:
         if not self._context.is_main or not self._outputs.owns(path):
             return
         try:
-            if path.is_dir():  # renamed first: half a folder under its name could be taken for a complete one
-                gone = beside(path, GONE)
-                os.replace(path, gone)
-                shutil.rmtree(gone, ignore_errors=True)
+            if path.is_dir():
+                remove_whole(path)
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:

@@ -15,11 +15,13 @@ from sd_scripts.families.sdxl.folder import read_component, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.single_file import with_vae_prefix
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
+from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
+from sd_scripts.formats.disk import saving
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.model_file import MODEL
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.safetensors_io import atomic_file, atomic_folder, on_cpu, save_model, write_tensors
+from sd_scripts.library.safetensors_io import on_cpu, save_model, write_tensors
 from sd_scripts.library.sdxl_model_util import State
 
 INDEX = "model_index.json"
@@ -56,14 +58,14 @@ def save(
     """As family.Family.save. A .ckpt and a folder hold no metadata."""
     states = _states(components, weights)
     if form == "diffusers":
-        with atomic_folder(path, INDEX) as folder:
+        with saving(path), atomic_folder(path, INDEX) as folder:
             _write_folder(folder, components, states, dtype)
         return
     tensors = states.checkpoint(components)
     if form == "safetensors":
         save_model(path, tensors, metadata, dtype)
         return
-    with atomic_file(path) as part:  # clone: saving a view would write its whole storage
+    with saving(path), atomic_file(path) as part:  # clone: saving a view would write its whole storage
         torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
 
 

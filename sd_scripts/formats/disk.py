@@ -1,8 +1,10 @@
 """Report free disk space, and explain why something could not be written."""
 
+import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -72,3 +74,15 @@ def same_disk(one: Path, other: Path) -> bool:
         return os.stat(one).st_dev == os.stat(other).st_dev
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Create the folder of `path`, and raise NotWritten if that, or what the block writes, fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and errno_of(error) is None:  # torch.save reports a full disk this way
+            raise
+        raise NotWritten(path, error) from error
