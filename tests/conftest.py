@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiers
 
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
@@ -13,6 +14,22 @@ from sd_scripts.options.settings import Settings
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), "localhost", "127.0.0.1", "::1"])
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        module = item.path.relative_to(here).parts[0].removesuffix(".py")
+        markers = {mark.name for mark in item.iter_markers()}
+        tier = tiers.tier_of(module, markers)
+        if tier not in markers:
+            item.add_marker(tier)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    (tiers.current,) = {mark.name for mark in item.iter_markers()}.intersection(tiers.TIERS)
 
 
 @pytest.fixture

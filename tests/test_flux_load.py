@@ -526,6 +526,7 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
     ]
 
 
+@pytest.mark.run
 def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_miniature: Any, tmp_path: Path) -> None:
     schnell = {MODEL: _schnell(transformer, tmp_path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)}
     for guidance, remarks in (

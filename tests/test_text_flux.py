@@ -315,6 +315,7 @@ def learned(run: Run) -> set[str]:
     return {"_".join(key.split("_", 2)[:2]) for key in ups}
 
 
+@pytest.mark.run
 @pytest.mark.parametrize("kept", [{"cache_text_encoder_outputs": True}, {"cache_text_encoder_outputs_to_disk": True}])
 def test_clip_learns_the_same_whether_t5_is_cached_or_read_in_each_step(
     flux_miniature: Any, tmp_path: Path, kept: dict[str, Any]
@@ -325,6 +326,7 @@ def test_clip_learns_the_same_whether_t5_is_cached_or_read_in_each_step(
     assert cached.losses == reading.losses
 
 
+@pytest.mark.run
 def test_t5_learns_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniature: Any, tmp_path: Path) -> None:
     options = {**TEXT_ENCODERS_TOO, "train_t5xxl": True}
     whole = train(flux_miniature, tmp_path / "whole", **options)
@@ -333,6 +335,7 @@ def test_t5_learns_with_train_t5xxl_also_with_gradient_checkpointing(flux_miniat
     assert components.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
+@pytest.mark.run
 def test_validation_reads_with_the_clip_that_learns(flux_miniature: Any, tmp_path: Path) -> None:
     options = {**TEXT_ENCODERS_TOO, "network_train_text_encoder_only": True, "learning_rate": 1e-1}
     options |= {"validation_split": 0.5, "validate_every_n_steps": 1, "max_train_steps": 2}

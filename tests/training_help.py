@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import tiers
 import torch
 from data_help import make_folder
 from torch import Tensor
@@ -109,6 +110,7 @@ def settings_for(miniature: Any) -> dict[str, Any]:
 
 def run(flags: list[str], output: Path, family: str = "sdxl", method: str = "lora") -> Run:
     """What these flags of the family's script do; the run's folder is `output`/run."""
+    tiers.require_whole_runs()
     script = import_module(f"sd_scripts.{Path(script_for(family, method).file).stem}")
     ours = logging.getLogger("sd_scripts")
     before = ours.handlers, ours.propagate, ours.level
