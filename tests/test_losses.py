@@ -120,6 +120,20 @@ def test_what_the_mask_hides_counts_nothing_and_what_is_left_is_not_scaled_up(sc
     assert losses(prediction, target, schedule, mask=mask).item() == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("loss_type", ["l2", "l1", "huber", "smooth_l1"])
+def test_a_clip_costs_the_mean_of_its_frames(schedule: NoiseSchedule, loss_type: str) -> None:
+    """The mask (B, 1, H, W) covers each frame alike."""
+    latents, noise = torch.randn(2, 2, 4, 3, 8, 8).unbind()  # (B, C, frames, h, w)
+    t, options = torch.tensor([100, 900]), LossOptions(loss_type=loss_type)  # type: ignore[arg-type]
+    prediction, mask = schedule.add_noise(latents, noise, t), torch.rand(2, 1, 64, 64)
+    whole = losses(prediction, noise, schedule, options, mask=mask, timesteps=t)
+    frames = [
+        losses(schedule.add_noise(one, grain, t), grain, schedule, options, mask=mask, timesteps=t)
+        for one, grain in zip(latents.unbind(2), noise.unbind(2), strict=True)
+    ]
+    torch.testing.assert_close(whole, torch.stack(frames).mean(0))
+
+
 def test_the_loss_is_one_graph_and_float32_for_bf16_predictions(schedule: NoiseSchedule) -> None:
     options = LossOptions(loss_type="smooth_l1", min_snr_gamma=5.0, debiased_estimation_loss=True)
     prediction, target = torch.randn(2, 3, 4, 8, 8).unbind()

@@ -84,3 +84,16 @@ def test_timesteps_stay_within_their_bounds() -> None:
 def test_bounds_that_hold_no_timestep_are_told() -> None:
     with pytest.raises(ValueError, match="min_timestep, max_timestep: 500 to 100"):
         draw_timesteps(1, NoiseOptions(min_timestep=500, max_timestep=100), step())
+
+
+def test_a_clip_has_one_offset_and_a_pyramid_within_its_frames() -> None:
+    clip = torch.full((2, 4, 3, 32, 24), 0.5)
+    plain = draw_noise(clip, NoiseOptions(), step())
+    moved = draw_noise(clip, all_kinds(), step())
+    assert moved.shape == clip.shape
+    offset = draw_noise(clip, NoiseOptions(noise_offset=0.1, noise_offset_random_strength=True), step()) - plain
+    torch.testing.assert_close(offset, offset[:, :, :1, :1, :1].expand_as(offset), rtol=0, atol=1e-5)
+    pyramid = draw_noise(clip, NoiseOptions(multires_noise_iterations=4), step())
+    coarse = torch.nn.functional.avg_pool3d(pyramid, (1, 8, 8))
+    assert coarse.std() > 1.2 / 8, "white noise would have 1/8"
+    assert coarse.diff(dim=2).std() > 0.1, "frames have grain of their own"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.library.schedules import TIMESTEPS, NoiseSchedule
+from sd_scripts.library.schedules import TIMESTEPS, NoiseSchedule, expand_to
 from sd_scripts.options.loss import LossOptions
 
 SNR_LIMIT = 1000.0
@@ -52,14 +52,16 @@ def diffusion_loss(
 ) -> Tensor:
     """Return the loss of each image (B,), float32, as loss_type defines it.
 
-    Prediction and target are (B, C, H, W), loss_weight (B,), timesteps and sigmas as huber_c_at takes them; mask is
-    (B, 1, any, any) in 0..1 and multiplies the loss at each pixel, without rescaling for the masked area.
+    Prediction and target are (B, C, *S), loss_weight (B,), timesteps and sigmas as huber_c_at takes them; mask is
+    (B, 1, any, any) in 0..1, the same for all frames of a clip, and multiplies the loss at each pixel, without
+    rescaling for the masked area.
     """
     width = huber_c_at(timesteps, options, sigmas) if options.loss_type in HUBER_LOSSES else None
     loss = element_loss(prediction.float(), target.float(), options.loss_type, width)
     if mask is not None:
-        loss = loss * functional.interpolate(mask.float(), size=loss.shape[-2:], mode="area")
-    return loss.mean(dim=(1, 2, 3)) * loss_weight
+        mask = mask.view(*mask.shape[:2], *[1] * (loss.dim() - mask.dim()), *mask.shape[2:])
+        loss = loss * functional.interpolate(mask.float(), size=loss.shape[2:], mode="area")
+    return loss.mean(dim=tuple(range(1, loss.dim()))) * loss_weight
 
 
 def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tensor | None = None) -> Tensor:
@@ -70,7 +72,7 @@ def element_loss(prediction: Tensor, target: Tensor, loss_type: str, width: Tens
     if loss_type == "l2":
         return squared
     assert width is not None, loss_type
-    width = width.view(-1, *[1] * (squared.dim() - 1))
+    width = expand_to(width, squared)
     pseudo_huber = 2 * ((squared + width**2).sqrt() - width)
     return pseudo_huber * width if loss_type == "huber" else pseudo_huber
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.library.schedules import TIMESTEPS
+from sd_scripts.library.schedules import TIMESTEPS, expand_to
 from sd_scripts.options.loss import NoiseOptions
 
 
@@ -32,11 +32,14 @@ def timestep_bounds(options: NoiseOptions) -> tuple[int, int]:
 
 
 def draw_noise(latents: Tensor, options: NoiseOptions, generator: torch.Generator) -> Tensor:
-    """Noise of the latents' shape (B, C, H, W), float32: what is mixed in and what the model shall predict."""
+    """Noise of the latents' shape (B, C, *S), float32: what is mixed in and what the model shall predict.
+
+    Offsets are the same for all frames of a clip; pyramids are coarser within each frame.
+    """
     noise = normal(latents.shape, generator)
     if options.noise_offset:
         strength = _offset_strength(latents, options.noise_offset, options, generator)
-        noise = noise + strength * normal((*latents.shape[:2], 1, 1), generator)
+        noise = noise + strength * normal((*latents.shape[:2], *[1] * (latents.dim() - 2)), generator)
     if options.multires_noise_iterations:
         noise = _add_pyramid(noise, options.multires_noise_iterations, options.multires_noise_discount, generator)
     return noise
@@ -46,7 +49,7 @@ def perturb(noise: Tensor, options: NoiseOptions, generator: torch.Generator) ->
     """The noise to mix in, which ip_noise_gamma makes a little other than the noise to predict (Ning et al. 2023)."""
     if not options.ip_noise_gamma:
         return noise
-    strength = _strength(options.ip_noise_gamma, options.ip_noise_gamma_random_strength, len(noise), generator)
+    strength = _strength(options.ip_noise_gamma, options.ip_noise_gamma_random_strength, noise, generator)
     return noise + strength * normal(noise.shape, generator)
 
 
@@ -55,20 +58,20 @@ def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
-def _strength(limit: float, drawn: bool, count: int, generator: torch.Generator) -> float | Tensor:
-    """The limit itself, or for each of `count` images a number drawn uniformly below it (B, 1, 1, 1)."""
+def _strength(limit: float, drawn: bool, latents: Tensor, generator: torch.Generator) -> float | Tensor:
+    """The limit itself, or for each sample a number drawn uniformly below it (B, 1, ...)."""
     if not drawn:
         return limit
-    return limit * torch.rand((count, 1, 1, 1), generator=generator, device=generator.device)
+    return limit * expand_to(torch.rand(len(latents), generator=generator, device=generator.device), latents)
 
 
 def _offset_strength(
     latents: Tensor, offset: float, options: NoiseOptions, generator: torch.Generator
 ) -> float | Tensor:
-    strength = _strength(offset, options.noise_offset_random_strength, len(latents), generator)
+    strength = _strength(offset, options.noise_offset_random_strength, latents, generator)
     if not options.adaptive_noise_scale:
         return strength
-    mean = latents.float().mean(dim=(2, 3), keepdim=True).abs()  # (B, C, 1, 1)
+    mean = latents.float().mean(dim=tuple(range(2, latents.dim())), keepdim=True).abs()  # (B, C, 1, ...)
     return (strength + options.adaptive_noise_scale * mean).clamp(min=0)
 
 
@@ -80,8 +83,9 @@ def _add_pyramid(noise: Tensor, levels: int, discount: float, generator: torch.G
     for level in range(levels):
         shrink = chance.uniform(2, 4) ** level
         coarse = max(1, int(height / shrink)), max(1, int(width / shrink))
-        grain = normal((*noise.shape[:2], *coarse), generator)
-        noise = noise + functional.interpolate(grain, size=(height, width), mode="bilinear") * discount**level
+        grain = normal((*noise.shape[:-2], *coarse), generator).flatten(0, -4)  # frames as channels
+        fine = functional.interpolate(grain, size=(height, width), mode="bilinear").view(noise.shape)
+        noise = noise + fine * discount**level
         if 1 in coarse:
             break
     return noise / noise.std()

@@ -10,6 +10,11 @@ TIMESTEPS = 1000
 FIRST_BETA, LAST_BETA = 0.00085, 0.012
 
 
+def expand_to(values: Tensor, latents: Tensor) -> Tensor:
+    """Return one value per sample (B,) with trailing dimensions of 1, to be multiplied with latents (B, C, *S)."""
+    return values.view(-1, *[1] * (latents.dim() - 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoiseSchedule:
     """Tables by timestep, float32, (1000,). `noisy = sqrt(ᾱ)·latents + sqrt(1 - ᾱ)·noise`."""
@@ -23,17 +28,17 @@ class NoiseSchedule:
     the scripts that people compare with, and it keeps every weight finite."""
 
     def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Latents and noise (B, C, H, W), timesteps (B,) int64 -> noisy latents, in the latents' dtype."""
-        signal, spread = self._amounts(timesteps)
+        """Latents and noise (B, C, *S), timesteps (B,) int64 -> noisy latents, in the latents' dtype."""
+        signal, spread = self._amounts(timesteps, latents)
         return (signal * latents + spread * noise).to(latents.dtype)
 
     def velocity(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """The target of v-prediction (Salimans and Ho 2022): sqrt(ᾱ)·noise - sqrt(1 - ᾱ)·latents."""
-        signal, spread = self._amounts(timesteps)
+        signal, spread = self._amounts(timesteps, latents)
         return (signal * noise - spread * latents).to(latents.dtype)
 
-    def _amounts(self, timesteps: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self.alphas_cumprod[timesteps].view(-1, 1, 1, 1)
+    def _amounts(self, timesteps: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
+        kept = expand_to(self.alphas_cumprod[timesteps], latents)
         return kept.sqrt(), (1 - kept).sqrt()
 
 

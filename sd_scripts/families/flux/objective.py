@@ -11,7 +11,7 @@ from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.library.flow import draw_sigmas, loss_weights, within_bounds
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.noise import normal, perturb, timestep_bounds
-from sd_scripts.library.schedules import TIMESTEPS
+from sd_scripts.library.schedules import TIMESTEPS, expand_to
 from sd_scripts.options.flux import FluxModelOptions, FluxObjectiveOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.settings import Settings
@@ -27,7 +27,7 @@ def step_inputs(
     noise_options, device = settings[NoiseOptions], latents.device
     noise = normal(latents.shape, generator)
     t = draw_timesteps(latents, settings, generator) if timesteps is None else timesteps.float()
-    at = t.view(-1, 1, 1, 1)
+    at = expand_to(t, latents)
     inputs = {
         "noisy": (1 - at) * latents + at * perturb(noise, noise_options, generator),
         "target": noise - latents,
@@ -62,7 +62,7 @@ def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tens
     if objective.model_prediction_type == "additive":
         prediction = prediction + noisy
     elif objective.model_prediction_type == "sigma_scaled":
-        prediction = noisy - t.view(-1, 1, 1, 1) * prediction
+        prediction = noisy - expand_to(t, noisy) * prediction
         loss_weight = loss_weight * loss_weights(t, objective.weighting_scheme)
     return diffusion_loss(
         prediction, inputs["target"], t, settings[LossOptions], loss_weight=loss_weight, mask=inputs.get("mask")
