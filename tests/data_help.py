@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.reader import BatchReader
+from sd_scripts.families.sdxl.objective import conditioning
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
@@ -46,6 +50,12 @@ def settings_of(**values: Any) -> Settings:
 def plan_of(root: Path, *, seed: int = 7, told: list[str] | None = None, **values: Any) -> DataPlan:
     warn = told.append if told is not None else _never
     return plan_data(settings_of(train_data_dir=root, **values), seed=seed, warn=warn)
+
+
+def loader_of(plan: DataPlan, workers: int = 0, *, warn: Any = pytest.fail, **how: Any) -> BatchLoader:
+    """A loader for SDXL; `latents`, `text` and `max_train_steps` go to its reader."""
+    read = {name: how.pop(name) for name in ("latents", "text", "max_train_steps") if name in how}
+    return BatchLoader(BatchReader(plan, conditioning=conditioning, **read), warn=warn, workers=workers, **how)
 
 
 def _never(text: str) -> None:

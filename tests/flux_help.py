@@ -69,15 +69,11 @@ def text_of(count: int, known: int = 4) -> dict[str, Tensor]:
 
 
 def batch_of(latents: Tensor, mask: Tensor | None = None) -> Batch:
-    count, size = len(latents), torch.tensor([8 * side for side in latents.shape[-2:]])
+    count = len(latents)
     return Batch(
-        keys=[str(number) for number in range(count)],
         captions=[""] * count,
         pixels=None,
         latents=latents,
-        original_size=size.expand(count, 2),
-        crop_top_left=torch.zeros(count, 2, dtype=torch.long),
-        target_size=size.expand(count, 2),
         loss_weight=torch.ones(count),
         mask=mask,
     )

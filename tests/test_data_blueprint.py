@@ -62,7 +62,7 @@ def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict
         unknown = {name for name, value in reference["params"].items() if value is None and name == "resolution"}
         assert_resolved(dataset, reference["params"], unknown | {"debug_dataset"})
         for subset, expected in zip(dataset.subsets, reference.get("subsets", []), strict=True):
-            assert_resolved(subset, expected, {"validation_seed", "validation_split"})
+            assert_resolved(subset, expected, {"validation_seed", "validation_split", "custom_attributes"})
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=named)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sd_scripts.data.buckets import BucketRules, Buckets, bucket_resolutions, crop_ltrb, crop_top_left, token_counts
+from sd_scripts.data.buckets import BucketRules, Buckets, bucket_resolutions, crop_ltrb, token_counts
+from sd_scripts.families.sdxl.objective import crop_top_left
 
 REFERENCE = json.loads((Path(__file__).parent / "reference/fixtures_bucketing.json").read_text())
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_help import make_folder, make_image, plan_of, settings_of
+from data_help import loader_of, make_folder, make_image, plan_of, settings_of
 from PIL import Image
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from sd_scripts.data.cache_files import open_arrays
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
 
 
@@ -66,7 +65,7 @@ def encoders() -> Encoders:
 
 
 def epoch_of(plan: DataPlan, workers: int = 0, **stores: Any) -> list[Batch]:
-    return list(BatchLoader(plan, warn=pytest.fail, workers=workers, **stores).epoch(1))
+    return list(loader_of(plan, workers, **stores).epoch(1))
 
 
 @pytest.mark.parametrize("to_disk", [True, False])
@@ -78,13 +77,13 @@ def test_cached_latents_equal_the_encoded_images_flips_included(
     latents = encoders.cache_latents(plan, to_disk=to_disk, batch_size=2)
     cached = epoch_of(plan, workers, latents=latents)
     for batch, fresh in zip(cached, epoch_of(plan), strict=True):
-        assert batch.keys == fresh.keys
+        assert batch.captions == fresh.captions
         assert batch.pixels is None
         assert batch.latents is not None
         assert fresh.pixels is not None
         assert batch.latents.dtype == torch.float32
         assert torch.equal(batch.latents, encoders.images(fresh.pixels).float())
-        assert torch.equal(batch.crop_top_left, fresh.crop_top_left)
+        assert torch.equal(batch.conditioning["sizes"], fresh.conditioning["sizes"])
 
 
 def test_a_current_cache_is_not_made_again(root: Path, encoders: Encoders) -> None:
@@ -174,7 +173,7 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
     write_foreign(root, plan, "_{h}x{w}", "{stem}_{w:04d}x{h:04d}_flux.npz")
     latents = cache_latents(plan, images, cache_key="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"latents have shape \(4, 8, 8\); turn off skip_cache_check$"):
-        list(BatchLoader(plan, warn=told.append, latents=latents).epoch(1))
+        list(loader_of(plan, warn=told.append, latents=latents).epoch(1))
     latents = cache_latents(plan, images, cache_key="vae", warn=told.append, **how)  # type: ignore[arg-type]
     assert {batch.latents.shape[1] for batch in epoch_of(plan, latents=latents) if batch.latents is not None} == {16}
 
@@ -445,9 +444,9 @@ def test_an_image_that_cannot_be_read_is_reported_and_replaced(root: Path, encod
     for to_disk in (True, False):
         latents = encoders.cache_latents(plan, to_disk=to_disk)
         told: list[str] = []
-        batches = list(BatchLoader(plan, warn=told.append, latents=latents).epoch(1))
+        batches = list(loader_of(plan, warn=told.append, latents=latents).epoch(1))
         assert len(batches) == 8
-        assert not any("00.png" in key for batch in batches for key in batch.keys)
+        assert not any(caption.endswith(", 0") for batch in batches for caption in batch.captions)
         assert len(told) == 1
     assert "00.png cannot be read" in encoders.told[0]
 

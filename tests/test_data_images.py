@@ -240,20 +240,17 @@ def test_pixels_span_minus_one_to_one() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU driver")
 def test_a_batch_goes_into_page_locked_memory_whole() -> None:
-    sizes = torch.zeros(1, 2, dtype=torch.int64)
     batch = Batch(
-        keys=["a"],
         captions=["b"],
         pixels=None,
         latents=torch.zeros(1, 4, 8, 8),
         text={"pool2": torch.zeros(1, 8)},
-        original_size=sizes,
-        crop_top_left=sizes,
-        target_size=sizes,
+        conditioning={"sizes": torch.zeros(1, 6, dtype=torch.int64)},
         loss_weight=torch.ones(1),
         mask=None,
     ).pin_memory()
     assert batch.latents is not None
     assert batch.latents.is_pinned()
     assert batch.text["pool2"].is_pinned()
+    assert batch.conditioning["sizes"].is_pinned()
     assert batch.captions == ["b"]

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 import training_help
-from data_help import make_image, settings_of
+from data_help import loader_of, make_image, settings_of
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb, fit_into
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.data.loader import BatchLoader
 from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
@@ -112,7 +111,7 @@ def refuse(pixels: Tensor) -> Tensor:
 
 def learned(plan: DataPlan, encoder: Any = encode) -> list[Batch]:
     latents = cache_latents(plan, encoder, cache_key="vae", warn=pytest.fail, to_disk=True)
-    return list(BatchLoader(plan, warn=pytest.fail, latents=latents).epoch(1))
+    return list(loader_of(plan, latents=latents).epoch(1))
 
 
 def write_foreign(path: Path, bucket: tuple[int, int], size: tuple[int, int]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_help import make_folder, plan_of
+from data_help import loader_of, make_folder, plan_of
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 from flux_help import flux_settings
 from torch import nn
@@ -15,7 +15,6 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import TextStore
-from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
@@ -205,7 +204,7 @@ class Caching:
         return encode_text(self.components, tokenize(self.components, captions, flux_settings()))
 
     def batch(self) -> Batch:
-        return next(BatchLoader(self.plan, warn=pytest.fail, text=self.store).epoch(1))
+        return next(loader_of(self.plan, text=self.store).epoch(1))
 
 
 @pytest.mark.parametrize("to_disk", [True, False])

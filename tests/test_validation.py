@@ -36,7 +36,7 @@ def test_no_image_is_in_both(data: Path, miniature: Any, tmp_path: Path, monkeyp
 
         def noted(*arguments: Any) -> Any:
             for batch in epoch(*arguments):
-                seen[kind].update(batch.keys)
+                seen[kind].update(batch.captions)
                 yield batch
 
         loader.epoch = noted

@@ -1,46 +1,56 @@
-"""Define the batch of one micro-step: images of one bucket with their captions."""
+"""Define the batch of one micro-step: samples of one bucket with their captions."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(kw_only=True)
 class Batch:
-    """One micro-batch, on the CPU as the loader's workers made it; sizes are (height, width), as SDXL expects."""
+    """One micro-batch, on the CPU as the loader's workers made it. S is (H, W), for clips (frames, H, W)."""
 
-    keys: list[str]
-    """One name for each image: its path."""
     captions: list[str]
     """Captions after the caption pipeline, as the text encoders receive them."""
     pixels: Tensor | None
-    """(B, 3, H, W) float32 in -1..1, flipped and cropped; None where latents are cached."""
+    """(B, 3, *S) float32 in -1..1, flipped and cropped; None where latents are cached."""
     latents: Tensor | None
-    """(B, C, H/8, W/8) float32, as the cache stores them (SDXL: not yet scaled); None where pixels are given."""
+    """(B, C, *S) of latents, as the cache stores them (SDXL: not yet scaled); None where pixels are given."""
     text: dict[str, Tensor] = field(default_factory=dict)
     """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
-    original_size: Tensor
-    """(B, 2) int64: height and width of each image before resizing."""
-    crop_top_left: Tensor
-    """(B, 2) int64: top and left of the crop."""
-    target_size: Tensor
-    """(B, 2) int64: height and width of the bucket."""
+    conditioning: dict[str, Tensor] = field(default_factory=dict)
+    """What the family needs beside latents and text, by name, batch first."""
     loss_weight: Tensor
     """(B,) float32: 1, or prior_loss_weight for a regularisation image."""
     mask: Tensor | None
     """(B, 1, H, W) float32 in 0..1: how much each pixel counts; None without masked_loss and alpha_mask."""
-    custom_attributes: list[dict[str, Any]] = field(default_factory=list)
-    """The custom_attributes of each image's subset."""
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.captions)
 
     def pin_memory(self) -> "Batch":
         """Return a copy in page-locked memory, which allows asynchronous copies to the GPU."""
         pinned = {each.name: _pinned(getattr(self, each.name)) for each in dataclasses.fields(self)}
         return Batch(**pinned)
+
+
+def stack_by_name(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack the tensors of each name; where lengths differ, shorter ones are padded with zeros at their ends."""
+    return {name: _stack_padded([each[name] for each in samples]) for name in samples[0]}
+
+
+def _stack_padded(tensors: Sequence[Tensor]) -> Tensor:
+    longest = [max(sides) for sides in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    return torch.stack([tensor if list(tensor.shape) == longest else _padded(tensor, longest) for tensor in tensors])
+
+
+def _padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    missing = [(0, want - have) for want, have in zip(shape, tensor.shape, strict=True)]
+    return functional.pad(tensor, [count for pair in reversed(missing) for count in pair])  # the last side comes first
 
 
 def _pinned(value: Any) -> Any:

@@ -33,7 +33,6 @@ class Subset:
     class_tokens: str | None = None
     caption_extension: str = ".caption"
     cache_info: bool = False
-    custom_attributes: dict[str, Any] | None = None
     captions: CaptionRules
     augmentation: Augmentation
 

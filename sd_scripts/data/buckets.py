@@ -114,12 +114,6 @@ def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
     return left, top, left + width, top + height
 
 
-def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int]:
-    """Return top and left of the crop conditioning; for a flipped image, left is measured from the right edge."""
-    left, top, right, _ = crop_ltrb(bucket, image)
-    return int(top), int(bucket[0] - right if flipped else left)
-
-
 def token_counts(sizes: Iterable[Size], patch: int = 16) -> set[int]:
     """Return the sequence lengths of these sizes, each of which compiles its own graph. `patch` is in pixels."""
     return {(width // patch) * (height // patch) for width, height in sizes}

@@ -18,12 +18,14 @@ ShortBatches = Literal["keep", "drop", "fill"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBatch:
-    """One batch, as indices of its images in the plan."""
+    """A batch to read, with all that its random draws depend on, so that workers keep no state."""
 
     dataset: int
     bucket: Size
     picks: tuple[tuple[int, int], ...]
-    """(item, which of its repeats in this epoch)."""
+    """(index of the item in the plan, which of its repeats in this epoch)."""
+    epoch: int
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -41,6 +43,7 @@ class _Group:
 
     dataset: int
     bucket: Size
+    epoch: int
     size: int
     """Images in a batch."""
     items: Sequence[int]
@@ -57,7 +60,7 @@ class _Group:
         start = number * self.size
         stop = min(start + self.size, len(self.order) + self.filled)
         picks = tuple(self._pick(place) for place in range(start, stop))
-        return PlannedBatch(dataset=self.dataset, bucket=self.bucket, picks=picks)
+        return PlannedBatch(dataset=self.dataset, bucket=self.bucket, picks=picks, epoch=self.epoch)
 
     def _pick(self, place: int) -> tuple[int, int]:
         number = self.order[place % len(self.order)]
@@ -107,6 +110,7 @@ def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "kee
         group = _Group(
             dataset=dataset,
             bucket=bucket,
+            epoch=epoch,
             size=size,
             items=[item.index for item in items],
             ends=ends,

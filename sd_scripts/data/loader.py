@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
@@ -13,16 +14,13 @@ from torch.utils.data import DataLoader, Sampler
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.caches import LatentStore, TextStore
-from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import PlannedBatch, ShortBatches, batch_shapes, plan_epoch, share_of_rank
-from sd_scripts.data.reader import REPLACED, BatchReader, Read, Request
+from sd_scripts.data.reader import REPLACED, BatchReader, Read
 
 THREADS = 4
 """Threads that read ahead without worker processes; each is one batch ahead."""
 
-
-Requests = Sequence[Request]
+Requests = Sequence[PlannedBatch]
 
 
 class Source(Protocol):
@@ -54,7 +52,7 @@ class Threads:
             for future in waiting:
                 future.cancel()
 
-    def _one(self, request: Request) -> Read:
+    def _one(self, request: PlannedBatch) -> Read:
         batch, remarks = self._reader[request]
         return batch.pin_memory() if batch is not None and self._pin_memory else batch, remarks
 
@@ -80,13 +78,13 @@ class Processes:
         return iter(self._loader)
 
 
-class _RequestSampler(Sampler[Request]):
+class _RequestSampler(Sampler[PlannedBatch]):
     """Yields the requests of the current epoch."""
 
     def __init__(self) -> None:
         self.requests: Requests = ()
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[PlannedBatch]:
         return iter(self.requests)
 
     def __len__(self) -> int:
@@ -104,29 +102,25 @@ class BatchLoader:
 
     def __init__(
         self,
-        plan: DataPlan,
+        reader: BatchReader,
         *,
         warn: Warn,
         workers: int = 0,
         persistent: bool = True,
         rank: int = 0,
         world: int = 1,
-        latents: LatentStore | None = None,
-        text: TextStore | None = None,
         short_batches: ShortBatches = "keep",
         accumulation: int = 1,
-        max_train_steps: int = 0,
         pin_memory: bool = False,
     ):
-        self.plan = plan
+        self.plan = reader.plan
         self._warn = warn
         self._rank, self._world = rank, world
         self._short_batches: ShortBatches = short_batches
         self._accumulation = accumulation
         self._length = math.ceil(self._count_batches() / world)
         self._warned: set[str] = set()
-        reader = BatchReader(plan, max_train_steps, latents, text)
-        workers = 0 if latents is not None else min(workers, os.cpu_count() or 1, self._length)
+        workers = 0 if reader.latents is not None else min(workers, os.cpu_count() or 1, self._length)
         self._source: Source = (
             Processes(reader, pin_memory, workers, persistent) if workers else Threads(reader, pin_memory)
         )
@@ -164,31 +158,30 @@ class BatchLoader:
         batches = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
         places = share_of_rank(len(batches), self._rank, self._world)[start:]
         steps = math.ceil(self._length / self._accumulation)
-        return _EpochRequests(batches, places, epoch, (epoch - 1) * steps, start, self._accumulation)
+        return _EpochRequests(batches, places, (epoch - 1) * steps, start, self._accumulation)
 
 
-class _EpochRequests(Sequence[Request]):
+class _EpochRequests(Sequence[PlannedBatch]):
     """The requests of the rest of an epoch, built on access."""
 
     def __init__(
         self,
         batches: Sequence[PlannedBatch],
         places: Sequence[int],
-        epoch: int,
         first_step: int,
         start: int,
         accumulation: int,
     ):
         self._batches, self._places = batches, places
-        self._epoch, self._first_step, self._start, self._accumulation = epoch, first_step, start, accumulation
+        self._first_step, self._start, self._accumulation = first_step, start, accumulation
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Request:  # type: ignore[override]
+    def __getitem__(self, index: int) -> PlannedBatch:  # type: ignore[override]
         batch = self._batches[self._places[index] % len(self._batches)]
         step = self._first_step + (self._start + index) // self._accumulation
-        return Request(batch=batch, epoch=self._epoch, step=step)
+        return replace(batch, step=step)
 
 
 def _use_device(device: int | None) -> None:

@@ -1,6 +1,6 @@
 """Turn a planned batch into tensors, in any process or thread: all random draws derive from the request."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -10,24 +10,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from sd_scripts.data.batch import Batch
-from sd_scripts.data.buckets import Size, crop_top_left
+from sd_scripts.data.batch import Batch, stack_by_name
+from sd_scripts.data.buckets import Size
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import PlannedBatch
 from sd_scripts.data.images import UnreadableImage, draw_flip, prepare_image, prepare_mask, stack_pixels
 
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A batch for a worker to read, with all that its random draws depend on, so that workers keep no state."""
-
-    batch: PlannedBatch
-    epoch: int
-    step: int
-
-
+Conditioning = Callable[[Item, bool], dict[str, Tensor]]
+"""Item, whether it is flipped -> what the family needs beside latents and text."""
 Read = tuple[Batch | None, list[str]]
 """A batch and warnings about it."""
 REPLACED = "; another image of its bucket takes its place"
@@ -50,34 +42,44 @@ class Sample:
 
 
 class BatchReader(TorchDataset[Read]):
-    """Reads planned batches; stateless, so that any number of threads and processes may share it."""
+    """Reads planned batches; stateless, so that any number of threads and processes may share it.
+
+    Without `latents` batches hold pixels, without `text` captions alone.
+    """
 
     def __init__(
-        self, plan: DataPlan, max_train_steps: int, latents: LatentStore | None = None, text: TextStore | None = None
+        self,
+        plan: DataPlan,
+        *,
+        max_train_steps: int = 0,
+        latents: LatentStore | None = None,
+        text: TextStore | None = None,
+        conditioning: Conditioning | None = None,
     ):
         self.plan = plan
         self.max_train_steps = max_train_steps
         self.latents = latents
         self.text = text
+        self.conditioning = conditioning
         self.wants_masks = plan.wants_masks
         self.groups = plan.groups()
 
-    def __getitem__(self, request: Request) -> Read:
+    def __getitem__(self, batch: PlannedBatch) -> Read:
         """Return the batch, and a warning for each unreadable image that was replaced.
 
         The batch is None if no image of its bucket is readable: an exception from a worker would reach the user wrapped
         in a traceback.
         """
         remarks: list[str] = []
-        samples = [self._readable(item, repeat, request, remarks) for item, repeat in request.batch.picks]
+        samples = [self._readable(item, repeat, batch, remarks) for item, repeat in batch.picks]
         found = [sample for sample in samples if sample is not None]
-        return self._stack(found, request.batch.bucket) if len(found) == len(samples) else None, remarks
+        return self._stack(found, batch.bucket) if len(found) == len(samples) else None, remarks
 
-    def _readable(self, item: int, repeat: int, request: Request, remarks: list[str]) -> Sample | None:
+    def _readable(self, item: int, repeat: int, batch: PlannedBatch, remarks: list[str]) -> Sample | None:
         """Return the sample, or that of the next readable image of the bucket, so that shapes stay as planned."""
-        for candidate in self._candidates(self.plan.items[item], request.batch):
+        for candidate in self._candidates(self.plan.items[item], batch):
             try:
-                return self._sample(candidate, repeat, request)
+                return self._sample(candidate, repeat, batch)
             except UnreadableImage as error:
                 remarks.append(f"{error}{REPLACED}")
         return None
@@ -89,15 +91,15 @@ class BatchReader(TorchDataset[Read]):
         yield from group[place + 1 :]
         yield from group[:place]
 
-    def _sample(self, item: Item, repeat: int, request: Request) -> Sample:
-        key = f"{self.plan.seed}/{request.epoch}/{item.index}/{repeat}"
+    def _sample(self, item: Item, repeat: int, batch: PlannedBatch) -> Sample:
+        key = f"{self.plan.seed}/{batch.epoch}/{item.index}/{repeat}"
         random = Random(f"{key}/picture")  # another word would give other draws
         caption = process_caption(
             item.caption,
             item.subset.captions,
             Random(f"{key}/caption"),
-            epoch=request.epoch,
-            step=request.step,
+            epoch=batch.epoch,
+            step=batch.step,
             max_train_steps=self.max_train_steps,
         )
         augmentation = item.subset.augmentation
@@ -114,22 +116,17 @@ class BatchReader(TorchDataset[Read]):
         return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
 
     def _stack(self, samples: Sequence[Sample], bucket: Size) -> Batch:
-        width, height = bucket
-        crops = [crop_top_left(bucket, each.item.size, flipped=each.flipped) for each in samples]
+        condition = self.conditioning
         return Batch(
-            keys=[str(each.item.path) for each in samples],
             captions=[each.caption for each in samples],
             pixels=_stack_pixels(samples) if self.latents is None else None,
             latents=torch.stack([each.latents for each in samples if each.latents is not None])
             if self.latents is not None
             else None,
-            text={name: torch.stack([each.text[name] for each in samples]) for name in samples[0].text},
-            original_size=torch.tensor([each.item.size[::-1] for each in samples]),
-            crop_top_left=torch.tensor(crops),
-            target_size=torch.tensor([[height, width]] * len(samples)),
+            text=stack_by_name([each.text for each in samples]),
+            conditioning=stack_by_name([condition(each.item, each.flipped) for each in samples]) if condition else {},
             loss_weight=torch.tensor([each.item.loss_weight for each in samples], dtype=torch.float32),
             mask=_stack_masks(samples, bucket) if self.wants_masks else None,
-            custom_attributes=[each.item.subset.custom_attributes or {} for each in samples],
         )
 
 

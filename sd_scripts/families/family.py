@@ -17,6 +17,7 @@ from sd_scripts.options.settings import Settings
 if TYPE_CHECKING:
     from sd_scripts.data.batch import Batch
     from sd_scripts.data.cache_files import Arrays
+    from sd_scripts.data.dataset import Item
 
 
 @dataclass(kw_only=True)
@@ -105,6 +106,9 @@ class Family:
     """Move the denoiser to the device, quantized and with swapped blocks as the options say."""
     checkpoint_gradients: Callable[[nn.Module, Settings], None]
     """Enable gradient checkpointing of the denoiser."""
+    conditioning: Callable[[Item, bool], dict[str, Tensor]] | None = None
+    """Item, whether it is flipped -> what step_inputs needs beside latents and text: Batch.conditioning of one sample,
+    made in worker processes."""
     step_inputs: Callable[[Batch, Tensor, Settings, torch.Generator, Tensor | None], dict[str, Tensor]]
     """Batch, latents as cached but on the device, settings, generator of this step, timesteps float32 (None: drawn)
     -> inputs, without text."""

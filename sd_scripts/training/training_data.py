@@ -16,6 +16,7 @@ from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.latent_caching import Progress, cache_latents, require_static_images
 from sd_scripts.data.loader import BatchLoader
+from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.text_caching import cache_text, require_static_captions
 from sd_scripts.families.family import Components, Family
 from sd_scripts.families.sampling import on_device
@@ -55,18 +56,22 @@ class TrainingData:
 
     def loader(self, plan: DataPlan, *, accumulation: int = 1, max_train_steps: int = 0) -> BatchLoader:
         data = self.context.settings[DatasetOptions]
-        return BatchLoader(
+        reader = BatchReader(
             plan,
+            max_train_steps=max_train_steps,
+            latents=self.latents,
+            text=self.text,
+            conditioning=self.family.conditioning,
+        )
+        return BatchLoader(
+            reader,
             warn=self.context.warn,
             workers=data.max_data_loader_n_workers,
             persistent=data.persistent_data_loader_workers,
             rank=self.context.rank,
             world=self.context.world,
-            latents=self.latents,
-            text=self.text,
             short_batches=self.short_batches if plan is self.plan else "keep",
             accumulation=accumulation,
-            max_train_steps=max_train_steps,
             pin_memory=self.context.device.type == "cuda",
         )
 
@@ -127,7 +132,7 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
     """Of one process, known before the model is. ValueError where the images fill no batch."""
     short_batches = context.settings[DatasetOptions].short_batches
     # what fills no batch is told by the loader that trains
-    return len(BatchLoader(plan, warn=lambda _: None, world=context.world, short_batches=short_batches))
+    return len(BatchLoader(BatchReader(plan), warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
 def build_caches(training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:

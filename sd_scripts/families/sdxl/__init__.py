@@ -3,7 +3,7 @@
 from sd_scripts.families.family import Family
 from sd_scripts.families.sdxl.load import check, load, load_vae
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
-from sd_scripts.families.sdxl.objective import loss, step_inputs, validation_timesteps
+from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import sample
 from sd_scripts.families.sdxl.saving import save, saved_form
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
@@ -34,6 +34,7 @@ SDXL = Family(
     encode_text=encode_text,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
+    conditioning=conditioning,
     step_inputs=step_inputs,
     validation_timesteps=validation_timesteps,
     loss=loss,

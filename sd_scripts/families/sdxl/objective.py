@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.data.buckets import Size, crop_ltrb
+from sd_scripts.data.dataset import Item
 from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.losses import per_sample_loss
@@ -15,13 +17,25 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 
 
+def conditioning(item: Item, flipped: bool) -> dict[str, Tensor]:
+    """sizes (6,) int64: height and width of the image, top and left of the crop, height and width of the bucket."""
+    (width, height), bucket = item.size, item.fit.bucket
+    top, left = crop_top_left(bucket, item.size, flipped=flipped)
+    return {"sizes": torch.tensor([height, width, top, left, bucket[1], bucket[0]])}
+
+
+def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int]:
+    """Top and left of the crop conditioning; for a flipped image, left is measured from the right edge."""
+    left, top, right, _ = crop_ltrb(bucket, image)
+    return int(top), int(bucket[0] - right if flipped else left)
+
+
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
     """All that a step reads, on the latents' device: noisy, target (B, 4, h, w), timesteps (B,), sizes (B, 6), weights.
 
-    `latents` (B, 4, h, w) float32 as the VAE gave them. sizes: height and width of the original, top and left of the
-    crop, height and width of the bucket.
+    `latents` (B, 4, h, w) float32 as the VAE gave them.
     """
     noise_options, device = settings[NoiseOptions], latents.device
     schedule = noise_schedule(device, noise_options.zero_terminal_snr)
@@ -30,12 +44,11 @@ def step_inputs(
     t = draw_timesteps(len(latents), noise_options, generator) if timesteps is None else timesteps.long()
     noisy = schedule.add_noise(latents, perturb(noise, noise_options, generator), t)
     target = schedule.velocity(latents, noise, t) if settings[ModelOptions].v_parameterization else noise
-    sizes = torch.cat([batch.original_size, batch.crop_top_left, batch.target_size], dim=1)
     inputs = {
         "noisy": noisy,
         "target": target,
         "timesteps": t,
-        "sizes": sizes.to(device, torch.float32, non_blocking=True),
+        "sizes": batch.conditioning["sizes"].to(device, torch.float32, non_blocking=True),
         "loss_weight": batch.loss_weight.to(device, non_blocking=True),
     }
     if batch.mask is not None:
