@@ -39,6 +39,23 @@ def test_with_fullgraph_a_compiler_that_fails_ends_the_run_in_one_sentence(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_guards_are_skipped_unless_the_option_is_off(
+    skips: bool, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stances, set_stance = [], torch.compiler.set_stance
+
+    def noted(stance: str, **how: Any) -> Any:
+        stances.append(how)
+        return set_stance(stance, **how)
+
+    monkeypatch.setattr(torch.compiler, "set_stance", noted)
+    values = {"compile": True, "compile_backend": "eager", "max_train_steps": 4}
+    run = train(miniature, tmp_path / "run", **values, compile_skip_guards=skips)
+    assert run.status == 0
+    assert stances == [{"skip_guard_eval_unsafe": True}] * (2 if skips else 0)  # of four steps, all but the first two
+
+
 LIMITED = {"compile": True, "compile_backend": "eager", "compile_cache_size_limit": 1}
 
 

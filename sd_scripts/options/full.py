@@ -116,6 +116,6 @@ class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
     mem_eff_save: bool = option(
         False,
         "Write the model tensor by tensor, without a second copy in RAM.",
-        label="Memory-efficient saving",
         families=("flux",),
+        not_yet="every model is written tensor by tensor; leave it off",
     )

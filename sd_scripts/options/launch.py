@@ -20,7 +20,9 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
     main_process_port: int = option(
         0, "Port over which processes connect; 0 lets accelerate choose.", label="Main process port", within=(0, 65535)
     )
-    multi_gpu: bool = option(False, "Train on several GPUs; automatic if num_processes is above 1.", label="Multi-GPU")
+    multi_gpu: bool = option(
+        False, "Train on several GPUs.", not_yet="automatic if num_processes is above 1; set num_processes instead"
+    )
     extra_accelerate_launch_args: str = option(
         "", "More arguments for accelerate launch, quoted as in a shell.", label="Extra accelerate arguments"
     )
@@ -31,8 +33,6 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
             yield "gpu_ids", f"{self.gpu_ids!r} is not a list of numbers; write 0 or 0,1"
         elif ids and ids != ["all"] and len(ids) * self.num_machines < self.num_processes:
             yield "gpu_ids", f"lists {len(ids)} for num_processes = {self.num_processes}; list one for each process"
-        if self.multi_gpu and self.num_processes < 2:
-            yield "multi_gpu", "needs num_processes of 2 or more; turn it off for one GPU"
         try:
             shell_words(self.extra_accelerate_launch_args)
         except ValueError:

@@ -63,6 +63,10 @@ class Settings:
     def __getitem__(self, group: type[Group]) -> Group:
         return self._located[group]  # type: ignore[return-value]
 
+    def get(self, group: type[Group]) -> Group | None:
+        """Return a group of options, None if the script does not have it."""
+        return self[group] if group in self.filled else None
+
     def _locate(self, filled: OptionGroup) -> OptionGroup:
         paths = [o for o in self.options.values() if o.path and hasattr(filled, o.name)]
         return replace(filled, **{o.name: o.located(getattr(filled, o.name)) for o in paths})  # type: ignore[type-var]

@@ -159,6 +159,11 @@ class Compilation:
         return bool(chosen_of(self._options, self._more)) and not self._failed
 
     @property
+    def skips_guards(self) -> bool:
+        """Whether steps may skip guards of graphs whose inputs have been seen."""
+        return self.active and self._more.compile_skip_guards
+
+    @property
     def cuda_graphs(self) -> bool:
         """Whether steps replay CUDA graphs."""
         return self.active and uses_cuda_graphs(self._options)

@@ -128,8 +128,8 @@ def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float
 
 def exclude_swapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
     """ValueError where a network trains the model's own weights, and these come and go."""
-    memory = settings.filled.get(FluxMemoryOptions)
-    if not isinstance(memory, FluxMemoryOptions) or not memory.blocks_to_swap:
+    memory = settings.get(FluxMemoryOptions)
+    if not memory or not memory.blocks_to_swap:
         return
     base = {id(parameter) for parameter in denoiser.parameters()}
     if any(id(parameter) in base for group in groups for parameter in group["params"]):

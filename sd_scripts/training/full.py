@@ -44,8 +44,8 @@ class Full:
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         fused, optimizer = settings[FusedOptions], settings[OptimizerOptions]
-        memory = settings.filled.get(FluxMemoryOptions)
-        swaps = "blocks_to_swap" if isinstance(memory, FluxMemoryOptions) and memory.blocks_to_swap else ""
+        memory = settings.get(FluxMemoryOptions)
+        swaps = "blocks_to_swap" if memory and memory.blocks_to_swap else ""
         if finds_one_rate(optimizer) and (apart := fused.chosen or swaps):
             return [
                 f"optimizer_type: {optimizer.optimizer_type} finds one learning rate from all weights together, which "

@@ -76,8 +76,8 @@ def _dry_run(settings: Settings) -> list[str]:
     problems = compiling.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         problems.append("mixed_precision: fp16 is for GPUs; set bf16, or no")
-    memory = settings.filled.get(FluxMemoryOptions)
-    if isinstance(memory, FluxMemoryOptions) and memory.fp8_compute and (problem := fp8.compute_problem(device)):
+    memory = settings.get(FluxMemoryOptions)
+    if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         problems.append(problem)
     try:
         lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])

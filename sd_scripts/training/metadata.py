@@ -53,8 +53,8 @@ def run_metadata(
 
 
 def _network_dim(settings: Settings) -> int:
-    network = settings.filled.get(NetworkOptions)
-    return (network.network_dim or DEFAULT_DIM) if isinstance(network, NetworkOptions) else 0
+    network = settings.get(NetworkOptions)
+    return (network.network_dim or DEFAULT_DIM) if network else 0
 
 
 def file_metadata(

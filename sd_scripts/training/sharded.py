@@ -47,8 +47,8 @@ def problems(settings: Settings) -> list[str]:
         found.append("fsdp_offload_params: not supported, shards stay on the GPUs; turn it off, or launch on more GPUs")
     if fused := settings[FusedOptions].chosen:
         found.append(f"{fused}: not supported with FSDP, where each process holds few gradients anyway; turn it off")
-    memory = settings.filled.get(FluxMemoryOptions)
-    if isinstance(memory, FluxMemoryOptions) and memory.blocks_to_swap:
+    memory = settings.get(FluxMemoryOptions)
+    if memory and memory.blocks_to_swap:
         found.append("blocks_to_swap: not supported with FSDP, which spreads the blocks over the GPUs; set it to 0")
     if training.mixed_precision == "fp16":
         found.append("mixed_precision: fp16 needs a loss scale across shards, which FSDP lacks; set bf16")

@@ -357,7 +357,7 @@ class Trainer:
         return self._gradients(batches)
 
     def _known_inputs(self) -> KnownInputs | None:
-        return KnownInputs() if self.compilation.active and self.trainable.static_graph else None
+        return KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
         key = (self.train_state.progress.step, number)

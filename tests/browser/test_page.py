@@ -113,10 +113,10 @@ def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
     unfold(page, "advanced-training", "torch-compile-settings")
     expect(page.locator("#lora-panel-torch-compile-settings")).to_contain_text("PyTorch 2.1")
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
-    expect(page.locator("#lora-panel-compile-text-encoders-and-vae")).to_be_hidden()
+    expect(page.locator("#lora-panel-more-compile-settings")).to_be_hidden()
     field(page, "compile").check()
     expect(page.locator("#lora-compile_mode")).to_be_visible()
-    unfold(page, "compile-text-encoders-and-vae")
+    unfold(page, "more-compile-settings")
     field(page, "compile_vae").check()
     field(page, "compile").uncheck()
     expect(page.locator("#lora-compile_vae")).to_be_visible()  # it is on, and reads what follows
@@ -664,7 +664,7 @@ def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
     expect(page.locator(f"#{tab}-fp8_base")).to_have_count(0)
     unfold(page, "advanced-training", "torch-compile-settings", tab=tab)
     field(page, "compile", tab).check()
-    unfold(page, "compile-text-encoders-and-vae", tab=tab)
+    unfold(page, "more-compile-settings", tab=tab)
     expect(page.locator(f"#{tab}-compile_vae")).to_be_visible()
 
 

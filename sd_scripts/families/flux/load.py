@@ -223,8 +223,8 @@ def _limit_problems(shape: FluxParams, settings: Settings) -> list[str]:
 
 def _network_problems(transformer: ComponentFile, settings: Settings) -> list[str]:
     """Return problems of a built-in LoRA: block numbers beyond the last one, or nothing left to train."""
-    network = settings.filled.get(NetworkOptions)
-    if not isinstance(network, NetworkOptions) or not network.is_ours:
+    network = settings.get(NetworkOptions)
+    if not network or not network.is_ours:
         return []
     try:
         args = read_args(settings, lora.TRANSFORMER, lambda _: None)

@@ -47,7 +47,7 @@ def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
 
 def holds_in_fp8(settings: Settings) -> bool:
     """Only beside a network: in full training the transformer's own weights learn, which 8 bits cannot."""
-    if NetworkOptions not in settings.filled:
+    if not settings.get(NetworkOptions):
         return False
     training = settings[TrainingOptions]
     return training.fp8_base or training.fp8_base_unet or settings[FluxMemoryOptions].fp8_compute
@@ -72,7 +72,7 @@ def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays
 
 def holds_t5_in_fp8(settings: Settings) -> bool:
     training = settings[TrainingOptions]
-    return NetworkOptions in settings.filled and training.fp8_base and not training.fp8_base_unet
+    return bool(settings.get(NetworkOptions)) and training.fp8_base and not training.fp8_base_unet
 
 
 def quantize_t5(encoder: T5EncoderModel, dtype: torch.dtype) -> None:
