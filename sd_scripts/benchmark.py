@@ -44,9 +44,11 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training import compiling
 from sd_scripts.training.context import Context
-from sd_scripts.training.full import Full, held_dtype
+from sd_scripts.training.full import Full
+from sd_scripts.training.lora import LoraTrainable
+from sd_scripts.training.master_weights import held_dtype
 from sd_scripts.training.step import TrainStep
-from sd_scripts.training.trainable import LoraTrainable, Trainable
+from sd_scripts.training.trainable import Trainable
 
 LR, FULL_LR = 1e-4, 1e-5
 WARM_UP = 8

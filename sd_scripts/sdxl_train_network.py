@@ -14,7 +14,7 @@ def setup_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     def load():  # type: ignore[no-untyped-def]
         from sd_scripts.families.sdxl import SDXL
-        from sd_scripts.training.methods import Lora
+        from sd_scripts.training.lora import Lora
 
         return SDXL, Lora
 

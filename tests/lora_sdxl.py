@@ -12,8 +12,8 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
-from sd_scripts.training.methods import Lora
-from sd_scripts.training.trainable import LoraTrainable, Trainable
+from sd_scripts.training.lora import Lora, LoraTrainable
+from sd_scripts.training.trainable import Trainable
 
 CAPTIONS = ["a red circle on a white background", "a blue square"]
 WITH_CONV = ["conv_dim=2", "conv_alpha=2"]

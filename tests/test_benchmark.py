@@ -13,7 +13,7 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.sdxl import full_size as sdxl
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import prepare_unet
-from sd_scripts.training.full import held_dtype
+from sd_scripts.training.master_weights import held_dtype
 
 SIZES = ((128, 128), (128, 192))
 SMALL = ((128, 128),)

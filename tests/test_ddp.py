@@ -21,7 +21,7 @@ from training_help import FULL, Run, equal, images, run, settings_for, train_who
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
-from sd_scripts.training.full import MAX_IN_FLIGHT
+from sd_scripts.training.gradient_averaging import MAX_IN_FLIGHT
 from sd_scripts.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
@@ -45,7 +45,8 @@ def keep_copies(folder: Path) -> None:
 
     def noted(trainer: Trainer, *arguments: Any) -> Tensor:
         losses.append(micro(trainer, *arguments))
-        in_flight.append(len(getattr(trainer.trainable, "in_flight", ())))
+        averaging = getattr(trainer.trainable, "averaging", None)
+        in_flight.append(len(averaging.in_flight) if averaging else 0)
         return losses[-1]
 
     def with_copy(trainer: Trainer) -> Path:

@@ -34,7 +34,7 @@ from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.trainable import LoraTrainable
+from sd_scripts.training.lora import LoraTrainable
 
 KEYS = json.loads((Path(__file__).parent / "reference" / "flux_lora_keys.json").read_text())
 """Set -> layer, # for each number of a block -> how many blocks, shapes of down and up."""

@@ -12,7 +12,7 @@ from sd_scripts.families.sdxl import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.compile_progress import CompileProgress
 from sd_scripts.training.external_network import find_module
-from sd_scripts.training.methods import Lora
+from sd_scripts.training.lora import Lora
 
 UNET_ONLY = {"network_train_unet_only": True}
 TEXT_ONLY = {"network_train_text_encoder_only": True}

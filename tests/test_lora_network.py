@@ -8,7 +8,7 @@ from lora_help import adapt, fill_ups, plain, plain_gradients
 from torch import Tensor, nn
 
 from sd_scripts.networks.lora import LoraNetwork
-from sd_scripts.training.trainable import LoraTrainable
+from sd_scripts.training.lora import LoraTrainable
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from sd_scripts.library.lr_schedulers import make_scheduler
 from sd_scripts.library.optimizers import description, make_optimizer, rounds_itself
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
-from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochastically
+from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.library.stochastic_rounding import Key, round_stochastically
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 
 FIRST = Key(0, 1, 0)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.library import rounding_adamw
+from sd_scripts.library import stochastic_rounding
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
-from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochastically
+from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.library.stochastic_rounding import Key, round_stochastically
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: kernels in Triton")
 
@@ -42,7 +43,7 @@ def learn(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], step
 @contextmanager
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(rounding_adamw, "_kernels", lambda device: None)
+        patch.setattr(stochastic_rounding, "kernels_on", lambda device: None)
         yield
 
 

@@ -56,8 +56,8 @@ class ModelWeights:
 
     denoiser: Mapping[str, Tensor]
     """Complete, frozen tensors included."""
-    text_encoders: Sequence[Mapping[str, Tensor] | None] = (None, None)
-    """None: the encoder was not trained."""
+    text_encoders: Sequence[Mapping[str, Tensor] | None] = ()
+    """One for each text encoder, None if it was not trained; empty if none was."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -365,7 +365,7 @@ class SwapGroup:
 
     An optimizer may change a trainable block only while it is resident, and must report it: in backward, call
     `changed(block)` as soon as the block has its gradients; after backward, block by block, use `with
-    resident(block): ...; changed(block)`. Blocks that are not swapped may be passed too and need no action.
+    updating(block): ...`. Blocks that are not swapped may be passed too and need no action.
     """
 
     def __init__(self, swaps: Iterable[BlockSwap]):
@@ -395,12 +395,19 @@ class SwapGroup:
         swap, number = self._swap_of.get(block, (None, 0))
         return swap.leave(number, hidden) if swap else hidden
 
-    def changed(self, block: nn.Module) -> None:
-        """Mark `block` as changed by an optimizer. It is written back when backward or `resident` releases it, and
-        at the latest when its values are read."""
-        swap, number = self._swap_of.get(block, (None, 0))
+    def changed(self, block: nn.Module | None) -> None:
+        """Mark `block` as changed by an optimizer; None stands for weights outside of the blocks. It is written back
+        when backward or `resident` releases it, and at the latest when its values are read."""
+        swap, number = self._swap_of.get(block, (None, 0)) if block else (None, 0)
         if swap:
             swap.changed(number)
+
+    @contextlib.contextmanager
+    def updating(self, block: nn.Module | None) -> Iterator[None]:
+        """Keep `block` on the device while an optimizer changes it."""
+        with self.resident(block) if block else contextlib.nullcontext():
+            yield
+            self.changed(block)
 
     def resident(self, block: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Keep `block` on the device inside the `with` block."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sd_scripts.library.rounding_adamw import Key, RoundingAdamW, round_stochastically
+from sd_scripts.library.rounding_adamw import RoundingAdamW
+from sd_scripts.library.stochastic_rounding import Key, round_stochastically
 
 Group = dict[str, Any]
 
@@ -92,8 +93,8 @@ class PartitionedOptimizer(Optimizer):
         seed: int,
         resident: Callable[[Hashable], AbstractContextManager[Any]] | None = None,
     ):
-        """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one portion; its
-        groups also have a `seed`, another for each portion. `rounds`: weights in half precision are stepped as
+        """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one partition; its
+        groups also have a `seed`, another for each partition. `rounds`: weights in half precision are stepped as
         surrogates. `resident` is entered around whatever changes the weights of a partition, except in
         step_partition: its caller has made them resident. The weights must already be on the device they learn on."""
         super().__init__(groups, defaults={})

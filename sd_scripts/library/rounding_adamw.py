@@ -1,84 +1,19 @@
-"""AdamW with stochastic rounding for half-precision weights.
-
-Rounded to nearest, a bf16 weight near 1 ignores updates below 1/512, and a second moment with beta2 = 0.999 can never
-decrease. Rounded up or down at random, with the nearer value more likely, both are right on average
-(Zamirai et al. 2020, https://arxiv.org/abs/2010.06192).
-"""
+"""AdamW for half-precision weights, with stochastic rounding of weights and moments."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from subprocess import SubprocessError
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-logger = logging.getLogger(__name__)
+from sd_scripts.library import stochastic_rounding
+from sd_scripts.library.stochastic_rounding import Key, round_stochastically, same_layout
 
 MOMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.bfloat16}
 """Weight dtype -> dtype of its moments. The squares of typical gradients underflow to 0 in fp16."""
-
-
-class Key(NamedTuple):
-    """Identifies a rounding, so that it draws the same bits in every process and in a resumed run."""
-
-    seed: int
-    """63 bits."""
-    step: int
-    number: int
-    """Index of the parameter."""
-    part: int = 0
-    """0: the value, 1: its first moment, 2: its second moment."""
-
-    def generator(self, device: torch.device) -> torch.Generator:
-        digest = hashlib.sha256("/".join(map(str, self)).encode()).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-
-
-class _HalfFormat(NamedTuple):
-    """How a half-precision format maps into float32."""
-
-    dropped: int
-    """Mantissa bits that it lacks."""
-    lowest: float
-    """Smallest magnitude with the full mantissa."""
-    end: float
-    """Magnitudes from here on are not rounded stochastically."""
-
-
-_HALF_FORMATS = {
-    torch.bfloat16: _HalfFormat(dropped=16, lowest=0.0, end=float("inf")),
-    torch.float16: _HalfFormat(dropped=13, lowest=2.0**-14, end=65504.0),
-}
-
-
-@torch.no_grad()
-def round_stochastically(source: Tensor, target: Tensor, key: Key) -> None:
-    """Round float32 `source` stochastically into `target` of the same shape: each value becomes one of its two
-    neighbours, with the nearer one more likely, so that the mean is right.
-
-    NaN, infinity, fp16 subnormals and values beyond the range are rounded to nearest; a float32 target gets a copy.
-    """
-    if target.dtype == torch.float32:
-        target.copy_(source)
-    elif (kernels := _kernels(source.device)) and _same_layout(source, target):
-        kernels.round_stochastically(source, target, key)
-    else:
-        half = _HALF_FORMATS[target.dtype]
-        generator = key.generator(source.device)
-        bits = torch.randint(
-            1 << half.dropped, source.shape, generator=generator, device=source.device, dtype=torch.int32
-        )
-        moved = bits.add_(source.view(torch.int32)).bitwise_and_(-1 << half.dropped).view(torch.float32)
-        size = source.abs()
-        target.copy_(torch.where((size >= half.lowest) & (size < half.end), moved, source))
 
 
 class ParamUpdate(NamedTuple):
@@ -216,11 +151,11 @@ class RoundingAdamW(Optimizer):
     def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, addresses: list[Any]) -> _Plan:
         trainable = [(weight, grad, begin + i) for i, (weight, grad) in enumerate(zip(weights, grads, strict=True))]
         updates = [self._param_update(weight, grad, number) for weight, grad, number in trainable if grad is not None]
-        kernels = _kernels(updates[0].weight.device) if updates else None
+        kernels = stochastic_rounding.kernels_on(updates[0].weight.device) if updates else None
         fitting = [
             update
             for update in updates
-            if kernels and _same_layout(update.weight, update.grad, update.exp_avg, update.exp_avg_sq, update.copy)
+            if kernels and same_layout(update.weight, update.grad, update.exp_avg, update.exp_avg_sq, update.copy)
         ]
         numbers = {update.number for update in fitting}
         return _Plan(
@@ -268,28 +203,3 @@ def _update(update: ParamUpdate, hyper: Hyperparams) -> None:
             round_stochastically(value, held, Key(hyper.seed, update.step, update.number, part))
     if update.copy is not None:
         update.copy.copy_(weight)
-
-
-def _same_layout(first: Tensor, *others: Tensor | None) -> bool:
-    """Return whether tensors of one shape are dense and share their memory order."""
-    if first.is_contiguous():
-        return all(other is None or other.is_contiguous() for other in others)
-    dense = first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last)
-    return dense and all(other is None or other.stride() == first.stride() for other in others)
-
-
-@cache
-def _kernels(device: torch.device) -> Any:
-    """Return the kernel module for this device, or None to use plain PyTorch."""
-    if device.type != "cuda" or not importlib.util.find_spec("triton"):
-        return None
-    try:
-        kernels = importlib.import_module("sd_scripts.library.rounding_kernels")
-        half = torch.zeros(1, device=device, dtype=torch.bfloat16)
-        kernels.round_stochastically(torch.zeros_like(half, dtype=torch.float32), half, Key(0, 0, 0))
-    except (ImportError, OSError, RuntimeError, SubprocessError) as error:
-        logger.warning(
-            "optimizer_type: Triton cannot build the AdamW kernels, so optimizer steps will be slow: %s", error
-        )
-        return None
-    return kernels

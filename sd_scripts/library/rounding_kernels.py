@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sd_scripts.library.rounding_adamw import Hyperparams, Key, ParamUpdate
+from sd_scripts.library.rounding_adamw import Hyperparams, ParamUpdate
+from sd_scripts.library.stochastic_rounding import Key
 
 LANES = tl.constexpr(1024)
 """Lanes of a program, each of which handles two values: one Philox draw has bits for two."""

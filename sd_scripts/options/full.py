@@ -42,6 +42,11 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
         families=("sdxl",),
     )
 
+    def rate_of_encoder(self, number: int, learning_rate: float) -> float:
+        """Return the learning rate of the text encoder `number`, from 0; unset is `learning_rate`."""
+        rate = getattr(self, f"learning_rate_te{number + 1}", None)
+        return learning_rate if rate is None else rate
+
     @property
     def block_rates(self) -> list[float]:
         """Return block_lr as numbers; empty if it is unset or not a list of numbers."""

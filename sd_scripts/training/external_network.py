@@ -16,10 +16,8 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from sd_scripts.families.family import Components, Family
-from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.networks.lora_files import read_lora
@@ -29,6 +27,7 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
+from sd_scripts.training.trainable import Trainable
 
 Names = dict[str, str]
 PACKAGES = {"lycoris": "lycoris-lora"}
@@ -180,15 +179,11 @@ def _with_its_names(file: str, names: Names) -> Iterator[str]:
         yield str(copy)
 
 
-class ExternalNetwork:
+class ExternalNetwork(Trainable):
     """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
 
     needs_autocast = True
     static_graph = False
-    skips_nonfinite = False
-    consistent_in_backward = True
-    is_network = True
-    shards = None
 
     def __init__(
         self,
@@ -200,15 +195,13 @@ class ExternalNetwork:
         norm_limit: float | None = None,
         ending: str = ".safetensors",
     ):
-        self.network, self._groups, self._modules, self._names = network, groups, modules, names
+        self.network, self._groups, self._names = network, groups, names
+        self.modules = [network, *modules]
         self._norm_limit, self.ending = norm_limit, ending
         self._parameters = [p for group in groups for p in group["params"]]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return self._groups
-
-    def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
-        return make_optimizer(options, self._groups)
 
     def collect_gradients(self) -> None:
         """Autograd adds them up where they are."""
@@ -231,10 +224,6 @@ class ExternalNetwork:
     def limit_norms(self) -> None:
         if self._norm_limit and hasattr(self.network, "apply_max_norm_regularization"):
             self.network.apply_max_norm_regularization(self._norm_limit, self._parameters[0].device)
-
-    def train(self, mode: bool = True) -> None:
-        for module in (self.network, *self._modules):
-            module.train(mode)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.network.state_dict()

@@ -1,23 +1,13 @@
-"""Training methods: what is trained and what is saved, independent of the model family."""
+"""Training methods: what is trained and what is saved, independent of the model family. See lora.py and full.py."""
 
-from itertools import compress
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from sd_scripts.families.family import Components, Family
-from sd_scripts.networks.lora import LoraNetwork, attach
-from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
-from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_from_weights, plan_layers, read_args
-from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
-from sd_scripts.training.external_network import find_module, make_external_network
-from sd_scripts.training.trainable import LoraTrainable, Trainable
+from sd_scripts.training.trainable import Trainable
 
 
 class Method(Protocol):
@@ -42,124 +32,3 @@ class Method(Protocol):
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         """Make the model trainable. Its components are on the device already."""
         ...
-
-
-class Lora:
-    """Trains low-rank adapters on frozen layers."""
-
-    name = "lora"
-
-    def check(self, family: Family, settings: Settings) -> list[str]:
-        options = settings[NetworkOptions]
-        try:
-            if _is_ours(options, family):
-                read_args(settings, family.lora, warn=settings.remark)
-            else:
-                find_module(options.network_module or "")
-        except ValueError as error:
-            return str(error).splitlines()
-        return []
-
-    def load(self, family: Family, context: Context, device: torch.device) -> Components:
-        if context.sharded:
-            raise ValueError(
-                "use_fsdp: not supported for LoRA, which is small while the base model is frozen; launch with "
-                "--multi_gpu instead"
-            )
-        return family.load(context.settings, context.dtype, device)
-
-    def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
-        options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-        return tuple(
-            adapted and not options.network_train_unet_only and options.rate_of_encoder(number, base) > 0
-            for number, adapted in enumerate(family.adapted_encoders(context.settings))
-        )
-
-    def change_base(self, family: Family, components: Components, context: Context) -> None:
-        """Merge the LoRA files of base_weights into the base model."""
-        options = context.settings[NetworkOptions]
-        modules = _all_targets(family, components, context)
-        strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
-        for file, strength in zip(options.base_weights, strengths, strict=True):
-            tensors = read_plain_lora("base_weights", Path(file), modules)
-            if not merge(modules, tensors, strength):
-                raise ValueError(f"base_weights: '{file}' has no layer of this model; choose a LoRA made for it")
-
-    def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
-        options = context.settings[NetworkOptions]
-        all_targets = _all_targets(family, components, context)
-        learns_text = self.trains_text_encoders(family, context)
-        if options.network_train_text_encoder_only and not any(learns_text):
-            raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
-        if not _is_ours(options, family):
-            return make_external_network(family, components, context, learns_text=learns_text)
-        modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
-        modules += compress(_text_encoders(family, components, context), learns_text)
-
-        args = read_args(context.settings, family.lora, warn=lambda _: None)  # check has warned already
-        weights = {}
-        if options.network_weights:
-            file = Path(options.network_weights)
-            weights = read_plain_lora("network_weights", file, all_targets)
-        plans = plan_from_weights(modules, weights, args) if options.dim_from_weights else plan_layers(modules, args)
-        network = attach(
-            plans,
-            args.dropouts,
-            torch.Generator().manual_seed(context.number("network")),
-            _masters_dtype(context.settings[TrainingOptions]),
-            perturbation=args.perturbation,
-            device=context.device,
-        )
-        groups = parameter_groups(network)
-        if weights:
-            _load_initial_weights(weights, network, context)
-        return LoraTrainable(
-            network,
-            groups,
-            [each.module for each in all_targets],
-            norm_limit=options.scale_weight_norms,
-            ending=f".{context.settings[LoraFileOptions].save_model_as}",
-        )
-
-
-def _load_initial_weights(weights: Tensors, network: LoraNetwork, context: Context) -> None:
-    absent = network.load_tensors(weights)
-    if len(absent) == len(network.layers):
-        file = context.settings[NetworkOptions].network_weights
-        raise ValueError(f"network_weights: '{file}' has no layer of this network; choose a file made for this model")
-    if absent:
-        context.warn(f"network_weights: {len(absent)} layers are not in the file and start fresh: {absent[0]}, ...")
-    if left := sorted(layer_names(weights) - {layer.name for layer in network.layers}):
-        context.warn(
-            f"network_weights: {len(left)} layers of the file are not trained in this run and will be missing "
-            f"from its files: {left[0]}, ..."
-        )
-    network.refresh()
-
-
-def _is_ours(options: NetworkOptions, family: Family) -> bool:
-    return (options.network_module or family.lora_modules[0]).removeprefix("sd_scripts.") in family.lora_modules
-
-
-def _masters_dtype(options: TrainingOptions) -> torch.dtype:
-    return torch.bfloat16 if options.full_bf16 else torch.float32
-
-
-def _all_targets(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
-    return [*_denoiser(family, components, context), *_text_encoders(family, components, context)]
-
-
-def _denoiser(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
-    lr = context.settings[NetworkOptions].unet_lr
-    base = context.settings[OptimizerOptions].learning_rate
-    return [AdaptedModule(module=components.denoiser, target=family.lora, lr=base if lr is None else lr)]
-
-
-def _text_encoders(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
-    options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-    return [
-        AdaptedModule(module=encoder, target=target, lr=options.rate_of_encoder(number, base))
-        for number, (encoder, target) in enumerate(
-            zip(components.text_encoders, family.lora_text_encoders, strict=True)
-        )
-    ]

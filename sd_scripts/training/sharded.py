@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.compiling import uses_cuda_graphs
 from sd_scripts.training.context import Context
+from sd_scripts.training.gradient_clipping import grad_norm
+from sd_scripts.training.master_weights import Weight, gradients_of
 
 MESSAGE = 2**26
 """Bytes of a process's rows that are gathered in one message."""
@@ -208,3 +210,36 @@ def require_fsdp_support(settings: Settings) -> None:
     if found := problems(settings):
         raise ValueError("\n".join(found))
     disable_fsdp_ram_efficient_loading()  # with it, transformers leaves the encoders empty in all processes but one
+
+
+def shard(context: Context, denoiser: nn.Module, weights: Iterable[Weight], blocks: Iterable[nn.Module]) -> Shards:
+    """Shard the denoiser, and leave this process's rows in `weights`. Text encoders are small and stay whole."""
+    shards = Shards(context, denoiser, blocks)
+    cut = {f"denoiser.{name}": parameter for name, parameter in denoiser.named_parameters()}
+    for weight in weights:
+        weight.sharded = cut.get(weight.name)
+        if weight.sharded is not None:
+            weight.copy = shards.add(weight.name, weight.sharded)
+            if weight.master is not None:
+                weight.master = nn.Parameter(shards.rows(weight.master.detach()).to(context.device, copy=True))
+    return shards
+
+
+def collect_shard_gradients(weights: Iterable[Weight]) -> None:
+    """Add the gradients that backward left in shards to those of this process's rows."""
+    for weight in weights:
+        if weight.sharded is None or not isinstance(weight.sharded.grad, DTensor):
+            continue
+        rows, weight.sharded.grad = weight.sharded.grad.to_local(), None
+        weight.copy.grad = rows if weight.copy.grad is None else weight.copy.grad.add_(rows)
+
+
+def sharded_grad_norm(weights: Sequence[Weight], device: torch.device) -> Tensor:
+    """Return the norm over all processes; weights that are not sharded are the same in each."""
+    rows, others = (
+        grad_norm(gradients_of(weight for weight in weights if (weight.sharded is not None) == sharded), device)
+        for sharded in (True, False)
+    )
+    squares = rows.square()
+    dist.all_reduce(squares)
+    return (squares + others.square()).sqrt()

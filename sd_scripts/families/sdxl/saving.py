@@ -94,7 +94,7 @@ class States:
 
 def _states(components: Components, weights: ModelWeights) -> States:
     first, second = components.text_encoders
-    unet, (trained1, trained2) = dict(weights.denoiser), weights.text_encoders
+    unet, (trained1, trained2) = dict(weights.denoiser), weights.text_encoders or (None, None)
     original = _read_originals(components)
     return States(
         unet={**unet, **_with_original_precision(_frozen_tensors(unet), original.unet)},
