@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sd_scripts.data.buckets import BucketRules, Buckets, bucket_resolutions, crop_ltrb, token_counts
+from sd_scripts.data.buckets import BucketRules, Buckets, Extent, bucket_resolutions, crop_ltrb
 from sd_scripts.families.sdxl.objective import crop_top_left
 
 REFERENCE = json.loads((Path(__file__).parent / "reference/fixtures_bucketing.json").read_text())
@@ -28,7 +28,6 @@ def rules_of(case: dict) -> BucketRules:
 def test_bucket_resolutions_equal_the_reference(case: dict) -> None:
     sizes = bucket_resolutions(rules_of(case))
     assert sizes == [tuple(size) for size in case["resos"]]
-    assert len(token_counts(sizes)) == case["n_token_counts_flux"]
     assert len({frozenset(size) for size in sizes}) == case["n_unordered"]
 
 
@@ -36,7 +35,7 @@ def test_bucket_resolutions_equal_the_reference(case: dict) -> None:
 def test_the_bucket_of_a_image_equals_the_reference(case: dict) -> None:
     fit = Buckets(rules_of(case)).fit(tuple(case["image"]))
     assert fit is not None
-    assert (list(fit.bucket), list(fit.resized)) == (case["bucket"], case["resized"])
+    assert (list(fit.bucket.size), list(fit.resized)) == (case["bucket"], case["resized"])
     assert fit.ar_error == pytest.approx(case["ar_error"])
 
 
@@ -57,7 +56,7 @@ def test_without_buckets_every_image_has_the_resolution() -> None:
     for image in [(10, 10), (3000, 500), (512, 768)]:
         fit = buckets.fit(image)
         assert fit is not None
-        assert fit.bucket == (512, 768)
+        assert fit.bucket == Extent(512, 768)
         assert fit.resized[0] >= 512
         assert fit.resized[1] >= 768
 

@@ -137,12 +137,12 @@ def test_several_sizes_of_a_image_live_in_one_file(root: Path, encoders: Encoder
 
 def write_foreign(root: Path, plan: DataPlan, size_suffix: str, name: str) -> None:
     for item in plan.items:
-        width, height = item.fit.bucket
+        width, height = item.fit.bucket.size
         size = size_suffix.format(h=height // 8, w=width // 8)
         arrays = {
             f"latents{size}": np.full((4, height // 8, width // 8), 5, np.float32),
             f"original_size{size}": np.array(item.size),
-            f"crop_ltrb{size}": np.array(crop_ltrb(item.fit.bucket, item.size)),
+            f"crop_ltrb{size}": np.array(crop_ltrb(item.fit.bucket.size, item.size)),
         }
         np.savez(item.path.with_name(name.format(stem=item.path.stem, w=item.size[0], h=item.size[1])), **arrays)
 
@@ -337,7 +337,7 @@ def with_earlier_fingerprint(plan: DataPlan) -> None:
             arrays = dict(found)
         (name,) = (name for name in arrays if name.startswith("fingerprint"))
         stat = item.path.stat()
-        made_from = [stat.st_size, stat.st_mtime_ns, item.fit.bucket, item.fit.resized, None, "vae"]
+        made_from = [stat.st_size, stat.st_mtime_ns, item.fit.bucket.size, item.fit.resized, None, "vae"]
         arrays[name] = np.array(hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32])
         np.savez(file, **arrays)
 

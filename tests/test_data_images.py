@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from sd_scripts.data import images
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.buckets import BucketFit, fit_into
+from sd_scripts.data.buckets import BucketFit, Extent, fit_into
 from sd_scripts.data.images import (
     RESIZE_FILTERS,
     Augmentation,
@@ -30,7 +30,7 @@ from sd_scripts.data.images import (
 )
 
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-HALF = BucketFit(bucket=(32, 32), resized=(48, 32), ar_error=0.0)
+HALF = BucketFit(bucket=Extent(32, 32), resized=(48, 32), ar_error=0.0)
 
 
 def test_shrinking_averages_areas_and_enlarging_is_lanczos() -> None:
@@ -63,7 +63,7 @@ def test_an_image_too_long_for_memory_is_cropped_before_it_is_resized(tmp_path: 
     strip = np.zeros((1, 20_000, 3), np.uint8)
     strip[:, 9_950:10_050] = 200
     Image.fromarray(strip).save(tmp_path / "a.png")
-    fit = fit_into((256, 256), (20_000, 1))  # 5,120,000 x 256 after resizing
+    fit = fit_into(Extent(256, 256), (20_000, 1))  # 5,120,000 x 256 after resizing
     assert is_too_elongated(fit)
     tracemalloc.start()
     seen = prepare_image(tmp_path / "a.png", None, fit, Augmentation(resize_interpolation=name), Random(0)).pixels
@@ -77,7 +77,7 @@ def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPat
     y, x = np.mgrid[:40, :400]
     slopes = np.dstack([y * 6, (x - 179) * 6, (221 - x) * 6])  # a shift by a pixel changes 5 and more
     Image.fromarray(slopes.clip(0, 255).astype(np.uint8)).save(tmp_path / "a.png")
-    for fit in (fit_into((32, 32), (400, 40)), fit_into((96, 96), (400, 40))):
+    for fit in (fit_into(Extent(32, 32), (400, 40)), fit_into(Extent(96, 96), (400, 40))):
         whole = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
         with monkeypatch.context() as patch:
             patch.setattr(images, "MAX_RESIZED_AREA", 1)
@@ -118,7 +118,7 @@ def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(
     pixels[..., :3] = (0, 0, 250)
     pixels[13:38, 13:38] = (240, 40, 10, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    fit = BucketFit(bucket=(side, side), resized=(side, side), ar_error=0)
+    fit = BucketFit(bucket=Extent(side, side), resized=(side, side), ar_error=0)
     seen = prepare_image(
         tmp_path / "a.png", None, fit, Augmentation(alpha_mask=True, resize_interpolation="area"), Random(0)
     )
@@ -138,7 +138,11 @@ def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path
     assert np.abs(seen[20:30] - (NOISE[20:30] * 128.0 + 255 * 127) / 255).max() <= 1
     assert np.array_equal(seen[30:], NOISE[30:])
     shown = prepare_image(
-        tmp_path / "a.png", None, BucketFit(bucket=(40, 30), resized=(40, 30), ar_error=0), Augmentation(), Random()
+        tmp_path / "a.png",
+        None,
+        BucketFit(bucket=Extent(40, 30), resized=(40, 30), ar_error=0),
+        Augmentation(),
+        Random(),
     )
     assert (shown.pixels[:10] == 255).all()
     palette = Image.fromarray(NOISE).convert("P")
@@ -151,7 +155,10 @@ def test_16_bit_grey_keeps_its_values(tmp_path: Path) -> None:
     Image.fromarray(deep).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png")[0][0, :, 1].tolist() == [0, 7, 128, 255]
     mask = prepare_mask(
-        tmp_path / "a.png", tmp_path / "a.png", BucketFit(bucket=(4, 4), resized=(4, 4), ar_error=0), Augmentation()
+        tmp_path / "a.png",
+        tmp_path / "a.png",
+        BucketFit(bucket=Extent(4, 4), resized=(4, 4), ar_error=0),
+        Augmentation(),
     )
     assert mask is not None
     assert mask[0].tolist() == [0, 7, 128, 255]
@@ -204,7 +211,7 @@ def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) ->
     pixels[80:120, 480:520] = 255  # a face of 40 pixels around (500, 100)
     path = tmp_path / "a_500_100_40_40.png"
     Image.fromarray(pixels).save(path)
-    fit = BucketFit(bucket=(64, 64), resized=(96, 64), ar_error=0.0)
+    fit = BucketFit(bucket=Extent(64, 64), resized=(96, 64), ar_error=0.0)
     for jitter in (False, True):
         augmentation = Augmentation(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
         sides = [

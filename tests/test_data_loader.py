@@ -252,7 +252,9 @@ def test_short_batches_are_kept_dropped_or_filled(root: Path) -> None:
         assert (len({shape.images for shape in shapes}) > 1) == (choice == "keep")
         loader = loader_of(plan, warn=lambda text: None, short_batches=choice)
         counted = Counter((*batch.pixels.shape[2:], len(batch)) for batch in loader.epoch(1))
-        assert counted == {(shape.height, shape.width, shape.images): count for shape, count in shapes.items()}
+        assert counted == {
+            (shape.extent.height, shape.extent.width, shape.images): count for shape, count in shapes.items()
+        }
 
 
 def test_token_warm_up_follows_the_step_of_the_batch(tmp_path: Path) -> None:

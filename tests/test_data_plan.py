@@ -9,6 +9,7 @@ import pytest
 from data_help import loader_of, make_folder, make_image, plan_of, settings_of
 from PIL import Image
 
+from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.data.images import SUFFIXES
@@ -383,16 +384,16 @@ def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
     assert facts.tag_frequency["3_cat"] == {"cute": 3, "cat": 3, "0": 1, "1": 1, "2": 1}
     assert facts.dataset_dirs == {"3_cat": {"n_repeats": 3, "img_count": 3}}
     assert facts.reg_dataset_dirs == {"1_animal": {"n_repeats": 1, "img_count": 1}}
-    assert plan.buckets() == {(64, 64): 15, (96, 32): 3}
+    assert plan.buckets() == {Extent(64, 64): 15, Extent(96, 32): 3}
     assert facts.bucket_info is not None
     assert facts.bucket_info["buckets"] == {
         0: {"resolution": [64, 64], "count": 15},
         1: {"resolution": [96, 32], "count": 3},
     }
     assert facts.batch_shapes == {
-        BatchShape(width=64, height=64, images=3): 1,
-        BatchShape(width=64, height=64, images=4): 3,
-        BatchShape(width=96, height=32, images=3): 1,
+        BatchShape(extent=Extent(64, 64), images=3): 1,
+        BatchShape(extent=Extent(64, 64), images=4): 3,
+        BatchShape(extent=Extent(96, 32), images=3): 1,
     }
     assert facts.num_batches_per_epoch == 5 == len(loader_of(plan))
     assert facts.datasets is None

@@ -12,7 +12,7 @@ from data_help import loader_of, make_image, settings_of
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.buckets import crop_ltrb, fit_into
+from sd_scripts.data.buckets import Extent, crop_ltrb, fit_into
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents
@@ -81,7 +81,7 @@ def test_train_resolution_decides_the_bucket(images: Path) -> None:
     told: list[str] = []
     entries = {"a": {"train_resolution": [96, 32]}, "b": {"train_resolution": [64, 64]}, "v1.5": {}}
     plan = planned(images, entries, told)
-    assert {item.path.name: item.fit.bucket for item in plan.items} == {
+    assert {item.path.name: item.fit.bucket.size for item in plan.items} == {
         "a.png": (96, 32),
         "b.PNG": (64, 64),
         "v1.5.png": (64, 64),
@@ -89,7 +89,7 @@ def test_train_resolution_decides_the_bucket(images: Path) -> None:
     assert plan.items[0].fit.resized == (96, 96)
     assert told == ["resolution: 1 images of meta.json are trained at their train_resolution"]
     plan = planned(images, {"a": {"train_resolution": [72, 40]}}, told)
-    assert plan.items[0].fit == fit_into((64, 32), plan.items[0].size)
+    assert plan.items[0].fit == fit_into(Extent(64, 32), plan.items[0].size)
     assert told[-1] == (
         "metadata_file: train_resolution of 1 images is rounded to multiples of 32, as SDXL needs: a.png"
     )

@@ -1,7 +1,6 @@
 """Assign images to aspect-ratio buckets, with their resize and crop. Sizes are (width, height)."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sd_scripts.options.dataset import rounded_side, rounded_steps
@@ -9,11 +8,28 @@ from sd_scripts.options.dataset import rounded_side, rounded_steps
 Size = tuple[int, int]
 
 
+@dataclass(frozen=True, order=True)
+class Extent:
+    """What a sample of a batch covers, in pixels and frames."""
+
+    width: int
+    height: int
+    frames: int = 1
+    """Frames of a clip; 1 for an image."""
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.size if self.frames == 1 else (*self.size, self.frames)))
+
+    @property
+    def size(self) -> Size:
+        return self.width, self.height
+
+
 @dataclass(frozen=True, kw_only=True)
 class BucketFit:
     """How one image is resized to cover its bucket before it is cropped."""
 
-    bucket: Size
+    bucket: Extent
     resized: Size
     """Size after resizing: at least the bucket in both directions."""
     ar_error: float
@@ -86,19 +102,20 @@ class Buckets:
         """Return how an image of size `image` fits its bucket; None if it is smaller than the smallest bucket."""
         if self.rules.enable_bucket and self.rules.bucket_no_upscale:
             resized = _shrunk(image, math.prod(self.rules.resolution), self.rules.bucket_reso_steps)
-            bucket = tuple(side - side % self.rules.bucket_reso_steps for side in resized)
-            if not all(bucket):
+            width, height = (side - side % self.rules.bucket_reso_steps for side in resized)
+            if not width or not height:
                 return None
-            return BucketFit(bucket=bucket, resized=resized, ar_error=_aspect(bucket) - _aspect(image))  # type: ignore[arg-type]
-        return fit_into(image if image in self.sizes else self._nearest(image), image)
+            return BucketFit(bucket=Extent(width, height), resized=resized, ar_error=width / height - _aspect(image))
+        return fit_into(Extent(*(image if image in self.sizes else self._nearest(image))), image)
 
     def _nearest(self, image: Size) -> Size:
         return min(self.sizes, key=lambda size: abs(_aspect(size) - _aspect(image)))
 
 
-def fit_into(bucket: Size, image: Size) -> BucketFit:
+def fit_into(bucket: Extent, image: Size) -> BucketFit:
     """Return how an image of size `image` covers `bucket`."""
-    return BucketFit(bucket=bucket, resized=_covering(image, bucket), ar_error=_aspect(bucket) - _aspect(image))
+    resized = _covering(image, bucket.size)
+    return BucketFit(bucket=bucket, resized=resized, ar_error=_aspect(bucket.size) - _aspect(image))
 
 
 def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
@@ -112,11 +129,6 @@ def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
         width, height = float(bucket[0]), bucket[0] / _aspect(image)
     left, top = (bucket[0] - width) // 2, (bucket[1] - height) // 2
     return left, top, left + width, top + height
-
-
-def token_counts(sizes: Iterable[Size], patch: int = 16) -> set[int]:
-    """Return the sequence lengths of these sizes, each of which compiles its own graph. `patch` is in pixels."""
-    return {(width // patch) * (height // patch) for width, height in sizes}
 
 
 def _aspect(size: Size) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
-from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Size, fit_into
+from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, Size, fit_into
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import RESIZE_FILTERS, Augmentation, is_too_elongated
@@ -58,16 +58,16 @@ class DataPlan:
         if self.validation:
             yield from self.validation.items
 
-    def groups(self) -> dict[tuple[int, Size], list[Item]]:
+    def groups(self) -> dict[tuple[int, Extent], list[Item]]:
         """Return the images that may share a batch, keyed and sorted by dataset and bucket."""
-        groups: dict[tuple[int, Size], list[Item]] = {}
+        groups: dict[tuple[int, Extent], list[Item]] = {}
         for item in sorted(self.items, key=lambda item: (item.dataset, item.fit.bucket, item.index)):
             groups.setdefault((item.dataset, item.fit.bucket), []).append(item)
         return groups
 
-    def buckets(self) -> dict[Size, int]:
-        """Return the number of images per epoch of each bucket (width, height), smallest width first."""
-        counts: Counter[Size] = Counter()
+    def buckets(self) -> dict[Extent, int]:
+        """Return the number of images per epoch of each bucket, smallest width first."""
+        counts: Counter[Extent] = Counter()
         for item in self.items:
             counts[item.fit.bucket] += item.repeats
         return dict(sorted(counts.items()))
@@ -191,8 +191,8 @@ def _items(
     long = []
     for image in images:
         fit = buckets.fit(image.size)
-        if image.bucket and (fit is None or fit.bucket != image.bucket):
-            fit = fit_into(image.bucket, image.size)
+        if image.bucket and (fit is None or fit.bucket.size != image.bucket):
+            fit = fit_into(Extent(*image.bucket), image.size)
             others += 1
         if fit is None:
             warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
@@ -284,8 +284,9 @@ def _at_multiples(items: Sequence[Item], multiple: int, title: str, warn: Warn) 
     """Round bucket sizes from a metadata file to what the family can train; other buckets fit already."""
     fitting = []
     for item in items:
-        width, height = (rounded_side(side, multiple) for side in item.fit.bucket)
-        fit = item.fit if (width, height) == item.fit.bucket else fit_into((width, height), item.size)
+        width, height = (rounded_side(side, multiple) for side in item.fit.bucket.size)
+        bucket = dataclasses.replace(item.fit.bucket, width=width, height=height)
+        fit = item.fit if bucket == item.fit.bucket else fit_into(bucket, item.size)
         fitting.append(dataclasses.replace(item, fit=fit))
     changed = [before.path.name for before, item in zip(items, fitting, strict=True) if before.fit != item.fit]
     if changed:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from random import Random
 from typing import Literal, overload
 
-from sd_scripts.data.buckets import Size
+from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan
 
 ShortBatches = Literal["keep", "drop", "fill"]
@@ -21,7 +21,7 @@ class PlannedBatch:
     """A batch to read, with all that its random draws depend on, so that workers keep no state."""
 
     dataset: int
-    bucket: Size
+    bucket: Extent
     picks: tuple[tuple[int, int], ...]
     """(index of the item in the plan, which of its repeats in this epoch)."""
     epoch: int
@@ -30,11 +30,13 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class BatchShape:
-    """The shape that a graph is compiled for: size in pixels, and number of images."""
+    """The shape that a graph is compiled for: extent of each sample, and number of samples."""
 
-    width: int
-    height: int
+    extent: Extent
     images: int
+
+    def __str__(self) -> str:
+        return f"{self.extent}x{self.images}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class _Group:
     """The shuffled images of a bucket in one epoch; a pick is an index among all repeats of all images."""
 
     dataset: int
-    bucket: Size
+    bucket: Extent
     epoch: int
     size: int
     """Images in a batch."""
@@ -130,12 +132,12 @@ def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:
 def batch_shapes(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> dict[BatchShape, int]:
     """Return how many batches of each shape an epoch has; it is the same in every epoch."""
     shapes: Counter[BatchShape] = Counter()
-    for (dataset, (width, height)), items in plan.groups().items():
+    for (dataset, extent), items in plan.groups().items():
         size = plan.blueprint.datasets[dataset].batch_size
         full, rest = divmod(sum(item.repeats for item in items), size)
         if rest and short_batches == "keep":
-            shapes[BatchShape(width=width, height=height, images=rest)] += 1
+            shapes[BatchShape(extent=extent, images=rest)] += 1
         full += bool(rest) and short_batches == "fill"
         if full:
-            shapes[BatchShape(width=width, height=height, images=size)] += full
+            shapes[BatchShape(extent=extent, images=size)] += full
     return dict(sorted(shapes.items()))

@@ -175,7 +175,7 @@ def is_decoded_differently(path: Path, *, alpha: bool) -> bool:
 
 def is_too_elongated(fit: BucketFit) -> bool:
     """Return whether only a small part of an image is visible in its bucket."""
-    return math.prod(fit.resized) > MAX_RESIZED_AREA * math.prod(fit.bucket)
+    return math.prod(fit.resized) > MAX_RESIZED_AREA * math.prod(fit.bucket.size)
 
 
 def draw_flip(augmentation: Augmentation, random: Random) -> bool:
@@ -192,13 +192,14 @@ def prepare_image(
         mask = read_mask(mask_path)
     face = FaceBox.of(path) if augmentation.face_crop_aug_range else None
     size = (pixels.shape[1], pixels.shape[0])
-    place = _place_on_face(size, face, fit.bucket, augmentation, random) if face else _place(fit, augmentation, random)
+    bucket = fit.bucket.size
+    place = _place_on_face(size, face, bucket, augmentation, random) if face else _place(fit, augmentation, random)
     opacity = mask if mask_path is None else None
-    pixels = _resize_visible(pixels, opacity, place, fit.bucket, augmentation.resize_interpolation)
+    pixels = _resize_visible(pixels, opacity, place, bucket, augmentation.resize_interpolation)
     if augmentation.color_aug:
         pixels = vary_colour(pixels, random)
     if mask is not None:
-        mask = _resize_and_crop(mask, place, fit.bucket, augmentation.resize_interpolation)
+        mask = _resize_and_crop(mask, place, bucket, augmentation.resize_interpolation)
     return Prepared(pixels=pixels, mask=mask)
 
 
@@ -210,7 +211,8 @@ def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentatio
         mask = read_image(path, alpha=True)[1]  # type: ignore[assignment]
     else:
         return None
-    return _resize_and_crop(mask, _place(fit, Augmentation(), Random(0)), fit.bucket, augmentation.resize_interpolation)
+    place = _place(fit, Augmentation(), Random(0))
+    return _resize_and_crop(mask, place, fit.bucket.size, augmentation.resize_interpolation)
 
 
 def stack_pixels(images: list[Pixels]) -> Tensor:
@@ -289,7 +291,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 def _place(fit: BucketFit, augmentation: Augmentation, random: Random) -> Placement:
     """Return a centre crop, or a random one with random_crop."""
-    surplus = [have - need for have, need in zip(fit.resized, fit.bucket, strict=True)]
+    surplus = [have - need for have, need in zip(fit.resized, fit.bucket.size, strict=True)]
     left, top = (random.randint(0, more) if augmentation.random_crop else more // 2 for more in surplus)
     return Placement(resized=fit.resized, left=left, top=top)
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sd_scripts.data.buckets import Size, crop_ltrb
+from sd_scripts.data.buckets import Extent, crop_ltrb
 from sd_scripts.data.cache_files import Arrays, DamagedCache, content_digest, digest, open_arrays, write_arrays
 from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
@@ -41,7 +41,7 @@ class LatentsInMemory:
     """Latents kept as tensors."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[Path, Size], LatentEntry] = {}
+        self.entries: dict[tuple[Path, Extent], LatentEntry] = {}
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         entry = self.entries.get((item.path, item.fit.bucket))
@@ -107,7 +107,7 @@ class LatentsOnDisk:
         return all(self._has_expected_shape(array, item, key) for key, array in found.items())
 
     def _has_expected_shape(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
-        wanted = item.fit.bucket[::-1] if name.startswith("alpha_mask") else (self._channels, *_latent_size(item))
+        wanted = item.fit.bucket.size[::-1] if name.startswith("alpha_mask") else (self._channels, *_latent_size(item))
         return tuple(array.shape) == wanted
 
     def write(self, item: Item, entry: LatentEntry, cache_key: str) -> None:
@@ -116,7 +116,7 @@ class LatentsOnDisk:
         arrays: dict[str, Any] = {
             "latents": entry.latents.numpy(),
             "original_size": np.array(item.size),
-            "crop_ltrb": np.array(crop_ltrb(item.fit.bucket, item.size)),
+            "crop_ltrb": np.array(crop_ltrb(item.fit.bucket.size, item.size)),
             "fingerprint": np.array(cache_key),
         }
         if entry.flipped is not None:
@@ -150,11 +150,11 @@ def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> boo
 
 def _resize_key(item: Item) -> list[object]:
     """Return what determines the resize and crop of an image."""
-    return [item.fit.bucket, item.fit.resized, item.subset.augmentation.resize_interpolation]
+    return [item.fit.bucket.size, item.fit.resized, item.subset.augmentation.resize_interpolation]
 
 
 def _latent_size(item: Item) -> tuple[int, int]:
-    return item.fit.bucket[1] // PIXELS_PER_LATENT, item.fit.bucket[0] // PIXELS_PER_LATENT
+    return item.fit.bucket.height // PIXELS_PER_LATENT, item.fit.bucket.width // PIXELS_PER_LATENT
 
 
 def _size_suffix(item: Item) -> str:
@@ -172,7 +172,7 @@ def _same_size_and_crop(arrays: Arrays, item: Item) -> bool:
     size, crop = arrays.get(_key("original_size", item, arrays)), arrays.get(_key("crop_ltrb", item, arrays))
     if size is None or tuple(int(side) for side in size) != item.size:
         return False
-    return crop is not None and np.allclose(crop, crop_ltrb(item.fit.bucket, item.size), atol=1)
+    return crop is not None and np.allclose(crop, crop_ltrb(item.fit.bucket.size, item.size), atol=1)
 
 
 def _other_sizes(path: Path) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sd_scripts.data.blueprint import Subset
-from sd_scripts.data.buckets import Size
+from sd_scripts.data.buckets import Extent, Size
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 
@@ -96,14 +96,14 @@ def _merged(of_datasets: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _bucket_info(items: Sequence[Item]) -> dict[str, Any]:
-    counts: Counter[tuple[int, int]] = Counter()
+    counts: Counter[Extent] = Counter()
     for item in items:
         counts[item.fit.bucket] += item.repeats
     errors = [abs(item.fit.ar_error) for item in items]
     return {
         "buckets": {
-            number: {"resolution": list(size), "count": count}
-            for number, (size, count) in enumerate(sorted(counts.items()))
+            number: {"resolution": list(bucket.size), "count": count}
+            for number, (bucket, count) in enumerate(sorted(counts.items()))
         },
         "mean_img_ar_error": sum(errors) / len(errors) if errors else 0.0,
     }

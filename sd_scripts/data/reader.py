@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from sd_scripts.data.batch import Batch, stack_by_name
-from sd_scripts.data.buckets import Size
+from sd_scripts.data.buckets import Extent
 from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
@@ -115,7 +115,7 @@ class BatchReader(TorchDataset[Read]):
         text = self.text.read(item, caption) if self.text is not None else {}
         return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
 
-    def _stack(self, samples: Sequence[Sample], bucket: Size) -> Batch:
+    def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
         condition = self.conditioning
         return Batch(
             captions=[each.caption for each in samples],
@@ -136,9 +136,9 @@ def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
     )
 
 
-def _stack_masks(samples: Sequence[Sample], bucket: Size) -> Tensor:
+def _stack_masks(samples: Sequence[Sample], bucket: Extent) -> Tensor:
     """Return (B, 1, H, W) float32 in 0..1; an image without a mask gets ones."""
-    full = np.full((bucket[1], bucket[0]), 255, dtype=np.uint8)
+    full = np.full((bucket.height, bucket.width), 255, dtype=np.uint8)
     masks = [full if each.mask is None else each.mask for each in samples]
     masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]
     return torch.from_numpy(np.stack(masks)).unsqueeze(1).to(torch.float32).div_(255)

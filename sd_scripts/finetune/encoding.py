@@ -58,7 +58,7 @@ def encode(
         )
     except torch.OutOfMemoryError:
         raise ValueError("batch_size: out of GPU memory; lower batch_size or max_resolution") from None
-    return {item.path: item.fit.bucket for item in plan.items}
+    return {item.path: item.fit.bucket.size for item in plan.items}
 
 
 def _rules(args: Namespace) -> BucketRules:

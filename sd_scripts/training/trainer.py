@@ -254,7 +254,7 @@ class Trainer:
             images=len(self.training_data.plan.items),
             batches_per_epoch=train_plan.batches_per_epoch,
             images_per_step=self._images_per_step(),
-            shapes=[f"{s.width}x{s.height}x{s.images}" for s in self.training_data.shapes()],
+            shapes=[str(shape) for shape in self.training_data.shapes()],
             device=str(self.context.device),
             seed=self.context.seed,
             **resumed,

@@ -20,8 +20,8 @@ from sd_scripts.options.settings import Settings
 def conditioning(item: Item, flipped: bool) -> dict[str, Tensor]:
     """sizes (6,) int64: height and width of the image, top and left of the crop, height and width of the bucket."""
     (width, height), bucket = item.size, item.fit.bucket
-    top, left = crop_top_left(bucket, item.size, flipped=flipped)
-    return {"sizes": torch.tensor([height, width, top, left, bucket[1], bucket[0]])}
+    top, left = crop_top_left(bucket.size, item.size, flipped=flipped)
+    return {"sizes": torch.tensor([height, width, top, left, bucket.height, bucket.width])}
 
 
 def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int]:
