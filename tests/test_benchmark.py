@@ -1,81 +1,106 @@
-"""What the benchmark times is a real step: on miniatures of both families it learns, with every kind of row."""
+"""The benchmark times runs of the training scripts: on miniatures of both families, from the command line."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
+from torch import nn
 
-from sd_scripts.benchmark import SUBJECTS, Row, curve_table, prepare, settings_of, table
-from sd_scripts.families.family import Components
-from sd_scripts.families.flux import full_size as flux
-from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.sdxl import full_size as sdxl
-from sd_scripts.families.sdxl.tiny import UNET
-from sd_scripts.families.sdxl.unet import prepare_unet
-from sd_scripts.training.master_weights import held_dtype
-
-SIZES = ((128, 128), (128, 192))
-SMALL = ((128, 128),)
-RESULT = {
-    **dict.fromkeys(("median", "mean", "min", "p90", "allocated", "reserved", "first", "loss"), 1.0),
-    **{"graphs": 14, "breaks": 0, "modules": 722, "card": "a card", "torch": "2.13.0"},
-}
-HALF = {"full_bf16": True, "fused_backward_pass": True, "max_grad_norm": 0.0}
-ROWS: dict[tuple[str, str], list[Row]] = {
-    ("sdxl", "full"): [
-        Row(name="masters", title="masters", sizes=SMALL),
-        Row(name="half", title="half", sizes=SMALL, options=HALF),
-    ],
-    ("flux", "full"): [
-        Row(name="swap", title="swap", sizes=SMALL, options=HALF | {"blocks_to_swap": 1}),
-    ],
-    ("sdxl", "lora"): [
-        Row(name="plain", title="plain", sizes=SMALL),
-        Row(name="sizes", title="sizes", sizes=SIZES),
-        Row(name="sum", title="sum", sizes=SMALL, batch=2, options={"gradient_accumulation_steps": 2}),
-        Row(name="checkpointing", title="checkpointing", sizes=SMALL, options={"gradient_checkpointing": True}),
-    ],
-    ("flux", "lora"): [
-        Row(name="plain", title="plain", sizes=SMALL),
-        Row(name="swap", title="swap", sizes=SMALL, options={"blocks_to_swap": 1, "gradient_checkpointing": True}),
-        Row(name="fp8", title="fp8", sizes=SMALL, options={"fp8_base": True}),
-    ],
-}
-PARTS = {("sdxl", "lora"): 192, ("flux", "lora"): 3 * 10 + 4 * 3}
+from sd_scripts.families.random_weights import random_weights
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.options.reading import from_values
+from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, full_size, main, table
 
 
-def miniature(family: str) -> Components:
-    torch.manual_seed(0)
-    if family == "sdxl":
-        unet = UNet2DConditionModel(**UNET).requires_grad_(False)
-        prepare_unet(unet)
-        return sdxl.components_of(unet)
-    shape: dict[str, Any] = {"width": 64, "heads": 2, "mlp_width": 128, "text_width": 32, "pooled_width": 32}
-    model = FluxTransformer(FluxParams(**shape, double_blocks=3, single_blocks=4)).bfloat16()
-    return flux.components_of(model.requires_grad_(False))
+def row_cells(markdown: str) -> dict[str, str]:
+    cells = [cell.strip() for cell in markdown.splitlines()[-1].strip("|").split("|")]
+    return dict(zip(HEADINGS, cells, strict=True))
 
 
-@pytest.mark.parametrize(("what", "row"), [(what, row) for what, rows in ROWS.items() for row in rows], ids=str)
-def test_the_step_learns(what: tuple[str, str], row: Row) -> None:
-    subject = SUBJECTS[what]
-    components = miniature(what[0])
-    if what[1] == "full":
-        components.denoiser.to(held_dtype(settings_of(subject, row)))
-    prepared = prepare(subject, row, components, torch.device("cpu"))
-    losses = [float(prepared.run(number)) for number in range(8)]
-    assert losses[-1] < losses[len(prepared.inputs) - 1]
-    assert prepared.components == PARTS.get(what, len(list(components.denoiser.parameters())))
+@pytest.mark.parametrize("family", FAMILY_TITLES)
+def test_a_row_is_a_run_of_the_training_script_that_saves_nothing(family: str, tmp_path: Path) -> None:
+    found = tmp_path / "table.md"
+    small = ["--miniature", "--folder", str(tmp_path), "--markdown", str(found), "--steps", "3", "--rows", "eager"]
+    assert main(["--family", family, *small, "--train_batch_size", "2"]) == 0
+    cells = row_cells(found.read_text())
+    assert cells["row"] == "eager"
+    assert float(cells["images/s"]) == pytest.approx(2000 / float(cells["median ms"]), rel=0.01)
+    assert float(cells["start s"]) > float(cells["first s"]) > 0
+    assert 0 < float(cells["loss"]) < 10
+    assert {path.name for path in (tmp_path / family).iterdir() if path.is_dir()}.isdisjoint({"row", "run"})
+    assert not list(tmp_path.rglob("benchmark*.safetensors"))
 
 
-@pytest.mark.parametrize("what", SUBJECTS)
-def test_the_table_has_a_line_for_each_row(what: tuple[str, str]) -> None:
-    subject = SUBJECTS[what]
-    lines = table(subject, {row.name: RESULT for row in subject.rows}).splitlines()
-    assert [line.split(" | ")[0].lstrip("| ") for line in lines[4:]] == [row.title for row in subject.rows]
-    assert len({line.count("|") for line in lines[2:]}) == 1
+def test_a_row_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--miniature", "--folder", str(tmp_path), "--rows", "eager", "--optimizer_type", "Nonsense"]
+    assert main(flags) == 1
+    assert "optimizer_type" in capsys.readouterr().err
+
+
+def test_an_unknown_row_is_told_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rows", "eagre"]) == 2
+    assert "eagre; choose from eager, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", METHOD_TITLES)
+@pytest.mark.parametrize("family", FAMILY_TITLES)
+def test_every_row_differs_from_the_others_by_options_of_its_script(family: str, method: str) -> None:
+    module = full_size(family)
+    rows = module.ROWS[method]
+    read = [
+        from_values(script_for(family, method), COMMON | module.OPTIONS[method] | row).values() for row in rows.values()
+    ]
+    assert all(settings not in read[:n] for n, settings in enumerate(read))
+
+
+def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
+    runs = [seen_run(seconds=0.1, vram=3 * GIB, busy=80.0), seen_run(seconds=0.3, vram=2 * GIB, busy=60.0)]
+    cells = row_cells(table({"graphs": {"compile": True, "compile_mode": "reduce-overhead"}}, {"graphs": runs}))
+    assert cells == {
+        "row": "graphs",
+        "options": "compile, compile_mode = reduce-overhead",
+        "median ms": "200.0",
+        "of rounds": "100.0, 300.0",
+        "min to p90": "100.0 to 300.0",
+        "images/s": "20.00",
+        "GiB allocated": "3.00",
+        "GiB in use": "5.00",
+        "GPU busy": "70 %",
+        "GiB RAM": "1.0",
+        "first s": "9.0",
+        "start s": "14.0",
+        "graphs": "14",
+        "recompiles": "2",
+        "breaks": "0",
+        "loss": "0.5000",
+    }
+
+
+def seen_run(seconds: float, vram: int, busy: float) -> Run:
+    steps: list[dict[str, Any]] = [{"kind": "step", "seconds": 9.0, "loss": 1.0, "vram": GIB}] * WARM_UP
+    steps += [{"kind": "step", "seconds": seconds, "loss": 0.5, "vram": vram}] * 10
+    events = [
+        {"kind": "started", "images_per_step": 4},
+        {"kind": "phase", "name": "compiling", "time": 105.0},
+        {"kind": "compile", "graphs": 7, "recompiles": 0, "breaks": 0},
+        {"kind": "compile", "graphs": 14, "recompiles": 2, "breaks": 0},
+    ]
+    return Run(began=100.0, events=events + steps, resident=GIB, gpu=[(busy, 5.0 * GIB)])
 
 
 def test_a_curve_is_told_in_means_beside_each_other() -> None:
-    results = {"one": {"losses": [2.0] * 20 + [1.0] * 10}, "other": {"losses": [4.0] * 30}}
-    assert curve_table(results).splitlines()[2:] == ["| 1 to 20 | 2.0000 | 4.0000 |", "| 21 to 30 | 1.0000 | 4.0000 |"]
+    losses = {"one": [2.0] * 20 + [1.0] * 10, "other": [4.0] * 30}
+    assert curve_table(losses).splitlines()[2:] == ["| 1 to 20 | 2.0000 | 4.0000 |", "| 21 to 30 | 1.0000 | 4.0000 |"]
+
+
+def test_random_weights_preserve_the_variance_of_activations() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(512, 256), nn.LayerNorm(256), nn.Conv2d(4, 8, 3))
+    weights = random_weights(module, torch.float32)
+    assert {name: t.shape for name, t in weights.items()} == {name: t.shape for name, t in module.state_dict().items()}
+    x = torch.randn(1000, 512, generator=torch.Generator().manual_seed(1))
+    assert (x @ weights["0.weight"].T).std() == pytest.approx(1.0, rel=0.05)
+    assert weights["2.weight"].std() == pytest.approx(36**-0.5, rel=0.2)
+    assert weights["1.weight"].eq(1).all()
+    assert all(weights[f"{n}.bias"].eq(0).all() for n in range(3))

@@ -16,6 +16,7 @@ from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, ComponentSpec, is_fp8
 from sd_scripts.families.flux.load import check, load
 from sd_scripts.families.flux.memory import place
@@ -84,6 +85,8 @@ def test_the_files_of_the_field_fill_modules_of_their_sizes(spec: ComponentSpec,
         module, named = spec.prepare({key.removeprefix(prefix): tensor for key, tensor in file.items()})
     state = module.state_dict()
     assert state.keys() == named.keys()
+    of_benchmark = full_size.modules()[spec.option].state_dict()
+    assert {name: t.shape for name, t in state.items()} == {name: t.shape for name, t in of_benchmark.items()}
     assert [name for name in state if state[name].shape != named[name].shape] == []
 
 

@@ -1,6 +1,7 @@
 """Draw a dozen captioned images: a dataset without a download, for the demo and for tests."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -33,11 +34,12 @@ def draw(caption: str, size: tuple[int, int]) -> Image.Image:
     return image
 
 
-def write_images(folder: Path) -> Path:
-    """Fill `folder/10_shapes` with a .png and a .txt for each caption; return `folder`, the train_data_dir."""
+def write_images(folder: Path, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
+    """Fill `folder/10_shapes` with a .png and a .txt for each caption, in these sizes (width, height) in turn; return
+    `folder`, the train_data_dir."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     for number, caption in enumerate(captions()):
         stem = folder / FOLDER / caption[2:].replace(" ", "_")
-        draw(caption, SIZES[number % len(SIZES)]).save(stem.with_suffix(".png"))
+        draw(caption, sizes[number % len(sizes)]).save(stem.with_suffix(".png"))
         stem.with_suffix(".txt").write_text(caption + "\n", encoding="utf-8")
     return folder

@@ -1,13 +1,17 @@
-"""SDXL 1.0 base at full size with random weights, and what its steps read: for benchmarks, where no image counts."""
+"""SDXL 1.0 base at full size with random weights, and the runs that the benchmark times with it."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import UNet2DConditionModel
-from torch import Tensor, nn
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.unet import prepare_unet
+from sd_scripts.families.random_weights import random_weights
+from sd_scripts.families.sdxl.single_file import LOGIT_SCALE
+from sd_scripts.library import sdxl_model_util as sgm
+from sd_scripts.library.safetensors_io import save_model
 
 SDXL_CONFIG: dict[str, Any] = {
     "sample_size": 128,
@@ -26,45 +30,93 @@ SDXL_CONFIG: dict[str, Any] = {
     "projection_class_embeddings_input_dim": 2816,
 }
 """Of SDXL 1.0 base."""
+VAE: dict[str, Any] = {
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 2,
+    "latent_channels": 4,
+}
+TEXT_ENCODER1: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "projection_dim": 768,
+    "hidden_act": "quick_gelu",
+}
+TEXT_ENCODER2: dict[str, Any] = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "projection_dim": 1280,
+    "hidden_act": "gelu",
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lora": {
+        "network_module": "networks.lora",
+        "network_dim": 32,
+        "network_alpha": 16.0,
+        "network_train_unet_only": True,
+        "learning_rate": 1e-4,
+    },
+    "full": {"full_bf16": True, "learning_rate": 1e-5, "save_model_as": "safetensors"},
+}
+"""Options of all rows, by training method."""
+COMPILED = {"compile": True}
+GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
+CHECKPOINTING = {"gradient_checkpointing": True}
+TWO_BUCKETS = {"enable_bucket": True}
+TWICE = {"gradient_accumulation_steps": 2}
+FUSED = COMPILED | CHECKPOINTING | {"fused_backward_pass": True}
+ADAFACTOR = {
+    "optimizer_type": "Adafactor",
+    "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
+}
+ROWS: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {
+        "eager": {},
+        "compiled": COMPILED,
+        "graphs": GRAPHS,
+        "eager4": {"train_batch_size": 4},
+        "compiled4": COMPILED | {"train_batch_size": 4},
+        "compiled_buckets": COMPILED | TWO_BUCKETS,
+        "graphs_buckets": GRAPHS | TWO_BUCKETS,
+        "compiled_accumulation": COMPILED | TWICE,
+        "graphs_accumulation": GRAPHS | TWICE,
+        "eager_checkpointing": CHECKPOINTING,
+        "compiled_checkpointing": COMPILED | CHECKPOINTING,
+    },
+    "full": {
+        "eager": {},
+        "compiled": COMPILED,
+        "graphs": GRAPHS,
+        "eager4": {"train_batch_size": 4},
+        "compiled4": COMPILED | {"train_batch_size": 4},
+        "graphs_masters": GRAPHS | {"full_bf16": False},
+        "fused": FUSED,
+        "fused_adafactor": FUSED | ADAFACTOR,
+    },
+}
+"""Rows of the benchmark by training method and name: the options that tell each from the others."""
 
 
-def random_components(device: torch.device, dtype: torch.dtype) -> Components:
-    """The U-Net alone; nothing is encoded in a benchmark."""
+def modules() -> tuple[nn.Module, ...]:
+    """Return U-Net, VAE and both text encoders on the meta device."""
     with torch.device("meta"):
-        unet = UNet2DConditionModel(**SDXL_CONFIG)
-    unet = unet.to_empty(device=device).to(dtype)
-    generator = torch.Generator(device).manual_seed(0)
-    for name, p in unet.named_parameters():
-        if p.ndim > 1:
-            nn.init.normal_(p, std=p[0].numel() ** -0.5, generator=generator)
-        else:
-            nn.init.constant_(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)
-    prepare_unet(unet)
-    return components_of(unet.requires_grad_(False))
+        return (
+            UNet2DConditionModel(**SDXL_CONFIG),
+            AutoencoderKL(**VAE),
+            CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER1)),
+            CLIPTextModelWithProjection(CLIPTextConfig(**TEXT_ENCODER2)),
+        )
 
 
-def components_of(unet: UNet2DConditionModel) -> Components:
-    return Components(denoiser=unet, vae=nn.Identity(), text_encoders=[], tokenizers=[], source="random")
-
-
-def random_inputs(components: Components, batch: int, size: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
-    """What a step reads, as objective.py makes it, from noise; size: width and height in pixels."""
-    unet: Any = components.denoiser.config
-    generator = torch.Generator(device).manual_seed(size[0])
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator)
-
-    width, height = size
-    first = unet["cross_attention_dim"] * 3 // 8  # 768 of 2048
-    pooled = unet["projection_class_embeddings_input_dim"] - 6 * unet["addition_time_embed_dim"]
-    return {
-        "noisy": normal(batch, 4, height // 8, width // 8),
-        "target": normal(batch, 4, height // 8, width // 8),
-        "timesteps": torch.randint(0, 1000, (batch,), device=device, generator=generator),
-        "sizes": torch.tensor([[height, width, 0, 0, height, width]] * batch, device=device, dtype=torch.float32),
-        "loss_weight": torch.ones(batch, device=device),
-        "text.hidden_state1": normal(batch, 77, first),
-        "text.hidden_state2": normal(batch, 77, unet["cross_attention_dim"] - first),
-        "text.pool2": normal(batch, pooled),
-    }
+def write_files(folder: Path) -> dict[str, Path]:
+    """Write the checkpoint, 7 GB in bf16; return it by the option that names it."""
+    file = folder / "sdxl.safetensors"
+    unet, vae, text_encoder1, text_encoder2 = map(random_weights, modules())
+    save_model(file, sgm.checkpoint(unet, vae, text_encoder1, text_encoder2, torch.tensor(LOGIT_SCALE)), {})
+    return {"pretrained_model_name_or_path": file}

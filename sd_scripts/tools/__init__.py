@@ -1,0 +1,1 @@
+"""Programs for people beside the training scripts."""

@@ -1,0 +1,331 @@
+"""Time training runs of a full-size model with random weights: the training scripts, as users start them.
+
+python -m sd_scripts.tools.benchmark [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2]
+python -m sd_scripts.tools.benchmark --rows eager compiled --steps 200 --curve --learning_rate 4e-4
+
+Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
+the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
+run's events and from nvidia-smi. Rows share a compiler cache, which is empty when the benchmark starts.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from sd_scripts.data import demo_images
+from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.runs.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+WARM_UP = 10
+"""Steps before the timed ones; with several buckets they meet most of them."""
+AFTER = 50
+"""Steps of the schedule after the timed ones, so that the end of training is not timed."""
+POLL = 0.2
+"""Seconds between two looks at the run and the GPU."""
+SIZES = ((1024, 1024), (832, 1216))
+"""Width and height of the drawn images in turn. Without buckets all of them are cropped to the resolution."""
+COMMON: dict[str, Any] = {
+    "caption_extension": ".txt",
+    "resolution": "1024,1024",
+    "max_bucket_reso": 2048,
+    "cache_latents": True,
+    "cache_text_encoder_outputs": True,
+    "mixed_precision": "bf16",
+    "optimizer_type": "AdamW",
+    "lr_scheduler": "constant",
+    "seed": 1,
+    "output_name": "benchmark",
+}
+"""Options of all families, methods and rows."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a benchmark trains: files by the options that name them, and a folder of images."""
+
+    files: dict[str, Path]
+    images: Path
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What was seen of one run: its own events, its memory, and the GPU meanwhile."""
+
+    began: float
+    events: list[dict[str, Any]] = field(default_factory=list)
+    resident: int = 0
+    """Most bytes of main memory that its process had at once."""
+    gpu: list[tuple[float, float]] = field(default_factory=list)
+    """Percent of the time in which a kernel ran, and bytes of GPU memory in use, during the timed steps."""
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each step, as the trainer measures them: without a synchronization of the GPU in each step."""
+        return [event["seconds"] for event in self.of("step")]
+
+    @property
+    def timed(self) -> list[float]:
+        return self.steps[WARM_UP:]
+
+    @property
+    def start(self) -> float:
+        """Seconds from the start of the program to the end of its first step."""
+        first = next(event for event in self.of("phase") if event["name"] in ("compiling", "training"))
+        return float(first["time"]) - self.began + self.steps[0]
+
+    @property
+    def losses(self) -> list[float]:
+        return [event["loss"] for event in self.of("step")]
+
+    @property
+    def allocated(self) -> int:
+        """Peak bytes of tensors on the GPU in the whole run, caching included."""
+        return max(int(event.get("vram", 0)) for event in self.of("step"))
+
+    @property
+    def images_per_step(self) -> float:
+        return float(self.of("started")[0]["images_per_step"])
+
+    @property
+    def compiled(self) -> dict[str, int]:
+        """Graphs, recompiles and breaks."""
+        last = (self.of("compile") or [{}])[-1]
+        return {name: last.get(name, 0) for name in ("graphs", "recompiles", "breaks")}
+
+
+class Stopped(Exception):
+    """Raised if a run ends before its steps are timed; holds the end of its console."""
+
+
+def train(
+    script: str, options: dict[str, Any], folder: Path, steps: int, *, flags: Sequence[str] = (), tree: Path = ROOT
+) -> Run:
+    """Run a training script of `tree` below `folder` until `steps` steps after the warm-up are timed."""
+    run_folder = RunFolder(folder / "run")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    total = WARM_UP + steps
+    own = {"output_dir": str(folder), "run_dir": str(run_folder.path), "max_train_steps": total + AFTER}
+    write_toml(folder / "options.toml", COMMON | options | own)
+    command = [sys.executable, str(tree / "sd_scripts" / script), "--config_file", str(folder / "options.toml"), *flags]
+    with (folder / "console.txt").open("wb") as console:
+        run = Run(began=time.time())
+        process = subprocess.Popen(
+            command,
+            stdout=console,
+            stderr=console,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            start_new_session=True,
+        )
+    events = run_folder.events()
+    try:
+        while len(run.steps) < total and process.poll() is None:
+            time.sleep(POLL)
+            run.events += events
+            with contextlib.suppress(psutil.Error):
+                run.resident = max(run.resident, psutil.Process(process.pid).memory_info().rss)
+            if len(run.steps) > WARM_UP and (seen := look_at_gpu()):
+                run.gpu.append(seen)
+    finally:
+        end(process)
+    if len(run.steps) < total:
+        raise Stopped((folder / "console.txt").read_text(errors="replace")[-3000:])
+    del run.events[next(n for n, event in enumerate(run.events) if event.get("step") == total) + 1 :]
+    return run
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a run and the processes that it has started."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+
+def look_at_gpu(query: str = "utilization.gpu,memory.used") -> tuple[float, float] | None:
+    """Return what nvidia-smi says: percent of the time in which a kernel ran, and bytes in use; None without it."""
+    if found := nvidia_smi(query):
+        busy, mib = found.split(",")
+        with contextlib.suppress(ValueError):  # [N/A] on some GPUs
+            return float(busy), float(mib) * 2**20
+    return None
+
+
+def nvidia_smi(query: str) -> str:
+    """Return what nvidia-smi knows of the first GPU that runs may use; "" without one."""
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", number]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return ""
+
+
+def cpu_score() -> float:
+    """Return how many millions of loop iterations Python does per second in one thread: it launches the kernels."""
+
+    def seconds(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            pass
+        return time.perf_counter() - began
+
+    return 2 / min(seconds(2_000_000) for _ in range(3))
+
+
+def machine() -> str:
+    """Return the GPU, PyTorch, and the CPU with its speed in one thread and its load."""
+    gpu = nvidia_smi("name,driver_version").replace(", ", ", driver ") or "no GPU"
+    cpu = platform.processor()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    speed = f"{os.cpu_count()} cores, {cpu_score():.0f} million loop iterations per second in one thread{load}"
+    return f"{gpu}; PyTorch {version('torch')}; {cpu} ({speed})."
+
+
+def spelled(options: dict[str, Any]) -> str:
+    """Return options as people write them: `compile, blocks_to_swap = 18`."""
+    return ", ".join(name if value is True else f"{name} = {value}" for name, value in options.items())
+
+
+def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
+    """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one."""
+    times = sorted(1000 * seconds for run in runs for seconds in run.timed)
+    median, last = statistics.median(times), runs[-1]
+    rounds = ", ".join(f"{1000 * statistics.median(run.timed):.1f}" for run in runs)
+    gpu = [seen for run in runs for seen in run.gpu]
+    cells = [
+        name,
+        spelled(options),
+        f"{median:.1f}",
+        rounds,
+        f"{times[0]:.1f} to {times[int(len(times) * 0.9)]:.1f}",
+        f"{1000 * last.images_per_step / median:.2f}",
+        f"{max(run.allocated for run in runs) / GIB:.2f}",
+        f"{max(used for _, used in gpu) / GIB:.2f}" if gpu else "",
+        f"{statistics.fmean(busy for busy, _ in gpu):.0f} %" if gpu else "",
+        f"{max(run.resident for run in runs) / GIB:.1f}",
+        f"{runs[0].steps[0]:.1f}",
+        f"{runs[0].start:.1f}",
+        *map(str, last.compiled.values()),
+        f"{statistics.fmean(last.losses[-8:]):.4f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+HEADINGS = (
+    *("row", "options", "median ms", "of rounds", "min to p90", "images/s", "GiB allocated", "GiB in use", "GPU busy"),
+    *("GiB RAM", "first s", "start s", "graphs", "recompiles", "breaks", "loss"),
+)
+
+
+def table(rows: dict[str, dict[str, Any]], results: dict[str, list[Run]]) -> str:
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    return "\n".join([*lines, *(line(name, rows[name], runs) for name, runs in results.items())])
+
+
+def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
+    """Return mean losses of `part` steps at a time, one column for each row."""
+    count = min(map(len, losses.values()))
+    lines = [f"| steps | {' | '.join(losses)} |", "|---" * (len(losses) + 1) + "|"]
+    for start in range(0, count, part):
+        means = [statistics.fmean(each[start : min(start + part, count)]) for each in losses.values()]
+        lines.append(f"| {start + 1} to {min(start + part, count)} | " + " | ".join(f"{m:.4f}" for m in means) + " |")
+    return "\n".join(lines)
+
+
+def full_size(family: str) -> ModuleType:
+    """Return the family's module of that name, which imports torch."""
+    return import_module(f"sd_scripts.families.{family}.full_size")
+
+
+def write_model(family: str, folder: Path, *, miniature: bool) -> Model:
+    """Write a model and images below `folder`, if they are not there from an earlier call."""
+    if miniature:
+        made = import_module(f"sd_scripts.families.{family}.tiny").write_miniature(folder)
+        return Model(files=made.files, images=made.data_dir)
+    done, images = folder / "files.toml", folder / "images"
+    if not done.exists():
+        files = {option: str(path) for option, path in full_size(family).write_files(folder).items()}
+        demo_images.write_images(images, SIZES)
+        write_toml(done, files)
+    return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--family", choices=FAMILY_TITLES, default=next(iter(FAMILY_TITLES)))
+    parser.add_argument("--method", choices=METHOD_TITLES, default="lora")
+    parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
+    parser.add_argument("--rounds", type=int, default=1, help="times that all rows take turns")
+    parser.add_argument("--curve", action="store_true", help="compare also how the losses of the rows fall")
+    parser.add_argument("--markdown", type=Path, help="write the tables here too")
+    parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
+    parser.add_argument("--miniature", action="store_true", help="try the benchmark itself on a tiny model")
+    arguments, flags = parser.parse_known_args(argv)
+    module, script = full_size(arguments.family), script_for(arguments.family, arguments.method).file
+    rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
+    wanted = arguments.rows or list(rows)
+    if unknown := [name for name in wanted if name not in rows]:
+        print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
+        return 2
+    folder = arguments.folder.resolve() / arguments.family
+    model = write_model(arguments.family, folder, miniature=arguments.miniature)
+    common = {**module.OPTIONS[arguments.method], **{option: str(path) for option, path in model.files.items()}}
+    common |= {"train_data_dir": str(model.images), **({"resolution": "256,256"} if arguments.miniature else {})}
+    results: dict[str, list[Run]] = {}
+    failed = []
+    about = f"{machine()}\n\n{spelled(COMMON | module.OPTIONS[arguments.method])}"
+    report = ""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{temporary}/compiled"
+        for name in [name for _ in range(arguments.rounds) for name in wanted if name not in failed]:
+            try:
+                run = train(script, common | rows[name], Path(temporary) / "row", arguments.steps, flags=flags)
+            except Stopped as error:
+                failed.append(name)
+                print(f"{name} failed:\n{error}", file=sys.stderr, flush=True)
+                continue
+            results.setdefault(name, []).append(run)
+            print(line(name, rows[name], results[name]), flush=True)
+            report = f"{about}\n\n{table(rows, results)}\n"
+            if arguments.curve:
+                report += "\n" + curve_table({name: runs[-1].losses for name, runs in results.items()}) + "\n"
+            if arguments.markdown:
+                arguments.markdown.write_text(report)
+    print("\n" + report if report else "no row could be measured; see the errors above")
+    print(f"The model files stay in '{folder}' for the next call; delete them when you need the space.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
