@@ -24,8 +24,8 @@ from kohya_gui.tabs import TABS, Tab
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import SCRIPTS, Script, script_for
-from sd_scripts.options.checks import IGNORES_WARMUP, WITHOUT_WARMUP
 from sd_scripts.options.command_line import given_flags
+from sd_scripts.options.schedules import SCHEDULES
 from sd_scripts.options.settings import Remark, Settings
 
 Values = dict[str, Any]
@@ -76,7 +76,7 @@ def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     flags, unread = _additional(legacy, family, TABS[tab].method)
     said += unread
     schedule = str(values.get("lr_scheduler"))
-    if values.get("lr_warmup_steps") and schedule in (*WITHOUT_WARMUP, IGNORES_WARMUP):
+    if values.get("lr_warmup_steps") and schedule in SCHEDULES and not SCHEDULES[schedule].has_warmup:
         del values["lr_warmup_steps"]
         said.append(Remark("lr_warmup", f"left out: the scheduler {schedule} has no warmup"))
     prompts = str(legacy.get("sample_prompts") or "").strip()

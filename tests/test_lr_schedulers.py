@@ -15,7 +15,8 @@ from sd_scripts.library.lr_schedulers import (
     resume_plateau,
 )
 from sd_scripts.library.optimizers import make_optimizer
-from sd_scripts.options.optimizer import SCHEDULERS, LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.schedules import SCHEDULES
 
 TOTAL = 100
 
@@ -25,15 +26,14 @@ def adamw(optimizer_type: str = "AdamW", rate: float = 1.0) -> torch.optim.Optim
     return make_optimizer(options, [{"params": [nn.Parameter(torch.ones(2))]}])
 
 
-def train_plan(options: LrSchedulerOptions, processes: int = 1) -> list[float]:
+def train_plan(options: LrSchedulerOptions) -> list[float]:
     """The rate at each of TOTAL steps and after the last."""
     optimizer = adamw()
-    scheduler = make_scheduler(options, optimizer, TOTAL, processes)
+    scheduler = make_scheduler(options, optimizer, TOTAL)
     rates = [learning_rates(scheduler)[0]]
     for _ in range(TOTAL):
         optimizer.step()
-        for _ in range(processes):
-            advance(scheduler, torch.tensor(1.0))
+        advance(scheduler, torch.tensor(1.0))
         rates += learning_rates(scheduler)
         assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(rates[-1], abs=1e-6)
     return rates
@@ -87,11 +87,6 @@ def test_the_rate_takes_its_course(options: LrSchedulerOptions, expected: dict[i
     assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_schedule_that_is_stepped_by_two_processes_takes_the_same_course() -> None:
-    options = LrSchedulerOptions(lr_scheduler="linear", lr_warmup_steps=20)
-    assert train_plan(options, processes=2) == pytest.approx(train_plan(options))
-
-
 def test_the_rate_falls_when_the_loss_stays() -> None:
     options = LrSchedulerOptions(
         lr_scheduler="reduce_lr_on_plateau", lr_scheduler_args=["patience=9", "factor=0.5", "cooldown=1000"]
@@ -101,7 +96,7 @@ def test_the_rate_falls_when_the_loss_stays() -> None:
 
 
 def test_every_name_that_the_page_suggests_is_known() -> None:
-    for name in SCHEDULERS:
+    for name in SCHEDULES:
         arguments = ["step_rules='1'"] if name == "piecewise_constant" else []
         options = LrSchedulerOptions(lr_scheduler=name, lr_scheduler_args=arguments)
         make_scheduler(options, adamw("Adafactor" if name == "adafactor" else "AdamW"), TOTAL)

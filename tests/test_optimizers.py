@@ -1,24 +1,27 @@
 """Every optimizer of the list is made through its own library and learns."""
 
 import inspect
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from sd_scripts.library.optimizers import (
-    KNOWN,
     description,
     eval_mode,
     make_optimizer,
     remarks,
     train_mode,
 )
-from sd_scripts.options.optimizer import OPTIMIZERS, OptimizerOptions
+from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_args import TAKEN
+from sd_scripts.options.optimizers import OPTIMIZERS
 
 warnings.filterwarnings("ignore", module="bitsandbytes")
+INSTALLED = {name: known for name, known in OPTIMIZERS.items() if known.installed}
 
 
 def weight() -> nn.Parameter:
@@ -29,11 +32,11 @@ def named(name: str, *arguments: str, rate: float = 0.01) -> OptimizerOptions:
     return OptimizerOptions(optimizer_type=name, optimizer_args=list(arguments), learning_rate=rate)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_each_name_in_any_case_makes_an_optimizer_that_changes_the_weights(name: str) -> None:
     parameter = weight()
     optimizer = make_optimizer(
-        named(name.upper(), rate=1.0 if KNOWN[name].finds_its_rate else 0.01), [{"params": [parameter]}]
+        named(name.upper(), rate=1.0 if OPTIMIZERS[name].finds_its_rate else 0.01), [{"params": [parameter]}]
     )
     train_mode(optimizer)
     for _ in range(8):  # RAdam without a schedule waits for six steps
@@ -43,8 +46,10 @@ def test_each_name_in_any_case_makes_an_optimizer_that_changes_the_weights(name:
     assert (parameter < 1).all()
 
 
-def test_the_list_that_the_page_suggests_is_the_list_that_is_known() -> None:
-    assert set(OPTIMIZERS) == set(KNOWN)
+def test_each_package_of_the_table_is_among_the_requirements() -> None:
+    lines = (Path(__file__).parents[1] / "requirements.txt").read_text().splitlines()
+    required = {re.split(r"[=<>; \[]", line)[0].lower().replace("_", "-") for line in lines}
+    assert {known.package for known in INSTALLED.values()} <= required
 
 
 def test_the_default_is_fused_adamw_with_a_tensor_as_rate_of_each_group() -> None:

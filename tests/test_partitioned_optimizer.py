@@ -14,9 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from transformers.optimization import Adafactor
 
 from sd_scripts.library.optimizers import (
-    KNOWN,
     eval_mode,
-    finds_one_rate,
     is_schedule_free,
     make_optimizer,
     train_mode,
@@ -25,6 +23,7 @@ from sd_scripts.library.optimizers import (
 from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizers import OPTIMIZERS
 
 Make = Callable[[list[Group]], Optimizer]
 MAKERS: dict[str, Make] = {
@@ -118,9 +117,9 @@ def test_weights_in_half_precision_follow_float32_where_they_would_stand_still(n
     torch.testing.assert_close(1 - rounded.mean(dtype=torch.float64), moved, rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", [name for name, known in OPTIMIZERS.items() if known.installed])
 def test_every_optimizer_of_the_list_learns_in_half_precision_and_goes_on(name: str) -> None:
-    options = OptimizerOptions(optimizer_type=name, learning_rate=1.0 if finds_one_rate(named(name)) else 1e-3)
+    options = OptimizerOptions(optimizer_type=name, learning_rate=1.0 if OPTIMIZERS[name].one_rate else 1e-3)
 
     def made() -> tuple[PartitionedOptimizer, nn.Parameter]:
         weight = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16))

@@ -1,9 +1,9 @@
 """Learning rate schedules by name, through diffusers' and transformers' own functions, or any class by dotted path."""
 
 import contextlib
+import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,33 +11,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, optimizer_name, updater
-from sd_scripts.options.checks import IGNORES_WARMUP
+from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, updater
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.optimizers import optimizer_name
+from sd_scripts.options.schedules import SCHEDULES, Schedule
 
 Maker = Callable[..., LRScheduler]
 
-WITH_WARMUP = (
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "inverse_sqrt",
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
-)
 PYTORCHS = "torch.optim.lr_scheduler"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """How long a schedule is and its parts are, in steps of the schedule."""
-
-    total: int
-    warmup: int
-    decay: int
-    processes: int
 
 
 class AdafactorRate(LRScheduler):
@@ -59,33 +40,41 @@ class AdafactorRate(LRScheduler):
         return float(updater(self.optimizer)._get_lr(group, state)) if state else self.shown_at_first  # type: ignore[attr-defined]
 
 
-def make_scheduler(
-    options: LrSchedulerOptions, optimizer: Optimizer, total_steps: int, processes: int = 1
-) -> LRScheduler:
+def make_scheduler(options: LrSchedulerOptions, optimizer: Optimizer, total_steps: int) -> LRScheduler:
     """The schedule over `total_steps` optimizer steps.
 
-    `processes` is how often the schedule is stepped for each: accelerate's wrapper does so once for each process.
     Schedule-free optimizers and Adafactor with relative_step set their own rate and get one that leaves it alone.
     Raises ValueError for an unknown name, arguments that the schedule does not take, and a warm-up where there is none.
     """
     if is_schedule_free(optimizer):
-        return _constant(optimizer)
-    span = Span(
-        total=total_steps * processes,
-        warmup=_steps(options.lr_warmup_steps, total_steps) * processes,
-        decay=_steps(options.lr_decay_steps, total_steps) * processes,
-        processes=processes,
-    )
-    name, make, own = _choose(options, optimizer, span)
-    if name not in WITH_WARMUP and name != IGNORES_WARMUP and span.warmup:
+        return LambdaLR(optimizer, lambda _: 1.0)
+    name, make, known = _choose(options, optimizer)
+    values = schedule_values(options, total_steps)
+    if values["warmup"] and not (known.has_warmup or known.ignores_warmup):
         raise ValueError(
             f"lr_warmup_steps: {name} has no warm-up; set it to 0, or set lr_scheduler = constant_with_warmup"
         )
-    arguments = {**own, **key_values("lr_scheduler_args", options.lr_scheduler_args)}
+    arguments = {argument: values[value] for argument, value in known.arguments.items()}
+    arguments |= key_values("lr_scheduler_args", options.lr_scheduler_args)
     try:
         return make(optimizer, **arguments)
     except TypeError as error:
         raise ValueError(f"lr_scheduler_args: {name} does not accept these arguments ({error})") from error
+
+
+def schedule_values(options: LrSchedulerOptions, total_steps: int) -> dict[str, Any]:
+    """Return the values that a Schedule's arguments name; steps are optimizer steps."""
+    return {
+        "total": total_steps,
+        "warmup": _steps(options.lr_warmup_steps, total_steps),
+        "decay": _steps(options.lr_decay_steps, total_steps),
+        "cycles": options.lr_scheduler_num_cycles,
+        "half_cycles": options.lr_scheduler_num_cycles / 2,
+        "power": options.lr_scheduler_power,
+        "timescale": options.lr_scheduler_timescale or None,
+        "min_lr_ratio": options.lr_scheduler_min_lr_ratio or 0.0,
+        "start": _shown_at_first(options.lr_scheduler),
+    }
 
 
 def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[str]:
@@ -93,7 +82,7 @@ def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[
 
     Raises ValueError as make_optimizer and make_scheduler do; gives back what will have no effect, one sentence each.
     """
-    with _in_a_sentence(f"optimizer_type, optimizer_args: {optimizer_name(optimizer)}"):
+    with _in_a_sentence(f"optimizer_type, optimizer_args: {optimizer_name(optimizer.optimizer_type)}"):
         made = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
     with _in_a_sentence(f"lr_scheduler_args: {scheduler.lr_scheduler_type or scheduler.lr_scheduler}"):
         schedule = make_scheduler(scheduler, made, total_steps=1000)
@@ -161,63 +150,23 @@ def learning_rates(scheduler: LRScheduler) -> list[float]:
     return [float(rate) for rate in scheduler.get_last_lr()]
 
 
-def _choose(options: LrSchedulerOptions, optimizer: Optimizer, span: Span) -> tuple[str, Maker, dict[str, Any]]:
-    """The schedule's name, what makes it, and with which arguments beside the optimizer."""
-    name, _, start = options.lr_scheduler.partition(":")
+def _choose(options: LrSchedulerOptions, optimizer: Optimizer) -> tuple[str, Maker, Schedule]:
+    """The schedule's name, what makes it, and its entry in the table."""
+    name = options.lr_scheduler.partition(":")[0]
     if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
-        return "adafactor", AdafactorRate, {"shown_at_first": _shown_at_first(start)}
+        return "adafactor", AdafactorRate, SCHEDULES["adafactor"]
     if options.lr_scheduler_type:
         named = options.lr_scheduler_type  # without a dot it is one of PyTorch's, as in sd-scripts
-        return named, class_by_path("lr_scheduler_type", named if "." in named else f"{PYTORCHS}.{named}"), {}
+        path = named if "." in named else f"{PYTORCHS}.{named}"
+        return named, class_by_path("lr_scheduler_type", path), Schedule(path)
     if name == "adafactor":
         raise ValueError(
             "lr_scheduler: adafactor works only with optimizer_type = Adafactor and relative_step; choose constant"
         )
-    known = _known(options, span)
-    if name not in known:
-        raise ValueError(f"lr_scheduler: {name!r} is not one of {', '.join(known)}")
-    return name, *known[name]
-
-
-def _known(options: LrSchedulerOptions, span: Span) -> dict[str, tuple[Maker, dict[str, Any]]]:
-    # Imported here: transformers is slow to import, and a run that stops early should do so quickly.
-    from diffusers.optimization import get_piecewise_constant_schedule
-    from transformers import optimization as known
-
-    cycles, lowest = options.lr_scheduler_num_cycles, options.lr_scheduler_min_lr_ratio or 0.0
-    timescale = options.lr_scheduler_timescale * span.processes if options.lr_scheduler_timescale else None
-    ramp = {"num_warmup_steps": span.warmup}
-    course = {**ramp, "num_training_steps": span.total}
-    return {
-        "constant": (_constant, {}),
-        "constant_with_warmup": (known.get_constant_schedule_with_warmup, ramp),
-        "linear": (known.get_linear_schedule_with_warmup, course),
-        "cosine": (known.get_cosine_schedule_with_warmup, course),
-        "cosine_with_restarts": (
-            known.get_cosine_with_hard_restarts_schedule_with_warmup,
-            {**course, "num_cycles": cycles},
-        ),
-        "polynomial": (
-            known.get_polynomial_decay_schedule_with_warmup,
-            {**course, "power": options.lr_scheduler_power},
-        ),
-        "inverse_sqrt": (known.get_inverse_sqrt_schedule, {**ramp, "timescale": timescale}),
-        # These two count whole waves; one cycle of ours goes down only, half a wave.
-        "cosine_with_min_lr": (
-            known.get_cosine_with_min_lr_schedule_with_warmup,
-            {**course, "num_cycles": cycles / 2, "min_lr_rate": lowest},
-        ),
-        "warmup_stable_decay": (
-            known.get_wsd_schedule,
-            {**course, "num_decay_steps": span.decay, "num_cycles": cycles / 2, "min_lr_ratio": lowest},
-        ),
-        "piecewise_constant": (get_piecewise_constant_schedule, {}),
-        "reduce_lr_on_plateau": (ReduceLROnPlateau, {}),
-    }
-
-
-def _constant(optimizer: Optimizer) -> LRScheduler:
-    return LambdaLR(optimizer, lambda _: 1.0)
+    if name not in SCHEDULES:
+        raise ValueError(f"lr_scheduler: {name!r} is not one of {', '.join(SCHEDULES)}")
+    # resolved here: transformers is slow to import, and a run that stops early should do so quickly
+    return name, pkgutil.resolve_name(SCHEDULES[name].path), SCHEDULES[name]
 
 
 def _steps(given: float, total: int) -> int:
@@ -225,8 +174,9 @@ def _steps(given: float, total: int) -> int:
     return int(given * total) if given < 1 else int(given)
 
 
-def _shown_at_first(start: str) -> float:
+def _shown_at_first(lr_scheduler: str) -> float:
     """The rate that Adafactor reports before its first step: 1e-4 of `adafactor:1e-4`."""
+    start = lr_scheduler.partition(":")[2]
     try:
         return float(start or 0)
     except ValueError:

@@ -6,7 +6,6 @@ tensor as the learning rate of each group, which schedulers then fill in place.
 
 import importlib.util
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,96 +16,27 @@ from sd_scripts.library.key_values import class_by_path, key_values
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizers import (
+    OPTIMIZERS,
+    KnownOptimizer,
+    is_schedule_free_class,
+    known_optimizer,
+    optimizer_name,
+)
 
 Group = dict[str, Any]
 """`params`, and what differs for them, such as `lr`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """An optimizer that has a name of its own."""
-
-    path: str
-    package: str = "torch"
-    """What pip calls its library."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What the name stands for beyond the class; optimizer_args win."""
-    finds_its_rate: bool = False
-    """Finds its step size itself: the learning rate is a factor, best 1, and the same for all groups."""
-
-
-def _bitsandbytes(name: str, **arguments: Any) -> Known:
-    return Known(path=f"bitsandbytes.optim.{name}", package="bitsandbytes", arguments=arguments)
-
-
-def _dadaptation(name: str) -> Known:
-    return Known(path=f"dadaptation.{name}", package="dadaptation", finds_its_rate=True)
-
-
-def _schedulefree(name: str) -> Known:
-    return Known(path=f"schedulefree.{name}", package="schedulefree")
-
-
-NESTEROV = {"nesterov": True, "momentum": 0.9}
-KNOWN: dict[str, Known] = {
-    "AdamW": Known(path="torch.optim.AdamW", arguments={"fused": True}),
-    "AdamW8bit": _bitsandbytes("AdamW8bit"),
-    "PagedAdamW": _bitsandbytes("PagedAdamW"),
-    "PagedAdamW8bit": _bitsandbytes("PagedAdamW8bit"),
-    "PagedAdamW32bit": _bitsandbytes("PagedAdamW32bit"),
-    "Lion": Known(path="lion_pytorch.Lion", package="lion-pytorch"),
-    "Lion8bit": _bitsandbytes("Lion8bit"),
-    "PagedLion8bit": _bitsandbytes("PagedLion8bit"),
-    "SGDNesterov": Known(path="torch.optim.SGD", arguments=NESTEROV),
-    "SGDNesterov8bit": _bitsandbytes("SGD8bit", **NESTEROV),
-    "DAdaptation": _dadaptation("experimental.DAdaptAdamPreprint"),
-    "DAdaptAdamPreprint": _dadaptation("experimental.DAdaptAdamPreprint"),
-    "DAdaptAdaGrad": _dadaptation("DAdaptAdaGrad"),
-    "DAdaptAdam": _dadaptation("DAdaptAdam"),
-    "DAdaptAdan": _dadaptation("DAdaptAdan"),
-    "DAdaptAdanIP": _dadaptation("experimental.DAdaptAdanIP"),
-    "DAdaptLion": _dadaptation("DAdaptLion"),
-    "DAdaptSGD": _dadaptation("DAdaptSGD"),
-    "Prodigy": Known(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True),
-    "Adafactor": Known(path="transformers.optimization.Adafactor", package="transformers"),
-    "RAdamScheduleFree": _schedulefree("RAdamScheduleFree"),
-    "AdamWScheduleFree": _schedulefree("AdamWScheduleFree"),
-    "SGDScheduleFree": _schedulefree("SGDScheduleFree"),
-}
-ELSEWHERE = {
-    "CAME": "came_pytorch.CAME",
-    "ProdigyPlusScheduleFree": "prodigyplus.ProdigyPlusScheduleFree",
-    "ProdigyPlus": "prodigyplus.ProdigyPlusScheduleFree",
-}
-"""Optimizers that people name, of packages that we neither install nor test -> their dotted path."""
-PACKAGES = {
-    "came_pytorch": "came-pytorch",
-    "prodigyplus": "prodigy-plus-schedule-free",
-    "pytorch_optimizer": "pytorch-optimizer",
-}
-"""How a dotted path begins -> what pip calls its package."""
 TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
 """AdamW arguments that RoundingAdamW does not support; giving one selects torch's AdamW."""
-_BY_LOWER_NAME = {name.lower(): name for name in KNOWN}
-_BY_LOWER_NAME_ELSEWHERE = {name.lower(): path for name, path in ELSEWHERE.items()}
-
-
-def optimizer_name(options: OptimizerOptions) -> str:
-    """optimizer_type as KNOWN spells it, or as the user wrote it."""
-    return _BY_LOWER_NAME.get(options.optimizer_type.lower(), options.optimizer_type) or "AdamW"
-
-
-def finds_one_rate(options: OptimizerOptions) -> bool:
-    """Return whether the optimizer finds one step size for all weights together, so that they cannot be partitioned."""
-    name = optimizer_name(options)
-    return name in KNOWN and KNOWN[name].finds_its_rate
 
 
 def rounds_itself(options: OptimizerOptions) -> bool:
     """Return whether make_optimizer's `rounding` takes effect; any other optimizer needs
     PartitionedOptimizer(rounds=True) for half-precision weights."""
     own = key_values("optimizer_args", options.optimizer_args)
-    return optimizer_name(options) == "AdamW" and own.keys().isdisjoint(TORCH_ONLY)
+    return optimizer_name(options.optimizer_type) == "AdamW" and own.keys().isdisjoint(TORCH_ONLY)
 
 
 def make_optimizer(
@@ -123,16 +53,16 @@ def make_optimizer(
     must already lie on the device they learn on. Raises ValueError for an unknown name, a missing library and
     arguments that the optimizer does not take.
     """
-    name = optimizer_name(options)
+    name = optimizer_name(options.optimizer_type)
     groups = [{"lr": options.learning_rate, **group} for group in groups]
-    kind = _class(name)
+    kind = _class(known_optimizer(name))
     arguments = optimizer_arguments(options)
     rounding = bool(rounding or copies) and rounds_itself(options)
     more: dict[str, Any] = {}
     if rounding:
         kind, more = RoundingAdamW, {"seed": seed, "copies": copies}
         del arguments["fused"]
-    if finds_one_rate(options):
+    if known_optimizer(name).one_rate:
         _check_one_rate(name, groups)
     rate: float | None = options.learning_rate
     if arguments.get("relative_step"):  # Adafactor then takes no rate from outside, not even None beside a group's
@@ -152,13 +82,9 @@ def make_optimizer(
 
 def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
     """What the optimizer is made with beyond groups and rate: what its name stands for, then optimizer_args."""
-    name = optimizer_name(options)
-    arguments = dict(KNOWN[name].arguments) if name in KNOWN else {}
-    arguments |= key_values("optimizer_args", options.optimizer_args)
-    if name == "Adafactor":
-        # warmup_init is a kind of relative step, so it wins over relative_step=False
-        arguments["relative_step"] = bool(arguments.get("warmup_init") or arguments.get("relative_step", True))
-    return arguments
+    known = known_optimizer(options.optimizer_type)
+    arguments = {**known.arguments, **key_values("optimizer_args", options.optimizer_args)}
+    return arguments | ({"relative_step": options.sets_its_own_rate} if known is OPTIMIZERS["Adafactor"] else {})
 
 
 def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
@@ -172,13 +98,13 @@ def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
 
 def remarks(options: OptimizerOptions) -> list[str]:
     """Return warnings about settings that are allowed but seldom intended, one sentence each."""
-    name, found = optimizer_name(options), []
-    if finds_one_rate(options) and options.learning_rate <= 0.1:
+    name, found = optimizer_name(options.optimizer_type), []
+    if known_optimizer(name).one_rate and options.learning_rate <= 0.1:
         found.append(
             f"learning_rate: {name} multiplies the rate it finds by {options.learning_rate}, which is far "
             "too low; 1 is usual"
         )
-    if name == "Adafactor" and optimizer_arguments(options)["relative_step"]:
+    if options.sets_its_own_rate:
         found.append(
             "learning_rate, unet_lr, text_encoder_lr, lr_scheduler: Adafactor sets its own rate and ignores them; "
             "add relative_step=False to optimizer_args to use them"
@@ -195,7 +121,7 @@ def updater(optimizer: Optimizer) -> Optimizer:
 
 def is_schedule_free(optimizer: Optimizer) -> bool:
     """Whether the optimizer replaces the learning rate schedule and knows train and eval weights."""
-    return "ScheduleFree" in type(updater(optimizer)).__name__
+    return is_schedule_free_class(type(updater(optimizer)).__name__)
 
 
 def train_mode(optimizer: Optimizer) -> None:
@@ -232,31 +158,21 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def _class(name: str) -> type:
-    if name not in KNOWN:
-        path = _BY_LOWER_NAME_ELSEWHERE.get(name.lower()) or (name if "." in name else f"torch.optim.{name}")
-        if missing := _missing_package(path):
-            raise ValueError(f"optimizer_type: cannot find '{path}', {missing}")
-        try:
-            kind = class_by_path("optimizer_type", path)
-            if not issubclass(kind, Optimizer):
-                raise ValueError(f"optimizer_type: {path!r} is not an optimizer")
-            return kind
-        except ValueError as error:
-            raise ValueError(f"{error}; known names are {', '.join(KNOWN)}") from error
-    known = KNOWN[name]
-    if importlib.util.find_spec(known.path.partition(".")[0]) is None:
-        raise ValueError(f"optimizer_type: {name} needs a library that is missing: pip install {known.package}")
-    return class_by_path("optimizer_type", known.path)
-
-
-def _missing_package(path: str) -> str:
-    """Why a class cannot be had, where its package is not installed."""
-    package = path.partition(".")[0]
-    if not package.isidentifier() or importlib.util.find_spec(package):
-        return ""
-    remedy = f"pip install {PACKAGES[package]}" if package in PACKAGES else "install it, or choose another optimizer"
-    return f"because the package {package} is not installed: {remedy}"
+def _class(known: KnownOptimizer) -> type:
+    package = known.path.partition(".")[0]
+    if package.isidentifier() and importlib.util.find_spec(package) is None:
+        remedy = f"pip install {known.package}" if known.package else "install it, or choose another optimizer"
+        raise ValueError(
+            f"optimizer_type: cannot find '{known.path}', because the package {package} is not installed: {remedy}"
+        )
+    try:
+        kind = class_by_path("optimizer_type", known.path)
+        if not issubclass(kind, Optimizer):
+            raise ValueError(f"optimizer_type: {known.path!r} is not an optimizer")
+        return kind
+    except ValueError as error:
+        names = ", ".join(name for name, each in OPTIMIZERS.items() if each.installed)
+        raise ValueError(f"{error}; known names are {names}") from error
 
 
 def _check_one_rate(name: str, groups: list[Group]) -> None:

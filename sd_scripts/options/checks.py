@@ -35,8 +35,10 @@ from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.optimizers import known_optimizer
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.schedules import SCHEDULES
 from sd_scripts.options.spec import OptionGroup, until_wrong
 from sd_scripts.options.training import TrainingOptions
 
@@ -143,18 +145,13 @@ def v_prediction_losses(model: ModelOptions, loss: LossOptions, flux: FluxObject
         yield "v_pred_like_loss", "works only for models that predict noise; turn it or v_parameterization off"
 
 
-WITHOUT_WARMUP = ("constant", "adafactor", "reduce_lr_on_plateau")
-IGNORES_WARMUP = "piecewise_constant"
-"""It has no warm-up either, but sd-scripts accepts one here, and existing files have it."""
-
-
 def warmup_unsupported_by_schedule(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
-    if not schedule.lr_warmup_steps or _is_schedule_free(optimizer):
+    if not schedule.lr_warmup_steps or known_optimizer(optimizer.optimizer_type).schedule_free:
         return
     name = schedule.lr_scheduler_type or schedule.lr_scheduler.partition(":")[0]
-    if _sets_its_own_rate(optimizer):
+    if optimizer.sets_its_own_rate:
         yield "lr_warmup_steps", "Adafactor with relative_step has no warm-up; set it to 0 or add relative_step=False"
-    elif schedule.lr_scheduler_type or name in WITHOUT_WARMUP:
+    elif schedule.lr_scheduler_type or not (SCHEDULES[name].has_warmup or SCHEDULES[name].ignores_warmup):
         yield (
             "lr_warmup_steps",
             f"{name} has no warm-up; set lr_scheduler = constant_with_warmup, or lr_warmup_steps = 0",
@@ -163,20 +160,11 @@ def warmup_unsupported_by_schedule(optimizer: OptimizerOptions, schedule: LrSche
 
 def adafactor_schedule_without_adafactor(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
     adafactor = schedule.lr_scheduler.partition(":")[0] == "adafactor" and not schedule.lr_scheduler_type
-    if adafactor and not _sets_its_own_rate(optimizer):
+    if adafactor and not optimizer.sets_its_own_rate:
         yield (
             "lr_scheduler",
             "adafactor needs optimizer_type = Adafactor with relative_step; set lr_scheduler = constant",
         )
-
-
-def _sets_its_own_rate(optimizer: OptimizerOptions) -> bool:
-    relative = "relative_step=false" not in [item.lower().replace(" ", "") for item in optimizer.optimizer_args]
-    return optimizer.optimizer_type.lower() == "adafactor" and relative
-
-
-def _is_schedule_free(optimizer: OptimizerOptions) -> bool:
-    return optimizer.optimizer_type.lower().endswith("schedulefree")
 
 
 def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOptions) -> Findings:
@@ -325,8 +313,9 @@ def validation_without_images(validation: ValidationOptions, data: DatasetOption
 
 
 def ignored_warmup(schedule: LrSchedulerOptions) -> Findings:
-    if schedule.lr_warmup_steps and schedule.lr_scheduler == IGNORES_WARMUP and not schedule.lr_scheduler_type:
-        yield "lr_warmup_steps", f"has no effect with lr_scheduler = {IGNORES_WARMUP}"
+    known = SCHEDULES.get(schedule.lr_scheduler)
+    if schedule.lr_warmup_steps and known and known.ignores_warmup and not schedule.lr_scheduler_type:
+        yield "lr_warmup_steps", f"has no effect with lr_scheduler = {schedule.lr_scheduler}"
 
 
 def zero_terminal_snr_without_v_prediction(model: ModelOptions, noise: NoiseOptions) -> Findings:
@@ -345,12 +334,11 @@ def random_strength_without_noise(noise: NoiseOptions) -> Findings:
 
 
 def lora_learning_rate(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
-    name = optimizer.optimizer_type.lower()
     rates = [optimizer.learning_rate, network.unet_lr, *network.text_encoder_lr]
-    if name.startswith(("prodigy", "dadapt")):
+    if known_optimizer(optimizer.optimizer_type).finds_its_rate:
         if all(rate is None or rate < 0.1 for rate in rates):
             yield "learning_rate", f"{optimizer.optimizer_type} finds the rate itself and takes 1 here"
-    elif _sets_its_own_rate(optimizer):
+    elif optimizer.sets_its_own_rate:
         return
     elif optimizer.learning_rate == 2e-06 and network.unet_lr is None and not network.text_encoder_lr:
         yield "learning_rate", "not set, so 2e-06 is used; 1e-4 is usual for a LoRA"
@@ -361,8 +349,8 @@ HIGH = 5e-5
 
 
 def full_learning_rate(optimizer: OptimizerOptions, full: FullOptions) -> Findings:
-    plain = optimizer.optimizer_type.lower() in ("", "adamw", "adamw8bit", "lion", "lion8bit", "adafactor")
-    if plain and optimizer.learning_rate > HIGH and not _sets_its_own_rate(optimizer):
+    small = known_optimizer(optimizer.optimizer_type).small_rates
+    if small and optimizer.learning_rate > HIGH and not optimizer.sets_its_own_rate:
         yield (
             "learning_rate",
             f"{optimizer.learning_rate:g} is high for full training and soon damages the model; 1e-6 to 1e-5 is usual",
@@ -376,11 +364,11 @@ def te_lr_without_te_training(full: FullOptions) -> Findings:
 
 
 def schedule_without_effect(optimizer: OptimizerOptions, schedule: LrSchedulerOptions) -> Findings:
-    if _is_schedule_free(optimizer):
+    if known_optimizer(optimizer.optimizer_type).schedule_free:
         for name, without_effect in (("lr_scheduler", "constant"), ("lr_warmup_steps", 0)):
             if getattr(schedule, name) != without_effect:
                 yield name, f"has no effect: {optimizer.optimizer_type} uses no schedule"
-    elif _sets_its_own_rate(optimizer) and schedule.lr_scheduler.partition(":")[0] not in ("adafactor", "constant"):
+    elif optimizer.sets_its_own_rate and schedule.lr_scheduler.partition(":")[0] not in ("adafactor", "constant"):
         yield "lr_scheduler", "has no effect: Adafactor sets its own rate; add relative_step=False to optimizer_args"
 
 

@@ -3,47 +3,9 @@
 from collections.abc import Iterable
 
 from sd_scripts.options.optimizer_args import literals, problems
+from sd_scripts.options.optimizers import OPTIMIZERS, known_optimizer
+from sd_scripts.options.schedules import SCHEDULES
 from sd_scripts.options.spec import OptionGroup, option
-
-OPTIMIZERS = (
-    "AdamW",
-    "AdamW8bit",
-    "PagedAdamW",
-    "PagedAdamW8bit",
-    "PagedAdamW32bit",
-    "Lion",
-    "Lion8bit",
-    "PagedLion8bit",
-    "SGDNesterov",
-    "SGDNesterov8bit",
-    "DAdaptation",
-    "DAdaptAdamPreprint",
-    "DAdaptAdaGrad",
-    "DAdaptAdam",
-    "DAdaptAdan",
-    "DAdaptAdanIP",
-    "DAdaptLion",
-    "DAdaptSGD",
-    "Prodigy",
-    "Adafactor",
-    "AdamWScheduleFree",
-    "RAdamScheduleFree",
-    "SGDScheduleFree",
-)
-SCHEDULERS = (
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "inverse_sqrt",
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
-    "reduce_lr_on_plateau",
-    "piecewise_constant",
-    "adafactor",
-)
 
 
 class OptimizerOptions(OptionGroup, title="Optimizer"):
@@ -54,7 +16,7 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
         "Empty is AdamW, the usual choice; AdamW8bit saves memory; Prodigy finds the learning rate itself "
         "(learning_rate = 1). Any class works by dotted path, such as pytorch_optimizer.CAME.",
         label="Optimizer",
-        suggestions=OPTIMIZERS,
+        suggestions=tuple(name for name, known in OPTIMIZERS.items() if known.installed),
     )
     learning_rate: float = option(
         2e-06,
@@ -75,6 +37,14 @@ class OptimizerOptions(OptionGroup, title="Optimizer"):
         within=(0.0, 1_000_000.0),
     )
 
+    @property
+    def sets_its_own_rate(self) -> bool:
+        """Whether the optimizer is Adafactor with relative_step, which ignores learning rates and schedules."""
+        given = {key: value for key, value, _ in literals(self.optimizer_args)}
+        # warmup_init is a kind of relative step, so it wins over relative_step=False
+        relative = bool(given.get("warmup_init") or given.get("relative_step", True))
+        return relative and known_optimizer(self.optimizer_type) is OPTIMIZERS["Adafactor"]
+
     def check(self) -> Iterable[tuple[str, str]]:
         yield from pairs("optimizer_args", self.optimizer_args)
         for problem in problems(self.optimizer_type, self.optimizer_args):
@@ -89,7 +59,7 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
         "Learning rate schedule: constant keeps it, cosine and linear decay to 0, cosine_with_restarts decays several "
         "times, adafactor leaves it to Adafactor.",
         label="Schedule",
-        suggestions=SCHEDULERS,
+        suggestions=tuple(SCHEDULES),
     )
     lr_warmup_steps: float = option(
         0.0,
@@ -137,10 +107,10 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
         yield from pairs("lr_scheduler_args", self.lr_scheduler_args)
         yield from (("lr_scheduler_args", why) for _, _, why in literals(self.lr_scheduler_args) if why)
         name, _, start = self.lr_scheduler.partition(":")
-        if not self.lr_scheduler_type and (name not in SCHEDULERS or (start and name != "adafactor")):
+        if not self.lr_scheduler_type and (name not in SCHEDULES or (start and name != "adafactor")):
             yield (
                 "lr_scheduler",
-                f"{self.lr_scheduler!r} is not one of {', '.join(SCHEDULERS)}; for a class of your own set "
+                f"{self.lr_scheduler!r} is not one of {', '.join(SCHEDULES)}; for a class of your own set "
                 "lr_scheduler_type",
             )
 

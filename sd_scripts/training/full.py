@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 
 from sd_scripts.families.family import Components, Family, ModelWeights
 from sd_scripts.library.block_swap import SwapGroup, host_value
-from sd_scripts.library.optimizers import finds_one_rate, make_optimizer
+from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizers import known_optimizer
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
@@ -55,7 +56,7 @@ class Full:
         fused, optimizer = settings[FusedOptions], settings[OptimizerOptions]
         memory = settings.get(FluxMemoryOptions)
         swaps = "blocks_to_swap" if memory and memory.blocks_to_swap else ""
-        if finds_one_rate(optimizer) and (apart := fused.chosen or swaps):
+        if known_optimizer(optimizer.optimizer_type).one_rate and (apart := fused.chosen or swaps):
             return [
                 f"optimizer_type: {optimizer.optimizer_type} finds one learning rate from all weights together, which "
                 f"{apart} never has in memory at once; choose another optimizer, or turn {apart} off"
@@ -170,7 +171,9 @@ class FullTrainable(Trainable):
         self._refreshes = ours and bool(copies)
         rounds = half_precision and not ours
         if rounds or self._fused or len(self._swapper):
-            self._optimizer = self._partitioned(make, rounds=rounds, together=finds_one_rate(options))
+            self._optimizer = self._partitioned(
+                make, rounds=rounds, together=known_optimizer(options.optimizer_type).one_rate
+            )
         optimizer_reads_them = self._refreshes or not copies
         if self._context.world > 1 and optimizer_reads_them and not (self._fused or self._accumulates or self.shards):
             self.averaging = AveragingInBackward(self.partitions, self._context.world)

@@ -19,6 +19,7 @@ from sd_scripts.options.optimizer import LrSchedulerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, LoraFileOptions, SavingOptions
+from sd_scripts.options.schedules import SCHEDULES
 from sd_scripts.options.settings import Groups, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import DistributedOptions, ResumeOptions
@@ -63,16 +64,6 @@ BESIDE_LEARNING = {o.name for group in GROUPS_BESIDE_LEARNING for o in each_opti
 """Options that may differ between a state and the run that continues it without changing what is learned, or of which
 resume speaks by itself."""
 SCHEDULE = {o.name for o in each_option(LrSchedulerOptions)}
-
-SPREAD_OVER_THE_RUN = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
-)
-
 BASE_MODEL = ("pretrained_model_name_or_path", "base_weights")
 """Options that name what the learned weights stand upon."""
 OTHER_MODELS = ("vae", "clip_l", "t5xxl", "ae")
@@ -148,7 +139,8 @@ def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
         before = then.settings.get(name, value)
         if before != value:
             yield f"{name}: {_shown(before)} in the state, {_shown(value)} now applies"
-    if then.max_steps != now.max_steps and (schedule := now.settings.get("lr_scheduler")) in SPREAD_OVER_THE_RUN:
+    schedule = str(now.settings.get("lr_scheduler"))
+    if then.max_steps != now.max_steps and schedule in SCHEDULES and SCHEDULES[schedule].spans_run:
         yield (
             f"lr_scheduler: the run of the state was to end at step {then.max_steps}, this one ends at step "
             f"{now.max_steps}, and {schedule} is spread over all of it"

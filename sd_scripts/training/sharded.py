@@ -20,11 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from sd_scripts.library.optimizers import optimizer_name, rounds_itself
+from sd_scripts.library.optimizers import rounds_itself
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizers import OPTIMIZERS, known_optimizer
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.compiling import uses_cuda_graphs
@@ -36,8 +37,6 @@ MESSAGE = 2**26
 """Bytes of a process's rows that are gathered in one message."""
 ALIGNMENT = 16
 """Bytes; a tensor of any dtype can begin at a multiple of it."""
-ELEMENTWISE = ("AdamW", "Lion", "SGDNesterov", "AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
-"""Optimizers that work elementwise, so that they may see only some rows of a weight."""
 
 
 def problems(settings: Settings) -> list[str]:
@@ -54,10 +53,10 @@ def problems(settings: Settings) -> list[str]:
         found.append("blocks_to_swap: not supported with FSDP, which spreads the blocks over the GPUs; set it to 0")
     if training.mixed_precision == "fp16":
         found.append("mixed_precision: fp16 needs a loss scale across shards, which FSDP lacks; set bf16")
-    if optimizer_name(optimizer) not in ELEMENTWISE:
+    if not known_optimizer(optimizer.optimizer_type).elementwise:
         found.append(
             f"optimizer_type: {optimizer.optimizer_type} needs whole weights, of which each process has only some rows "
-            f"with FSDP; choose one of {', '.join(ELEMENTWISE)}"
+            f"with FSDP; choose one of {', '.join(name for name, known in OPTIMIZERS.items() if known.elementwise)}"
         )
     elif training.full_bf16 and not rounds_itself(optimizer):
         found.append(

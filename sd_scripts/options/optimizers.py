@@ -1,0 +1,105 @@
+"""The optimizers that have a name of their own, and what is true of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownOptimizer:
+    """An optimizer class and what choosing it means."""
+
+    path: str
+    package: str = "torch"
+    """What pip calls its library; empty if unknown."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the name stands for beyond the class; optimizer_args win."""
+    finds_its_rate: bool = False
+    """Finds its step size itself: the learning rate is a factor, best 1."""
+    rate_per_group: bool = False
+    """If it finds its rate, it finds one for each parameter group, and not one for all weights together."""
+    elementwise: bool = False
+    """Updates each element on its own, so that FSDP may show it only some rows of a weight."""
+    small_rates: bool = False
+    """Full training with it takes rates of 1e-6 to 1e-5."""
+    installed: bool = True
+    """Its package is in requirements.txt, and it is tested."""
+
+    @property
+    def one_rate(self) -> bool:
+        """Whether it finds one step size for all weights together, so that they cannot be partitioned."""
+        return self.finds_its_rate and not self.rate_per_group
+
+    @property
+    def schedule_free(self) -> bool:
+        return is_schedule_free_class(self.path.rpartition(".")[2])
+
+
+def is_schedule_free_class(class_name: str) -> bool:
+    """Return whether an optimizer class replaces the schedule and knows train and eval weights."""
+    return "ScheduleFree" in class_name
+
+
+_torch = KnownOptimizer(path="torch.optim.AdamW", elementwise=True, small_rates=True)
+_bitsandbytes = KnownOptimizer(path="", package="bitsandbytes", small_rates=True)
+_dadaptation = KnownOptimizer(path="", package="dadaptation", finds_its_rate=True)
+_schedulefree = KnownOptimizer(path="", package="schedulefree", elementwise=True)
+_elsewhere = KnownOptimizer(path="", installed=False)
+_prodigyplus = replace(
+    _elsewhere,
+    path="prodigyplus.ProdigyPlusScheduleFree",
+    package="prodigy-plus-schedule-free",
+    finds_its_rate=True,
+    rate_per_group=True,
+)
+_nesterov = {"nesterov": True, "momentum": 0.9}
+
+OPTIMIZERS: dict[str, KnownOptimizer] = {
+    "AdamW": replace(_torch, arguments={"fused": True}),
+    **{
+        name: replace(_bitsandbytes, path=f"bitsandbytes.optim.{name}")
+        for name in ("AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit")
+    },
+    "Lion": replace(_torch, path="lion_pytorch.Lion", package="lion-pytorch"),
+    "Lion8bit": replace(_bitsandbytes, path="bitsandbytes.optim.Lion8bit"),
+    "PagedLion8bit": replace(_bitsandbytes, path="bitsandbytes.optim.PagedLion8bit"),
+    "SGDNesterov": replace(_torch, path="torch.optim.SGD", arguments=_nesterov, small_rates=False),
+    "SGDNesterov8bit": replace(
+        _bitsandbytes, path="bitsandbytes.optim.SGD8bit", arguments=_nesterov, small_rates=False
+    ),
+    "DAdaptation": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdamPreprint"),
+    "DAdaptAdamPreprint": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdamPreprint"),
+    "DAdaptAdaGrad": replace(_dadaptation, path="dadaptation.DAdaptAdaGrad"),
+    "DAdaptAdam": replace(_dadaptation, path="dadaptation.DAdaptAdam"),
+    "DAdaptAdan": replace(_dadaptation, path="dadaptation.DAdaptAdan"),
+    "DAdaptAdanIP": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdanIP"),
+    "DAdaptLion": replace(_dadaptation, path="dadaptation.DAdaptLion"),
+    "DAdaptSGD": replace(_dadaptation, path="dadaptation.DAdaptSGD"),
+    "Prodigy": KnownOptimizer(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True),
+    "Adafactor": KnownOptimizer(path="transformers.optimization.Adafactor", package="transformers", small_rates=True),
+    **{
+        name: replace(_schedulefree, path=f"schedulefree.{name}")
+        for name in ("AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
+    },
+    "CAME": replace(_elsewhere, path="came_pytorch.CAME", package="came-pytorch"),
+    "ProdigyPlusScheduleFree": _prodigyplus,
+    "ProdigyPlus": _prodigyplus,
+}
+_PACKAGES = {known.path.partition(".")[0]: known.package for known in OPTIMIZERS.values()} | {
+    "pytorch_optimizer": "pytorch-optimizer"
+}
+"""How a dotted path begins -> what pip calls its package."""
+_BY_LOWER_NAME = {name.lower(): name for name in OPTIMIZERS}
+
+
+def optimizer_name(optimizer_type: str) -> str:
+    """Return optimizer_type as the table spells it, or as the user wrote it."""
+    return _BY_LOWER_NAME.get(optimizer_type.lower(), optimizer_type) or "AdamW"
+
+
+def known_optimizer(optimizer_type: str) -> KnownOptimizer:
+    """Return the entry of a name; for another class, by its dotted path or of torch.optim, one that claims nothing."""
+    name = optimizer_name(optimizer_type)
+    path = name if "." in name else f"torch.optim.{name}"
+    package = _PACKAGES.get(path.partition(".")[0], "")
+    return OPTIMIZERS.get(name) or replace(_elsewhere, path=path, package=package)
