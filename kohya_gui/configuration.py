@@ -10,7 +10,7 @@ from typing import Any
 
 from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.launch_command import LaunchCommand, build
+from kohya_gui.launch_command import LaunchCommand, build, compile_settings_of_run
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.model_file import describe, is_hub_id
@@ -84,7 +84,8 @@ def path_to_save(text: str) -> Path:
 
 
 def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
-    """Read a TOML file or a kohya_ss JSON; `shown` is the family of a file that does not name one.
+    """Read a TOML file, which may be that of a run, or a kohya_ss JSON; `shown` is the family of a file that does not
+    name one.
 
     Raises ValueError, one sentence, if the file is missing, broken or for another tab.
     """
@@ -102,7 +103,7 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
             with_prompts = from_values(script_for(family, tab.method), {**legacy.values, PROMPTS: "prompts.txt"})
             opened = replace(opened, remarks=(*remarks, *with_prompts.remarks))
         return replace(opened, not_trained=legacy_config.not_trained(legacy.family))
-    raw = read_toml(path)
+    raw = read_toml(path) | compile_settings_of_run(path)
     if isinstance(raw.get("datasets"), list):
         raise ValueError(f"{path.name} is a dataset configuration, not a settings file; enter it under dataset_config")
     if (wanted := _tab_of(raw)) and wanted.method != tab.method:

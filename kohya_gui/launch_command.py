@@ -3,13 +3,15 @@
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sd_scripts
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import Script
+from sd_scripts.options.catalog import SCRIPTS, Script
+from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -17,6 +19,7 @@ from sd_scripts.options.saving import HuggingFaceOptions
 from sd_scripts.options.settings import Remark, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.runs.folder import RunFolder, read_json
 
 SECRETS = {
     "WANDB_API_KEY": (LoggingOptions, "wandb_api_key"),
@@ -47,19 +50,22 @@ def build(
 ) -> LaunchCommand:
     """Return the command that trains with `settings`, which must be valid.
 
-    The settings go into the file `toml_path` or, without one, into the command itself as flags.
-    `cpu` says that there is no GPU; None detects it. Nothing is written or started.
+    The settings go into the file `toml_path` or, without one, into the command itself as flags; compile options are
+    always flags. `cpu` says that there is no GPU; None detects it. Nothing is written or started.
     """
     launch = settings[LaunchOptions]
     on_cpu = sees_no_gpu() if cpu is None else cpu
     several = launch.num_processes > 1
     where = Path(sd_scripts.__file__).resolve().parent / script.file
+    compiled, changed = compile_settings(settings), settings.changed()
+    names = (o.name for group in script.flag_groups for o in each_option(group))
+    as_flags = {name: changed[name] for name in names if name in changed and name not in compiled}
     argv = [
         *accelerate_launch(),
         *_accelerate_flags(launch, settings[TrainingOptions].mixed_precision),
         str(where),
-        *(("--config_file", str(toml_path)) if toml_path else setting_flags(settings, script)),
-        *compile_flags(settings[CompileOptions]),
+        *(("--config_file", str(toml_path)) if toml_path else setting_flags(as_flags)),
+        *setting_flags(compiled),
         *(("--run_dir", str(run_dir)) if run_dir else ()),
     ]
     environment = _secrets(settings)
@@ -69,20 +75,19 @@ def build(
         remarks.append(
             Remark("num_processes", "no GPU was found; run the command with ACCELERATE_USE_CPU=true in the environment")
         )
-    return LaunchCommand(argv=argv, toml=settings.saved(), environment=environment, remarks=tuple(remarks))
+    in_file = {name: value for name, value in settings.saved().items() if name not in compiled}
+    return LaunchCommand(argv=argv, toml=in_file, environment=environment, remarks=tuple(remarks))
 
 
-def setting_flags(settings: Settings, script: Script) -> list[str]:
-    """Return flags for what differs from the defaults, except secrets and the compile options, which come last."""
+def setting_flags(values: Mapping[str, Any]) -> list[str]:
+    """Return values by option name as flags of a training script."""
     flags: list[str] = []
-    changed = settings.changed()
-    groups = (group for group in script.flag_groups if group is not CompileOptions)
-    for name in (o.name for group in groups for o in each_option(group) if o.name in changed):
-        match changed[name]:
+    for name, given in values.items():
+        match given:
             case bool(on):
                 flags.append(f"--{name}" if on else f"--no-{name}")
-            case list(values):
-                flags += [f"--{name}", *map(str, values)]
+            case list(words):
+                flags += [f"--{name}", *map(str, words)]
             case value:
                 text = "" if value is None else str(value)
                 # argparse would read a value that begins with a minus as a flag
@@ -90,16 +95,26 @@ def setting_flags(settings: Settings, script: Script) -> list[str]:
     return flags
 
 
-def compile_flags(options: CompileOptions) -> list[str]:
-    """Return the flags of the compile options; they are in the file too, and repeated here to be visible."""
-    if not options.compile:
-        return []
-    flags: list[str] = []
-    for o in each_option(CompileOptions):
-        value = getattr(options, o.name)
-        if value != o.default:
-            flags += [f"--{o.name}"] if value is True else [f"--{o.name}", str(value)]
-    return flags
+def compile_settings(settings: Settings) -> dict[str, Any]:
+    """Return the compile options that differ from their defaults and have an effect: every command has them as flags,
+    to be seen there, and the file that it names does not repeat them."""
+    changed, values = settings.changed(), settings.values()
+    return {
+        o.name: changed[o.name]
+        for o in each_option(CompileOptions)
+        if o.name in changed and (not o.masters or any(values[master] for master in o.masters))
+    }
+
+
+def compile_settings_of_run(config: Path) -> dict[str, Any]:
+    """Return the compile options among the flags of the command that was started with the file `config`."""
+    folder = RunFolder(config.parent)
+    launch = read_json(folder.launch) if config.name == folder.config.name else None
+    argv = launch.get("argv") if isinstance(launch, dict) else None
+    if not isinstance(argv, list):
+        return {}
+    given = given_flags(SCRIPTS[0], list(map(str, argv))).values
+    return {o.name: given[o.name] for o in each_option(CompileOptions) if o.name in given}
 
 
 def sees_no_gpu() -> bool:

@@ -37,25 +37,28 @@ def test_each_family_has_its_script():
     script = next(at for at, word in enumerate(flux.argv) if word.endswith(".py"))
     assert Path(flux.argv[script]).name == "flux_train_network.py"
     assert flux.argv[script + 1 :] == ["--config_file", str(Path("/my runs/cat.toml")), "--compile"]
-    assert flux.toml == {"clip_l": "c.safetensors", "timestep_sampling": "shift", "compile": True}
+    assert flux.toml == {"clip_l": "c.safetensors", "timestep_sampling": "shift"}
 
 
-def test_compile_and_what_was_chosen_with_it_are_seen_in_the_command_and_stand_in_the_file():
+def test_compile_and_what_was_chosen_with_it_are_flags_and_not_repeated_in_the_file():
     chosen = command(
         compile=True,
         compile_mode="reduce-overhead",
         compile_dynamic="false",
         compile_fullgraph=True,
         compile_cache_size_limit=32,
+        seed=1,
     )
     assert chosen.argv[-8:] == [
         *("--compile", "--compile_mode", "reduce-overhead", "--compile_dynamic", "false"),
         *("--compile_fullgraph", "--compile_cache_size_limit", "32"),
     ]
-    assert chosen.toml["compile"] is True
-    assert chosen.toml["compile_mode"] == "reduce-overhead"
+    assert chosen.toml == {"seed": 1}
     assert command(compile=True).argv[-1] == "--compile"
-    assert command(compile=False, compile_mode="reduce-overhead").argv[-1].endswith("cat.toml")
+    off = command(compile=False, compile_mode="reduce-overhead")  # without effect, and kept for later
+    assert (off.argv[-1], off.toml) == (str(Path("/my runs/cat.toml")), {"compile_mode": "reduce-overhead"})
+    vae = command(compile_vae=True, compile_mode="max-autotune")
+    assert (vae.argv[-2:], vae.toml) == (["--compile_mode", "max-autotune"], {"compile_vae": True})
 
 
 def test_several_processes_mean_several_gpus():

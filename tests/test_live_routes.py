@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.configuration import prepare
+from kohya_gui.configuration import open_file, prepare
 from kohya_gui.live_routes import routes
-from kohya_gui.past_runs import plan
+from kohya_gui.past_runs import continued, plan
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import SDXL_LORA
@@ -511,6 +511,26 @@ def test_a_run_goes_on_from_its_newest_state_as_a_new_run_with_the_same_settings
     row = studio.queue.store.row(answer["id"])
     assert row
     assert (row.state, row.name, row.tab, row.family) == ("queued", "cat", "lora", "sdxl")
+
+
+def test_a_run_has_its_compile_options_in_the_command_alone_and_keeps_them_when_it_is_opened_and_continued(tmp_path):
+    out = tmp_path / "out"
+    options = {"compile": True, "compile_mode": "max-autotune", "compile_cache_size_limit": 64}
+    values = {**SETTINGS, **startable(tmp_path), "output_dir": str(out), **options}
+    prepared = prepare(values, SDXL_LORA, {}, print_only=False)
+    flags = ["--compile", "--compile_mode", "max-autotune", "--compile_cache_size_limit", "64"]
+    assert prepared.command.argv[-7:-2] == flags
+    assert prepared.folder
+    assert not options.keys() & read_toml(prepared.folder.config).keys()
+    studio = Studio(tmp_path)
+    run = studio.queue.add(plan(prepared, TABS["lora"], "sdxl"))
+    assert open_file(prepared.folder.config, TABS["lora"]).values == values
+    (out / "cat-state").mkdir()
+    (out / "cat-state" / "progress.json").write_text("{}")
+    row = studio.queue.store.row(run)
+    assert row
+    again = continued(row, out / "cat-state")
+    assert again.argv[-7:-2] == flags
 
 
 def test_runs_are_compared_by_the_settings_in_which_they_differ(studio):

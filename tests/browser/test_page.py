@@ -9,6 +9,8 @@ from gui_help import SIX, settings_in
 from safetensors import safe_open
 
 from browser.page_help import CHROMIUM, ROOT, TRAINING, ask_for, choose, field, settled, unfold, variant
+from kohya_gui.configuration import open_file as open_settings
+from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.flux import RECOMMENDED
@@ -436,7 +438,7 @@ def test_flux_learns_the_same_eager_compiled_swapped_and_both(page, flux_demo):
         expect(page.locator("#lora-start")).to_be_visible()
         output = flux_demo.parent / "output"
         (folder,) = (output / "runs").glob(f"*-{name}")
-        settings = read_toml(RunFolder(folder).config)
+        settings = open_settings(RunFolder(folder).config, TABS["lora"]).values
         assert (settings.get("compile", False), settings.get("blocks_to_swap")) == (compiled, int(swapped or 0) or None)
         events = list(RunFolder(folder).events())
         losses[name] = [event["loss"] for event in events if event["kind"] == "step"]
