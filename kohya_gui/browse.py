@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
-from sd_scripts.formats.image_folders import IMAGE_SUFFIXES
+from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, each_image, is_readable
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")
@@ -70,7 +70,7 @@ def listing(path: str, field: str, allowed_paths: AllowedPaths) -> dict[str, Any
         "folders": folders[:MOST],
         "files": files[:MOST],
         "takes_folder": not endings or field in ALSO_FOLDERS,
-        "images": 0 if endings else sum(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES for entry in entries),
+        "images": 0 if endings else sum(map(is_readable, each_image(folder))),
         "starts": [str(start) for start in starts(allowed_paths)],
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.folder_names import dotted, numbered
-from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.image_folders import each_image, find_images
 from sd_scripts.formats.words import some
 
 NOT_IN_NAMES = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
@@ -154,7 +154,7 @@ def _copy_all(source: Path, folder: Path, endings: Collection[str]) -> Copied:
             if error.errno == errno.ENOSPC:
                 copied.remarks.append("the disk is full: free some space and copy again; files already copied are kept")
                 break
-    if below := sum(path.is_dir() and bool(find_images(path)) for path in source.iterdir()):
+    if below := sum(path.is_dir() and any(each_image(path)) for path in source.iterdir()):
         copied.remarks.append(
             f"{below} subfolders with images in '{source}' were skipped: copy each as its own concept"
         )

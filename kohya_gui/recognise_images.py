@@ -2,12 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from kohya_gui.recognise import Recognised, glance
 from sd_scripts.formats.folder_names import dotted, numbered
-from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, ImageFolder, image_folders
+from sd_scripts.formats.image_folders import ImageFolder, each_image, image_folders, is_readable
 
 CAPTIONS = (".txt", ".caption", ".cap", ".tags")
 """Extensions to look for where captions with the chosen one are missing."""
@@ -75,33 +76,16 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool,
 def _beside_metadata(root: Path) -> Recognised:
     if not root.is_dir():
         return Recognised("Folder not found", good=False)
-    count = sum(1 for _ in _all_images(root))
+    count = len(_images(root, recursive=True))
     more = "+" if count >= MOST_FILES else ""
     if not count:
         return Recognised("No images here: the metadata file must name them with their full paths", warning=True)
     return Recognised(f"{count}{more} images; the metadata file says which are trained", good=True)
 
 
-def _all_images(root: Path) -> Iterator[Path]:
-    """Yield the images of a folder and its subfolders, up to MOST_FILES."""
-    left = MOST_FILES
-    for folder, _, names in os.walk(root):
-        for name in names:
-            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-                yield Path(folder, name)
-                left -= 1
-                if not left:
-                    return
-
-
-def _images(folder: Path) -> list[Path]:
-    found = []
-    for path in folder.iterdir():
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            found.append(path)
-            if len(found) >= MOST_FILES:
-                break
-    return found
+def _images(folder: Path, *, recursive: bool = False) -> list[Path]:
+    """Return images that training reads, MOST_FILES at most."""
+    return list(islice(filter(is_readable, each_image(folder, recursive=recursive)), MOST_FILES))
 
 
 def _counted(count: int) -> str:

@@ -9,13 +9,15 @@ import pytest
 from data_help import loader_of, make_folder, make_image, plan_of, settings_of
 from PIL import Image
 
+from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.browse import listing
+from kohya_gui.recognise_images import beside_metadata, train_data
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.data.images import SUFFIXES
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.formats.caption_files import find_captions
-from sd_scripts.formats.folder_names import IMAGES_BY_PLUGIN
+from sd_scripts.formats.image_folders import IMAGES_BY_PLUGIN, readable_suffixes
 
 
 def captions_of(plan: DataPlan) -> dict[str, str]:
@@ -76,7 +78,7 @@ def test_the_ending_in_its_own_case_goes_first(tmp_path: Path) -> None:
 
 def test_images_of_a_format_without_plugin_are_reported_in_one_sentence(tmp_path: Path) -> None:
     make_folder(tmp_path / "train/1_x", [(64, 64)])
-    unknown = next(iter(IMAGES_BY_PLUGIN - SUFFIXES), None)
+    unknown = next(iter(IMAGES_BY_PLUGIN - readable_suffixes()), None)
     if unknown is None:
         pytest.skip("Pillow reads all formats here")
     for name in "ab":
@@ -85,6 +87,17 @@ def test_images_of_a_format_without_plugin_are_reported_in_one_sentence(tmp_path
     assert len(plan_of(tmp_path / "train", told=told).items) == 1
     assert len(told) == 1
     assert told[0].startswith(f"2 images are skipped: Pillow has no plugin for {unknown} here")
+
+
+def test_the_page_counts_the_images_that_training_reads(tmp_path: Path) -> None:
+    make_folder(tmp_path / "1_x", [(64, 64)])
+    (tmp_path / "1_x/folder.png").mkdir()
+    for ending in (".PNG", *IMAGES_BY_PLUGIN - readable_suffixes()):
+        make_image(tmp_path / "1_x/upper.png").rename(tmp_path / f"1_x/b{ending}")
+    trained = len(plan_of(tmp_path, told=[]).items)
+    assert train_data(str(tmp_path), ".txt").text.startswith(f"{trained} images")
+    assert beside_metadata(str(tmp_path)).text.startswith(f"{trained} images")
+    assert listing(str(tmp_path / "1_x"), "train_data_dir", AllowedPaths())["images"] == trained
 
 
 def test_all_lines_are_kept_for_wildcards(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def test_the_gui_imports_floor_0_only():
 
 
 @pytest.mark.parametrize("floor", LIGHT)
-def test_floor_0_needs_only_the_standard_library_and_a_toml_library(floor):
-    allowed = {*sys.stdlib_module_names, "sd_scripts", "tomllib", "tomli", "tomlkit", "typing_extensions"}
+def test_floor_0_needs_only_the_standard_library_and_light_packages(floor):
+    allowed = {*sys.stdlib_module_names, "sd_scripts", "tomllib", "tomli", "tomlkit", "typing_extensions", "PIL"}
     for file in (ROOT / "sd_scripts" / floor).rglob("*.py"):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
         assert not strange, f"{file.name} imports {strange}"

@@ -12,10 +12,10 @@ from typing import Any
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
 from sd_scripts.data.cache_files import DamagedCache, open_arrays
-from sd_scripts.data.images import SUFFIXES, Pixels, UnreadableImage, read_mask, read_size
+from sd_scripts.data.images import Pixels, UnreadableImage, read_mask, read_size
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions
-from sd_scripts.formats.image_folders import find_images
+from sd_scripts.formats.image_folders import find_images, is_readable
 from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.runs.folder import read_json
@@ -81,14 +81,14 @@ def _read_folder(subset: Subset, warn: Warn) -> list[FoundImage]:
 
 def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
     """Return the images whose format this installation of Pillow can read; warn about the others."""
-    unknown = [path for path in images if path.suffix.lower() not in SUFFIXES]
+    unknown = [path for path in images if not is_readable(path)]
     if unknown:
         suffix = unknown[0].suffix.lower()
         warn(
             f"{len(unknown)} images are skipped: Pillow has no plugin for {suffix} here. Install one, or "
             f"convert them: {some([str(path) for path in unknown])}"
         )
-    return [path for path in images if path.suffix.lower() in SUFFIXES]
+    return [path for path in images if is_readable(path)]
 
 
 def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn) -> dict[Path, str]:
@@ -277,7 +277,7 @@ class _ImageLookup:
         """Return the path of an image that is gone but has cached latents, and the cache file, or None for it."""
         for place in self._candidates(key):
             # add an extension where there is none, or with_suffix would cut the name at a dot
-            path = place if place.suffix.lower() in SUFFIXES else place.with_name(f"{place.name}.png")
+            path = place if is_readable(place) else place.with_name(f"{place.name}.png")
             named_alike = path.with_suffix(".npz")
             sized = (c for c in sorted(path.parent.glob(f"{glob.escape(path.stem)}_*.npz")) if _size_in_name(path, c))
             if cache := next(sized, named_alike if named_alike.is_file() else None):
@@ -289,7 +289,7 @@ class _ImageLookup:
 
     def _file(self, place: Path) -> Path | None:
         names = self._names(place.parent)
-        return names.get(place.name) or (None if place.suffix.lower() in SUFFIXES else names.get(place.name + "."))
+        return names.get(place.name) or (None if is_readable(place) else names.get(place.name + "."))
 
     def _names(self, folder: Path) -> dict[str, Path]:
         """Return the images of a folder by name, and by `stem.` for keys without an extension."""

@@ -14,11 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from sd_scripts.data.buckets import BucketFit, Size
-from sd_scripts.formats.folder_names import IMAGES, IMAGES_BY_PLUGIN
 
 cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
-
-SUFFIXES = IMAGES | IMAGES_BY_PLUGIN & Image.registered_extensions().keys()
 
 RESIZE_FILTERS = {
     "nearest": cv2.INTER_NEAREST,

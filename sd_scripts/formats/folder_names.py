@@ -1,9 +1,5 @@
 """Conventions in file and folder names of images, shared by training and the page."""
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
-IMAGES_BY_PLUGIN = frozenset({".avif", ".jxl"})
-"""Image extensions that only some installations can read."""
-
 
 def numbered(name: str) -> tuple[int, str] | None:
     """Parse "10_cat" into (10, "cat"), repeats and class tokens. None for a name of another form."""

@@ -1,12 +1,16 @@
 """Finds the image folders of a run and their repeats, for training and for the page."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.formats.folder_names import IMAGES, IMAGES_BY_PLUGIN, numbered
+from sd_scripts.formats.folder_names import numbered
 from sd_scripts.formats.words import some
 
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+IMAGES_BY_PLUGIN = frozenset({".avif", ".jxl"})
+"""Image extensions that only some installations can read."""
 IMAGE_SUFFIXES = IMAGES | IMAGES_BY_PLUGIN
 MANY_REPEATS = 1_000
 """More is rarely meant: a number like 20241122 in a folder name is a date."""
@@ -33,10 +37,27 @@ class FoundFolders:
     remarks: tuple[str, ...] = ()
 
 
-def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:
-    """Return the images directly in a folder, and with `recursive` in those below it, sorted."""
+def each_image(folder: Path, *, recursive: bool = False) -> Iterator[Path]:
+    """Yield the images directly in a folder, and with `recursive` in those below it."""
     found = folder.rglob("*") if recursive else folder.iterdir()
-    return sorted(path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return (path for path in found if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+
+
+def find_images(folder: Path, *, recursive: bool = False) -> list[Path]:
+    """Return each_image, sorted."""
+    return sorted(each_image(folder, recursive=recursive))
+
+
+def is_readable(image: Path) -> bool:
+    """Return whether Pillow can read the format of an image here; training skips the others."""
+    return image.suffix.lower() in readable_suffixes()
+
+
+@functools.cache
+def readable_suffixes() -> frozenset[str]:
+    from PIL import Image
+
+    return IMAGES | (IMAGES_BY_PLUGIN & Image.registered_extensions().keys())
 
 
 def image_folders(root: Path, num_repeats: int | None = None, *, allow_many_repeats: bool = False) -> FoundFolders:

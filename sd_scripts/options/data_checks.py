@@ -8,7 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, FoundFolders, image_folders, regularisation_folders
+from sd_scripts.formats.image_folders import (
+    FoundFolders,
+    each_image,
+    image_folders,
+    is_readable,
+    regularisation_folders,
+)
 from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.options import dataset_schema as schema
@@ -40,8 +46,7 @@ def _images(option: str, find: Callable[..., FoundFolders], valid: ValidSettings
 
 
 def _has_images(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file() for entry in entries)
+    return any(map(is_readable, each_image(folder)))
 
 
 def metadata(valid: ValidSettings) -> Iterator[str]:
