@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from sd_scripts.families.model_file import is_hub_id
 from sd_scripts.formats.documents import read_document
 from sd_scripts.formats.metadata_file import read_metadata
-from sd_scripts.formats.model_file import is_hub_id
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.spec import Option
 

@@ -12,28 +12,29 @@ from kohya_gui import legacy_config
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.launch_command import LaunchCommand, build, compile_settings_of_run
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.families.model_file import describe, is_hub_id
+from sd_scripts.families.registry import card_by_network, card_of, cards
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.model_file import describe, is_hub_id
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options import preflight
-from sd_scripts.options.catalog import SCRIPTS, Script, script_for
-from sd_scripts.options.flux import FluxNetworkOptions
+from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, prompts_in
+from sd_scripts.options.prompt_lines import prompts_in
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.settings import Groups, Remark, Script, Settings
 from sd_scripts.options.spec import OptionGroup, each_option
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 
 PROMPTS = "sample_prompts"
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
-HUB_WORDS = {"flux": "flux", "xl": "sdxl"}
-"""Words in the names of Hugging Face Hub models that give their family away."""
 SECRET_LENGTH = 8
 """Shorter secrets may occur in another text by coincidence."""
-METHOD_GROUPS = {"lora": (NetworkOptions, FluxNetworkOptions), "full": (FullOptions, FusedOptions)}
+METHOD_GROUPS: dict[str, Groups] = {
+    "lora": (NetworkOptions, *(group for card in cards() for group in card.lora_groups)),
+    "full": (FullOptions, FusedOptions),
+}
 """Option groups that only files for this method contain."""
 
 
@@ -144,8 +145,8 @@ def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPath
         others = set[type[OptionGroup]]().union(*(theirs for other, theirs in groups.items() if other != family))
         if any(o.name in values for group in mine - others for o in each_option(group)):
             return family
-    if str(values.get("network_module", "")).endswith("_flux"):
-        return "flux"
+    if own := card_by_network(str(values.get("network_module", ""))):
+        return own.name
     found = _family_of_model(str(values.get("pretrained_model_name_or_path", "")), allowed_paths)
     return found if found in families else None
 
@@ -159,7 +160,9 @@ def _family_of_model(name: str, allowed_paths: AllowedPaths) -> str | None:
         return None
     if not is_hub_id(name):
         return None
-    return next((family for word, family in HUB_WORDS.items() if word in name.lower()), None)
+    # the longest word that matches decides: a short one may be part of another name
+    found = [(len(word), card.name) for card in cards() for word in card.hub_words if word in name.lower()]
+    return max(found)[1] if found else None
 
 
 def save_prompts(beside: Path, prompts: str, allowed_paths: AllowedPaths = EVERYWHERE) -> Path:
@@ -238,7 +241,7 @@ def prepare(
     values["output_dir"] = str(output)  # a printed command may be run from any folder
     prompts = "" if values.get(PROMPTS) else prompts
     if prompts:
-        prompts_in(prompts, Path("prompts.txt"), SAMPLE_DEFAULTS[script.family])
+        prompts_in(prompts, Path("prompts.txt"), card_of(script.family).sample_defaults)
     if print_only:
         command = build(from_values(script, unknown, values), script)
         kept = (

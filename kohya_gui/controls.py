@@ -188,7 +188,7 @@ class Form:
         more: Iterable[str] = (),
         *,
         note: str = "",
-        advice: Advice | None = None,
+        advice: Iterable[Advice] = (),
         tool: Callable[[], None] | None = None,
         open: bool = False,
     ) -> None:
@@ -204,8 +204,8 @@ class Form:
         with gr.Accordion(title, open=open, elem_id=f"{self.tab}-panel-{slug(title)}") as accordion:
             if note:
                 gr.Markdown(note, elem_classes="note")
-            if advice:
-                self._advise(advice)
+            for each in advice:
+                self._advise(each)
             self.place(first)
             if later:
                 with gr.Accordion(

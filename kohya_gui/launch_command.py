@@ -10,13 +10,13 @@ from typing import Any
 
 import sd_scripts
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import SCRIPTS, Script
+from sd_scripts.options.catalog import SCRIPTS, flag_groups
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.saving import HuggingFaceOptions
-from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.settings import Remark, Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.folder import RunFolder, read_json
@@ -58,7 +58,7 @@ def build(
     several = launch.num_processes > 1
     where = Path(sd_scripts.__file__).resolve().parent / script.file
     compiled, changed = compile_settings(settings), settings.changed()
-    names = (o.name for group in script.flag_groups for o in each_option(group))
+    names = (o.name for group in flag_groups(script) for o in each_option(group))
     as_flags = {name: changed[name] for name in names if name in changed and name not in compiled}
     argv = [
         *accelerate_launch(),

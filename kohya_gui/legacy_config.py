@@ -23,10 +23,10 @@ from kohya_gui.legacy_networks import is_on as _on
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import SCRIPTS, Script, script_for
+from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.schedules import SCHEDULES
-from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.settings import Remark, Script, Settings
 
 Values = dict[str, Any]
 

@@ -3,8 +3,8 @@
 from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS, folder_helper
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
+from sd_scripts.families.registry import cards
 from sd_scripts.options.dataset import DatasetOptions
-from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.network import NetworkOptions
 
 DATA = Panel(
@@ -19,20 +19,11 @@ NETWORK = Panel(
     rest=(NetworkOptions,),
     open=True,
 )
-LAYERS = Panel(
-    FluxNetworkOptions.title,
-    (
-        *("train_double_block_indices", "train_single_block_indices"),
-        *("train_blocks", "split_qkv", "train_t5xxl"),
-        *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
-        *("single_dim", "single_mod_dim", "in_dims"),
-    ),
-    rest=(FluxNetworkOptions,),
-)
+LAYERS = [Panel(own.group.title, own.names, rest=(own.group,)) for card in cards() for own in card.panels]
 
 LORA = Training(
     tab=TABS["lora"],
-    panels=(MODEL, DATA, SAVING, NETWORK, BASIC, TIMESTEPS, MEMORY, LAYERS, EMA, SAMPLES, METADATA),
+    panels=(MODEL, DATA, SAVING, NETWORK, BASIC, TIMESTEPS, MEMORY, *LAYERS, EMA, SAMPLES, METADATA),
 )
 save_configuration = LORA.save_configuration
 open_configuration = LORA.open_configuration

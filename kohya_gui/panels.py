@@ -12,9 +12,12 @@ from kohya_gui.controls import Advice, Form
 from kohya_gui.dataset_tools_gui import FolderHelper
 from kohya_gui.prompt_editor import prompt_editor
 from kohya_gui.training import Panel
+from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.registry import cards
 from sd_scripts.options.dataset import CacheOptions
-from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
+from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
@@ -23,22 +26,20 @@ from sd_scripts.runs.queue import RunQueue
 BASE_MODEL = "pretrained_model_name_or_path"
 
 
-def good_timesteps(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the recommended values; schnell has no guidance embedding, so guidance_scale keeps its default there."""
-    schnell = recognise.model(values.get(BASE_MODEL) or "", "flux").text.startswith("FLUX.1 schnell")
-    return {**RECOMMENDED, "guidance_scale": FluxObjectiveOptions.guidance_scale} if schnell else RECOMMENDED
+def _advice(card: FamilyCard) -> Advice:
+    """Return the advice to use the recommended values of a family."""
+    values = ", ".join(f"`{name} = {value}`" for name, value in card.recommended.items())
+    return Advice(
+        family=card.name,
+        about=(BASE_MODEL, *card.recommended),
+        good=lambda shown: _recommended(card, shown.get(BASE_MODEL) or ""),
+        text=f"**Recommended for {card.title}:** {values}. {card.recommended_note}",
+        button="Apply",
+    )
 
 
-GOOD_TIMESTEPS = Advice(
-    family="flux",
-    about=(BASE_MODEL, *RECOMMENDED),
-    good=good_timesteps,
-    text="**Recommended for FLUX.1:** "
-    + ", ".join(f"`{name} = {value}`" for name, value in RECOMMENDED.items())
-    + f" (schnell has no guidance and keeps {FluxObjectiveOptions.guidance_scale}). "
-    "The sd-scripts defaults do not match what FLUX.1 predicts.",
-    button="Apply",
-)
+def _recommended(card: FamilyCard, base_model: str) -> Mapping[str, Any]:
+    return card.recommend(recognise.model(base_model, card.name).text) if card.recommend else card.recommended
 
 
 def folder_helper(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Callable[[Form, FormComponent], None]:
@@ -50,10 +51,11 @@ def folder_helper(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Cal
 MODEL = Panel(
     "Model",
     (
-        *("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length"),
-        *("apply_t5_attn_mask", "vae", "max_token_length", "clip_skip", "no_half_vae", "v_parameterization"),
+        BASE_MODEL,
+        *(name for card in cards() for name in card.model_panel),
+        *("vae", "max_token_length", "clip_skip", "no_half_vae", "v_parameterization"),
     ),
-    rest=(FluxModelOptions,),
+    rest=tuple(group for card in cards() if card.model_panel for group in card.groups[:1]),
     open=True,
 )
 SAVING = Panel(
@@ -74,13 +76,13 @@ BASIC = Panel(
     open=True,
 )
 TIMESTEPS = Panel(
-    FluxObjectiveOptions.title,
+    FlowOptions.title,
     (
         *("timestep_sampling", "discrete_flow_shift", "model_prediction_type"),
         *("guidance_scale", "sigmoid_scale", "weighting_scheme"),
     ),
-    rest=(FluxObjectiveOptions,),
-    advice=GOOD_TIMESTEPS,
+    rest=(FlowOptions,),
+    advice=tuple(_advice(card) for card in cards() if card.recommended),
     open=True,
 )
 MEMORY = Panel(
@@ -89,7 +91,7 @@ MEMORY = Panel(
         *("gradient_checkpointing", "cpu_offload_checkpointing", "blocks_to_swap"),
         *("fp8_base", "fp8_base_unet", "fp8_compute", "lowram"),
     ),
-    rest=(FluxMemoryOptions,),
+    rest=(MemoryOptions,),
     open=True,
 )
 MEMORY_OF_FULL = replace(
@@ -99,7 +101,7 @@ MEMORY_OF_FULL = replace(
         *("fused_optimizer_groups", "blockwise_fused_optimizers"),
         *("blocks_to_swap", "cpu_offload_checkpointing", "lowram"),
     ),
-    rest=(FusedOptions, FluxMemoryOptions),
+    rest=(FusedOptions, MemoryOptions),
 )
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=prompt_editor, tool_inside=True, late=True)

@@ -95,7 +95,7 @@ def differences(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
 def _settings(row: RunRow) -> Settings | None:
     try:
         tab, opened = opened_run(row)
-        return Settings(script_for(opened.family, tab.method).groups, opened.values)
+        return Settings(script_for(opened.family, tab.method), opened.values)
     except ValueError:  # its folder is gone; the others can still be compared
         return None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from kohya_gui.configuration import open_file, prepare, tab_for
 from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
-from sd_scripts.options.catalog import script_for
+from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 
 
 def print_command(name: str | None, config: Path) -> int:
@@ -20,9 +20,10 @@ def print_command(name: str | None, config: Path) -> int:
         tab = TABS[name] if name else tab_for(config)
         opened = open_file(config, tab)
         if opened.not_trained:
+            shown = FAMILY_TITLES[opened.family]
             raise ValueError(
                 f"{config.name}: these settings are for {opened.not_trained}, which is not supported. Open the file in "
-                "the page to reuse what applies to SDXL (images, schedule, saving), then choose an SDXL preset"
+                f"the page to reuse what applies to {shown} (images, schedule, saving), then choose one of its presets"
             )
         prepared = prepare(
             opened.values, script_for(opened.family, tab.method), opened.unknown, True, prompts=opened.prompts

@@ -15,12 +15,11 @@ from starlette.routing import Route
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import QUIET, Form, given, shown, unquoted
 from kohya_gui.messages import message
+from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.prompt_lines import (
     LINE_OPTIONS,
-    SAMPLE_DEFAULTS,
-    SIDE_MULTIPLES,
     Entry,
     SamplePrompt,
     check_kind,
@@ -122,7 +121,7 @@ class PromptEditor:
         values = self._values(data)
         try:
             place = prompt_file(values, self._allowed_paths)
-            found = prompts_in(text, place, SAMPLE_DEFAULTS[data[self._family]])
+            found = prompts_in(text, place, card_of(data[self._family]).sample_defaults)
             there = read_text(place)
         except ValueError as error:
             return {self._message: message("error", f"Not saved: {error}")}
@@ -191,7 +190,7 @@ def meaning(text: str, place: Path, family: str, sampler: str) -> str:
         return ""
     try:
         check_kind(place)
-        prompts = prompts_in(text, place, SAMPLE_DEFAULTS[family])
+        prompts = prompts_in(text, place, card_of(family).sample_defaults)
     except ValueError as error:
         return message("error", str(error))
     rows = []
@@ -205,15 +204,16 @@ def meaning(text: str, place: Path, family: str, sampler: str) -> str:
 
 def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
     """Summarise a prompt as "1024 × 768, 30 steps, seed 1, CFG 7.5, sampler euler_a"."""
-    height, width = size_of(prompt, SIDE_MULTIPLES[family])
-    flux = family == "flux"
+    height, width = size_of(prompt, card_of(family).side_multiple)
+    card = card_of(family)
+    embedded, sampled = card.has("guidance"), card.has("noise_schedule")
     said = [
         f"{width} × {height}",
         f"{prompt.steps} steps",
         "random seed" if prompt.seed is None else f"seed {prompt.seed}",
-        f"guidance {prompt.guidance:g}" if flux else f"CFG {prompt.scale:g}",
-        f"CFG {prompt.scale:g}" if flux and prompt.scale != 1 else "",
-        "" if flux else f"sampler {prompt.sampler or sampler}",
+        f"guidance {prompt.guidance:g}" if embedded else f"CFG {prompt.scale:g}",
+        f"CFG {prompt.scale:g}" if embedded and prompt.scale != 1 else "",
+        f"sampler {prompt.sampler or sampler}" if sampled else "",
         f"negative prompt: {prompt.negative_prompt}" if prompt.negative_prompt and prompt.scale != 1 else "",
     ]
     return ", ".join(part for part in said if part)
@@ -223,14 +223,14 @@ def remarks(prompt: SamplePrompt, entry: Entry, family: str) -> Iterable[str]:
     """Yield warnings about options that may not do what was meant."""
     yield from entry.dropped
     for option in LINE_OPTIONS:
-        if option.key in entry.keys and family not in option.families:
+        if option.key in entry.keys and not option.works_for(family):
             yield f"--{option.letters} has no effect for {FAMILY_TITLES[family]}"
     if prompt.negative_prompt and prompt.scale == 1:
         yield "the negative prompt has no effect at CFG scale (--l) 1"
-    height, width = size_of(prompt, multiple := SIDE_MULTIPLES[family])
+    height, width = size_of(prompt, multiple := card_of(family).side_multiple)
     if (height, width) != (prompt.height, prompt.width):
         yield f"{prompt.width} × {prompt.height} becomes {width} × {height}: sides are multiples of {multiple}"
-    if family == "sdxl" and prompt.sampler and prompt.sampler not in SAMPLERS:
+    if card_of(family).has("noise_schedule") and prompt.sampler and prompt.sampler not in SAMPLERS:
         yield f"unknown sampler {prompt.sampler}: choose one of those listed under Sampler"
 
 
@@ -240,6 +240,6 @@ def inserts(family: str) -> str:
         f'<button type="button" data-insert="{option.letters}" data-value="{option.example}" '
         f'title="{escape(option.help)}"><code>--{option.letters}</code> {option.label}</button>'
         for option in LINE_OPTIONS
-        if family in option.families
+        if option.works_for(family)
     )
     return f'<span class="quiet">Add to line</span>{buttons}'

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_gui.allowed_paths import AllowedPaths
+from sd_scripts.families.model_file import SAFETENSORS, ModelFile, describe, is_hub_id
+from sd_scripts.families.registry import component_card
 from sd_scripts.formats.documents import parse_json, read_text
-from sd_scripts.formats.model_file import FLUX_PARTS, SAFETENSORS, ModelFile, describe, is_hub_id
 from sd_scripts.options.catalog import FAMILY_TITLES
 
 PICKLED = {".ckpt", ".pt", ".pth", ".bin"}
-PARTS = FLUX_PARTS
-"""Component of FLUX.1 by option."""
 LONGEST_METADATA = 20_000_000
 """Largest metadata file, in bytes, that a hint still reads."""
 
@@ -48,7 +47,7 @@ def model(path: str, family: str) -> Recognised:
 
 
 def part(path: str, option: str) -> Recognised:
-    """Identify the file at `path` and whether it is the FLUX.1 component that this option expects."""
+    """Identify the file at `path` and whether it is the component that this option expects."""
     return glance(path, lambda place: _part(place, option))
 
 
@@ -90,7 +89,7 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
 
 
 def _part(place: Path, option: str) -> Recognised:
-    wanted = PARTS[option]
+    wanted = component_card(option)
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
     if not place.exists():
@@ -105,7 +104,7 @@ def _part(place: Path, option: str) -> Recognised:
 
 
 def _words(found: ModelFile, unknown: str) -> str:
-    """Describe a file as "FLUX.1 dev, bf16, 23.8 GB"."""
+    """Describe a file as "Chroma, bf16, 17.8 GB"."""
     inside = f"with {' and '.join(found.parts)} in it" if found.parts else ""
     return ", ".join(said for said in (found.variant or unknown, found.precision, size(found.bytes), inside) if said)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kohya_gui.messages import message
 from kohya_gui.recognise import size
+from sd_scripts.families.registry import card_of, names
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, OutputFile, RunState, State
@@ -30,14 +31,8 @@ MOST_FILES = 60
 AVERAGE = "-ema"
 """Suffix of the file that holds the moving average (EMA) of the weights."""
 REPLACED = '<span class="warn">overwritten by a later run</span>'
-PLACES = {
-    "lora": "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI).",
-    "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or <b>models/Stable-diffusion</b> "
-    "(WebUI).",
-    "full flux": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI) or "
-    "<b>models/Stable-diffusion</b> (WebUI Forge).",
-}
-"""Where the result goes, by method, or by method and family."""
+LORA_HINT = "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI)."
+"""Where a LoRA of any family goes."""
 COMMANDS = (
     ("save", "Save now", "Save the model after the current step; training continues"),
     ("sample", "Sample now", "Generate the sample images after the current step; training continues"),
@@ -232,7 +227,8 @@ def result(run_state: RunState, family: str) -> str:
     path = escape(str(found))
     average = f"<p>The EMA weights are in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
     method = run_state.facts.get("method", "")
-    where = PLACES.get(f"{method} {family}") or PLACES.get(method, PLACES["lora"])
+    hints = card_of(family).use_hints if family in names() else {}
+    where = hints.get(method, LORA_HINT if method == "lora" else "Your model.")
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
         f"<p>{where}</p>{average}</div>"

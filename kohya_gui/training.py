@@ -32,7 +32,7 @@ class Panel:
     more: tuple[str, ...] = ()
     """Folded away, together with `rest`."""
     rest: tuple[type[OptionGroup], ...] = ()
-    advice: Advice | None = None
+    advice: tuple[Advice, ...] = ()
     tool: DataTool | None = None
     """Placed below the panel or, with tool_inside, at its end."""
     tool_inside: bool = False
@@ -59,7 +59,9 @@ class Training:
         """Write what differs from the defaults as TOML, with unknown keys preserved. Returns the file written."""
         return save_file(path, values, script_for(family, self.tab.method), unknown, allowed_paths)
 
-    def open_configuration(self, path: Path, shown: str = "sdxl", allowed_paths: AllowedPaths = EVERYWHERE) -> Opened:
+    def open_configuration(
+        self, path: Path, shown: str | None = None, allowed_paths: AllowedPaths = EVERYWHERE
+    ) -> Opened:
         """Read a TOML file or a kohya_ss JSON file; one that does not name its family gets the family shown.
 
         Raises ValueError, one sentence, for a file that cannot be read or is for another tab.

@@ -32,6 +32,7 @@ from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS, Tab
 from kohya_gui.tensorboard_gui import tensorboard_tool
 from kohya_gui.training import DataTool, Panel, Training
+from sd_scripts.families.registry import cards
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
@@ -67,7 +68,9 @@ FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
 """Options that decide how the images in train_data_dir are read."""
-HINTED = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *recognise.PARTS)
+COMPONENTS = {component.option for card in cards() for component in card.components}
+"""Options that name a file of one component of the model."""
+HINTED = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *COMPONENTS)
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
 RECENT = 12
@@ -205,7 +208,7 @@ class TrainingTab:
         self._connect_hint("pretrained_model_name_or_path", model_hint, self.family)
         self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
-        for name in self.form.hints.keys() & recognise.PARTS.keys():
+        for name in self.form.hints.keys() & COMPONENTS:
             self._connect_hint(name, self._component_hint(name))
 
     def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:
@@ -595,15 +598,16 @@ def first_preset(family: str) -> str:
 
 
 def preset_family(name: str) -> str:
-    """Return the family of a preset: sdxl for sdxl_safe_start."""
-    return name.partition("_")[0]
+    """Return the family whose name a preset begins with."""
+    return max((family for family in FAMILY_TITLES if name.startswith(f"{family}_")), key=len, default="")
 
 
 def preset_title(path: Path) -> str:
-    """Return a preset's title: "SDXL low memory 12 GB" for sdxl_low_memory_12gb.toml."""
-    family, _, rest = path.stem.partition("_")
+    """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
+    family = preset_family(path.stem)
+    rest = path.stem.removeprefix(f"{family}_")
     words = re.sub(r"(\d+)gb\b", r"\1 GB", rest.replace("_", " "))
-    return f"{FAMILY_TITLES.get(family, family)} {words}"
+    return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
 
 
 def preset_words(path: Path) -> str:

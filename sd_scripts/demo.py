@@ -1,19 +1,18 @@
 """Try everything without a download: a miniature model, drawn images, and settings to train on them.
 
-python -m sd_scripts.demo [sdxl | flux] [--full] [--folder FOLDER] [--make] [flags of the training script]
+python -m sd_scripts.demo [FAMILY] [--full] [--folder FOLDER] [--make] [flags of the training script]
 """
 
 import argparse
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.registry import card_of, cards, module_of
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
-from sd_scripts.options.flux import RECOMMENDED
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",
@@ -29,36 +28,35 @@ COMMON: dict[str, Any] = {
     "save_model_as": "safetensors",
     "compile": True,
 }
-OF_FAMILY: dict[str, dict[str, Any]] = {"sdxl": {}, "flux": {"t5xxl_max_token_length": 64, **RECOMMENDED}}
-NETWORK = {"network_dim": 8, "network_alpha": 8.0, "network_train_unet_only": True}
-OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
+OF_METHOD: dict[str, dict[str, Any]] = {
     "lora": {
-        family: {"output_name": "demo_lora", "learning_rate": 1e-3, "network_module": module, **NETWORK}
-        for family, module in (("sdxl", "networks.lora"), ("flux", "networks.lora_flux"))
+        **{"output_name": "demo_lora", "learning_rate": 1e-3, "network_dim": 8, "network_alpha": 8.0},
+        "network_train_unet_only": True,
     },
-    "full": {
-        family: {"output_name": "demo_model", "learning_rate": 2e-4, "fused_backward_pass": True}
-        for family in OF_FAMILY
-    },
+    "full": {"output_name": "demo_model", "learning_rate": 2e-4, "fused_backward_pass": True},
 }
-"""Options of the demo by method and family; `make` adds the paths."""
-FOLDERS = {"sdxl": Path("demo"), "flux": Path("demo/flux")}
+"""Options of the demo by method; the family adds its own and `make` the paths."""
+FAMILIES = [card.name for card in cards()]
 
 
-def make(folder: Path, family: str = "sdxl", method: str = "lora") -> Path:
+def demo_folder(family: str) -> Path:
+    """Return the folder that the demo of a family writes to unless another is named."""
+    return Path("demo") if family == FAMILIES[0] else Path("demo") / family
+
+
+def make(folder: Path, family: str = FAMILIES[0], method: str = "lora") -> Path:
     """Write a model with its tokenizers, captioned images and `demo.toml` below `folder`, at most 22 MB.
 
     Returns the path of `demo.toml`, which training and the GUI read.
     """
-    tiny = import_module(
-        f"sd_scripts.families.{family}.tiny"
-    )  # torch is slow to import, and --help should not wait for it
-
+    card = card_of(family)
+    tiny = module_of(family, "tiny")  # imports torch, which --help should not wait for
     folder = folder.expanduser().resolve()
     miniature = tiny.write_miniature(folder)
     paths = {**miniature.files, "train_data_dir": miniature.data_dir, "output_dir": folder / "output"}
     config = folder / "demo.toml"
-    chosen = {**COMMON, **OF_FAMILY[family], **OF_METHOD[method][family]}
+    network = {"network_module": card.network_modules[-1]} if method == "lora" else {}
+    chosen = {**COMMON, **card.demo, **OF_METHOD[method], **network}
     write_toml(config, chosen | {option: str(path) for option, path in paths.items()})
     return config
 
@@ -67,23 +65,23 @@ def main(argv: list[str] | None = None) -> int:
     """Make the demo and, without --make, train on it; return the exit status of the training."""
     parser = argparse.ArgumentParser(
         description="Train a LoRA, or a whole model, on a miniature; nothing is downloaded.",
-        usage="%(prog)s [sdxl | flux] [--full] [--folder FOLDER] [--make] [flags of the training script]",
+        usage=f"%(prog)s [{' | '.join(FAMILIES)}] [--full] [--folder FOLDER] [--make] [flags of the training script]",
         epilog="All other flags are passed to the training script and override demo.toml, for example "
         "--blocks_to_swap 2 or --no-compile.",
         allow_abbrev=False,
     )
     parser.add_argument("--full", action="store_true", help="train the whole model instead of a LoRA")
-    parser.add_argument("--folder", type=Path, help="folder for the model and the images; default: demo or demo/flux")
+    parser.add_argument("--folder", type=Path, help="folder for the model and the images; default: demo")
     parser.add_argument("--make", action="store_true", help="only write the files, do not train")
     arguments, flags = parser.parse_known_args(argv)
-    family = flags.pop(0) if flags and not flags[0].startswith("-") else "sdxl"
-    if family not in OF_FAMILY:
-        parser.error(f"'{family}' has no demo; choose {' or '.join(OF_FAMILY)}")
+    family = flags.pop(0) if flags and not flags[0].startswith("-") else FAMILIES[0]
+    if family not in FAMILIES:
+        parser.error(f"'{family}' has no demo; choose {' or '.join(FAMILIES)}")
     if arguments.make and flags:
         parser.error(f"--make does not train, so {flags[0]} would do nothing; leave one of them out")
 
     method, title = "full" if arguments.full else "lora", FAMILY_TITLES[family]
-    config = make(arguments.folder or FOLDERS[family], family, method)
+    config = make(arguments.folder or demo_folder(family), family, method)
     print(f"Made a miniature {title} model and twelve images; the settings are in {config}", flush=True)
     if arguments.make:
         return 0

@@ -3,22 +3,15 @@
 import argparse
 import sys
 
-from sd_scripts.options.catalog import FLUX_FULL
 from sd_scripts.training import launch
 
 
 def setup_parser() -> argparse.ArgumentParser:
-    return launch.parser(FLUX_FULL)
+    return launch.parser("flux", "full")
 
 
 def main(argv: list[str] | None = None) -> int:
-    def load():  # type: ignore[no-untyped-def]
-        from sd_scripts.families.flux import FLUX
-        from sd_scripts.training.full import Full
-
-        return FLUX, Full
-
-    return launch.main(FLUX_FULL, load, argv)
+    return launch.main("flux", "full", argv)
 
 
 if __name__ == "__main__":

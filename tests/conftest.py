@@ -70,4 +70,4 @@ def each_miniature(request: pytest.FixtureRequest) -> Any:
 def sdxl_settings(model: Path | str | None, **values: Any) -> Settings:
     """Settings of an SDXL LoRA run with this base model."""
     name = None if model is None else str(model)
-    return Settings(script_for("sdxl", "lora").groups, {"pretrained_model_name_or_path": name, **values})
+    return Settings(script_for("sdxl", "lora"), {"pretrained_model_name_or_path": name, **values})

@@ -44,7 +44,7 @@ def settings_of(**values: Any) -> Settings:
         "caption_extension": ".txt",
     }
     values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-    return Settings(script_for("sdxl", "lora").groups, tiny | values)
+    return Settings(script_for("sdxl", "lora"), tiny | values)
 
 
 def plan_of(root: Path, *, seed: int = 7, told: list[str] | None = None, **values: Any) -> DataPlan:

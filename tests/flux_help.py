@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from scripts_help import FLUX_LORA
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 

@@ -6,10 +6,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.options.catalog import SDXL_LORA, Script
+from scripts_help import SDXL_LORA
+
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Script
 from sd_scripts.options.spec import each_option
 
 SIX = {

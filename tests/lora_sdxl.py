@@ -9,7 +9,7 @@ from conftest import sdxl_settings
 from torch import Tensor
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
 from sd_scripts.training.lora import Lora, LoraTrainable

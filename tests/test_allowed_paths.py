@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 import pytest
+from scripts_help import FLUX_LORA, SDXL_LORA
 
 import gui
 from kohya_gui import recognise, recognise_images
@@ -18,7 +19,7 @@ from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
 
 OUTSIDE = "outside the allowed folders"
@@ -237,7 +238,7 @@ def test_the_line_under_a_path_does_not_tell_what_lies_elsewhere(allowed_paths, 
 
 
 def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature):
-    from kohya_gui.panels import GOOD_TIMESTEPS
+    from kohya_gui.panels import TIMESTEPS
 
     looked_at: list[Any] = []
 
@@ -249,7 +250,7 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
     for allowed_paths in (EVERYWHERE, AllowedPaths.within([inside])):
         with gr.Blocks():
             form = Form("lora", FLUX_LORA.groups, "lora", allowed_paths=allowed_paths)
-            form.panel("Model", ["pretrained_model_name_or_path"], advice=replace(GOOD_TIMESTEPS, good=good))
+            form.panel("Model", ["pretrained_model_name_or_path"], advice=[replace(TIMESTEPS.advice[0], good=good)])
         form.advised({"pretrained_model_name_or_path": model})
     assert looked_at == [model, None]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts_help import FLUX_FULL, FLUX_LORA
 from swap_help import CPU, SHAPE, SWAP, bare, gradients, run, transformer, update_by_block, update_in_backward, updates
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -23,7 +24,6 @@ from sd_scripts.library.block_swap import (
     swap_counts,
     swapped_blocks,
 )
-from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
 from sd_scripts.options.settings import Settings
 
 
@@ -240,7 +240,7 @@ def test_a_block_changes_in_any_order_and_is_known_at_once() -> None:
 @pytest.mark.parametrize("trainable", [False, True])
 def test_blocks_come_back_where_the_transformer_learns(trainable: bool) -> None:
     model = FluxTransformer(SHAPE).requires_grad_(trainable)
-    settings = Settings((FLUX_FULL if trainable else FLUX_LORA).groups, {"blocks_to_swap": SWAP})
+    settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"blocks_to_swap": SWAP})
     place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CPU)
     assert isinstance(model.swapper, SwapGroup)
     assert len(model.swapper) == SHAPE.double_blocks + SHAPE.single_blocks

@@ -34,7 +34,7 @@ def named(case: dict) -> str:
 
 
 def settings(**values: Any) -> Settings:
-    return Settings(script_for("sdxl", "lora").groups, values)
+    return Settings(script_for("sdxl", "lora"), values)
 
 
 def flat(record: Dataset | Subset) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from data_help import make_image, settings_of
+from scripts_help import SDXL_FULL
 
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
@@ -17,7 +18,6 @@ from kohya_gui.dataset_tools_metadata import Gathering, LatentsJob, gather, late
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.data.dataset import plan_data
 from sd_scripts.finetune import prepare_buckets_latents
-from sd_scripts.options.catalog import SDXL_FULL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue, gpu_set
 from sd_scripts.runs.run_state import RunState

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from sd_scripts import demo
 from sd_scripts.data import demo_images
 from sd_scripts.families.family import Family
-from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.miniature import images
-from sd_scripts.families.sdxl import SDXL, tiny
+from sd_scripts.families.sdxl import tiny
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
@@ -64,7 +65,7 @@ def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
 
 
 def test_latents_have_the_spread_that_flux_learns_from(flux_miniature: Any) -> None:
-    settings = Settings(script_for("flux", "lora").groups, {k: str(path) for k, path in flux_miniature.files.items()})
+    settings = Settings(script_for("flux", "lora"), {k: str(path) for k, path in flux_miniature.files.items()})
     parts = FLUX.load(settings, torch.float32, torch.device("cpu"))
     latents = FLUX.encode_images(parts, images())
     torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(16), atol=1e-3, rtol=0)

@@ -12,24 +12,26 @@ import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
 from diffusers import UNet2DConditionModel
+from scripts_help import SDXL_LORA
 from tiers import TIERS
 
 import gui
 from sd_scripts import demo
 from sd_scripts.data.blueprint import resolve
-from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.flux.options import RECOMMENDED
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.formats.documents import parse_toml
 from sd_scripts.formats.toml_files import flat
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT
-from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA, Script, script_for
+from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.dataset_schema import read_config
-from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Script
 from sd_scripts.options.spec import each_option
 from sd_scripts.training.compiling import STATIC_SHAPES
 

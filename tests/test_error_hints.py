@@ -210,7 +210,7 @@ def test_a_deleted_output_folder_is_made_again(meanwhile: Any, miniature: Any, t
 
 
 def gpu_advice(family: str, method: str, **values: Any) -> str:
-    settings = Settings(script_for(family, method).groups, values)
+    settings = Settings(script_for(family, method), values)
     told = error_hints.explain(torch.OutOfMemoryError("CUDA out of memory"), settings)
     assert told
     return told[1]

@@ -8,15 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.catalog import SCRIPTS, flag_groups
 from sd_scripts.options.command_line import parser
 from sd_scripts.options.spec import each_option
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2, "families": 3, "training": 4}
-SIDEWAYS = {("options", "runs"), ("options", "formats"), ("runs", "formats")}
-"""Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML."""
-LIGHT = ("options", "formats", "runs")
+CARDS = ("card", "checks", "kohya", "model_file", "options", "registry")
+"""Modules of families that belong to floor 0, as if they were a package `cards`."""
+FLOORS["cards"] = 0
+SIDEWAYS = {
+    *(("options", "runs"), ("options", "formats"), ("runs", "formats")),
+    *(("options", "cards"), ("cards", "options"), ("cards", "formats")),
+}
+"""Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML; the card of a
+family names option groups, and options say which families they work for."""
+LIGHT = ("options", "formats", "runs", "cards")
 """Packages that the GUI may import."""
 
 
@@ -40,13 +47,20 @@ def imports(file: Path) -> Iterator[str]:
 
 def floor_of(module: str) -> str | None:
     parts = module.split(".")
+    if parts[:2] == ["sd_scripts", "families"] and (len(parts) == 2 or {*parts[2:4]} & {*CARDS}):
+        return "cards"
     return parts[1] if parts[0] == "sd_scripts" and len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def files_of(floor: str) -> list[Path]:
+    files = (ROOT / "sd_scripts").rglob("*.py")
+    return [file for file in files if floor_of(".".join(file.relative_to(ROOT).with_suffix("").parts)) == floor]
 
 
 def test_no_floor_imports_one_above_it():
     for file in (ROOT / "sd_scripts").rglob("*.py"):
-        here = file.relative_to(ROOT / "sd_scripts").parts[0]
-        for module in imports(file) if here in FLOORS else ():
+        here = floor_of(".".join(file.relative_to(ROOT).with_suffix("").parts))
+        for module in imports(file) if here else ():
             there = floor_of(module)
             if there and there != here and (here, there) not in SIDEWAYS:
                 assert FLOORS[there] < FLOORS[here], f"{file.relative_to(ROOT)} imports {module}"
@@ -63,7 +77,7 @@ def test_the_gui_imports_floor_0_only():
 @pytest.mark.parametrize("floor", LIGHT)
 def test_floor_0_needs_only_the_standard_library_and_light_packages(floor):
     allowed = {*sys.stdlib_module_names, "sd_scripts", "tomllib", "tomli", "tomlkit", "typing_extensions", "PIL"}
-    for file in (ROOT / "sd_scripts" / floor).rglob("*.py"):
+    for file in files_of(floor):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
         assert not strange, f"{file.name} imports {strange}"
 
@@ -72,7 +86,7 @@ def test_floor_0_loads_without_torch():
     modules = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts)
         for floor in LIGHT
-        for file in (ROOT / "sd_scripts" / floor).glob("*.py")
+        for file in files_of(floor)
         if not file.name.startswith("__")
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
@@ -83,7 +97,7 @@ def test_floor_0_loads_without_torch():
 def test_every_option_has_a_flag_help_and_an_entry_in_the_docs(script):
     flags = {action.dest for action in parser(script)._actions}
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    for group in script.flag_groups:
+    for group in flag_groups(script):
         for o in each_option(group):
             assert o.name in flags
             assert o.help.endswith((".", "?")), f"{o.name}: {o.help}"

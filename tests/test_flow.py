@@ -17,7 +17,7 @@ from sd_scripts.library.flow import (
     shifted,
     within_bounds,
 )
-from sd_scripts.options.flux import FluxObjectiveOptions
+from sd_scripts.options.flow import FlowOptions
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())
 DRAWN = NUMBERS["flux_timesteps_seed1234_cpu_b4_latent128x96"]
@@ -25,7 +25,7 @@ TOKENS = 128 * 96 // 4
 
 
 def draw(count: int = 4, seed: int = 1234, tokens: int = TOKENS, **options: Any) -> Tensor:
-    return draw_sigmas(count, FluxObjectiveOptions(**options), tokens, torch.Generator().manual_seed(seed))
+    return draw_sigmas(count, FlowOptions(**options), tokens, torch.Generator().manual_seed(seed))
 
 
 def same(found: Tensor, expected: list[float]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
+from scripts_help import FLUX_LORA
 from torch import Tensor
 from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
@@ -28,7 +29,6 @@ from sd_scripts.families.flux.vae import encode_images
 from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.fp8 import Fp8Linear, dequantized
-from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.settings import Settings
 
 MODEL = "pretrained_model_name_or_path"
@@ -542,7 +542,7 @@ def test_settings_for_dev_train_schnell_with_a_remark(transformer: State, flux_m
 
 
 def flux_settings(**values: Any) -> Settings:
-    return Settings(FLUX_LORA.groups, values)
+    return Settings(FLUX_LORA, values)
 
 
 def _both_say(given: dict[str, str], told: str) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from scripts_help import FLUX_LORA
 from swap_help import transformer
 
 from sd_scripts.library import fp8
-from sd_scripts.options.catalog import FLUX_LORA
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.external_network import exclude_swapped
@@ -16,11 +16,11 @@ RIGHT = {"train_data_dir": "images", "resolution": "1024,1024", "output_dir": "o
 
 
 def problems(**options: Any) -> list[str]:
-    return Settings(FLUX_LORA.groups, {**RIGHT, **options}).problems()
+    return Settings(FLUX_LORA, {**RIGHT, **options}).problems()
 
 
 def remarks(**options: Any) -> dict[str, str]:
-    return dict(remarks_between(Settings(FLUX_LORA.groups, {**RIGHT, **options}).filled))
+    return dict(remarks_between(Settings(FLUX_LORA, {**RIGHT, **options}).filled, "flux"))
 
 
 def test_fp8_products_are_for_bf16() -> None:
@@ -40,9 +40,9 @@ def test_a_network_that_trains_the_base_and_swapping_exclude_one_another(arg: st
 def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
     model = transformer()
     base, added = model.single_blocks[0].linear1.weight, torch.nn.Parameter(torch.ones(2))
-    swapping = Settings(FLUX_LORA.groups, {"blocks_to_swap": 2, "network_module": "somebody.network"})
+    swapping = Settings(FLUX_LORA, {"blocks_to_swap": 2, "network_module": "somebody.network"})
     exclude_swapped([{"params": [added]}], model, swapping)
-    exclude_swapped([{"params": [base]}], model, Settings(FLUX_LORA.groups, {}))
+    exclude_swapped([{"params": [base]}], model, Settings(FLUX_LORA, {}))
     with pytest.raises(ValueError, match=r"^blocks_to_swap: somebody\.network trains weights of the base model"):
         exclude_swapped([{"params": [added, base]}], model, swapping)
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from training_help import TEXT_ENCODERS_TOO, Run, equal, images, train
 
-from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.library.fp8 import compute_problem
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
@@ -169,7 +169,7 @@ def test_diffusers_makes_the_image_that_the_run_made(flux_miniature: Any, tmp_pa
     ours = np.asarray(Image.open(event["path"])) / 255
 
     files = {option: str(path) for option, path in flux_miniature.files.items()}
-    settings = Settings(script_for("flux", "lora").groups, {**files, "t5xxl_max_token_length": 16})
+    settings = Settings(script_for("flux", "lora"), {**files, "t5xxl_max_token_length": 16})
     pipeline = pipeline_of(FLUX.load(settings, torch.float32, torch.device("cpu")))
 
     def theirs() -> Any:

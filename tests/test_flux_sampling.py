@@ -10,12 +10,13 @@ from flux_help import flux_settings
 from flux_pipeline import pipeline_of
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.families.flux.sampling import sample
 from sd_scripts.families.flux.tiny import t5_tokenizer, tiny_modules
 from sd_scripts.families.miniature import clip_tokenizer
 from sd_scripts.families.sampling import on_device
-from sd_scripts.options.prompt_lines import SAMPLE_DEFAULTS, SamplePrompt
+from sd_scripts.options.prompt_lines import SamplePrompt
 
 T5_LENGTH = 16
 PROMPT = {"prompt": "a red circle", "width": 64, "height": 80, "seed": 1, "steps": 4, "scale": 1.0}
@@ -99,7 +100,7 @@ def test_sides_are_rounded_down_to_16(components: Components) -> None:
 
 
 def test_what_a_prompt_does_not_say() -> None:
-    said = SAMPLE_DEFAULTS["flux"]
+    said = CARD.sample_defaults
     assert (said.width, said.height, said.steps, said.guidance, said.scale) == (512, 512, 20, 3.5, 1.0)
 
 

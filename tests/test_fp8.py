@@ -208,10 +208,11 @@ def placed(script_settings: Any, **options: Any) -> FluxTransformer:
 
 @pytest.fixture
 def flux_settings() -> Any:
-    from sd_scripts.options.catalog import FLUX_LORA
+    from scripts_help import FLUX_LORA
+
     from sd_scripts.options.settings import Settings
 
-    return lambda **options: Settings(FLUX_LORA.groups, options)
+    return lambda **options: Settings(FLUX_LORA, options)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components, Family, ModelWeights
-from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings

@@ -14,6 +14,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from gui_help import SIX, startable
+from scripts_help import SDXL_LORA
 
 import gui
 from kohya_gui import recognise, recognise_images
@@ -26,16 +27,16 @@ from kohya_gui.field_links import NAME
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
-from kohya_gui.panels import good_timesteps
+from kohya_gui.panels import BASE_MODEL, TIMESTEPS
 from kohya_gui.past_runs import why_not
 from kohya_gui.run_view import duration, newest_state, sections, speed
 from kohya_gui.training import Training
 from kohya_gui.training_tab import PRESETS, TrainingTab, hint, offer, preset_title, preset_words
-from sd_scripts.formats.model_file import describe
+from sd_scripts.families.flux.options import RECOMMENDED
+from sd_scripts.families.model_file import describe
 from sd_scripts.formats.toml_files import read_toml, toml_text
-from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
@@ -128,8 +129,11 @@ def test_recommended_values_are_offered_where_others_stand(each_tab):
 
 def test_schnell_is_not_advised_to_take_guidance(tmp_path):
     schnell = str(shaped(tmp_path / "s.safetensors", FLUX))
-    assert good_timesteps({"pretrained_model_name_or_path": schnell}) == {**RECOMMENDED, "guidance_scale": 3.5}
-    assert good_timesteps({"pretrained_model_name_or_path": None}) == RECOMMENDED
+    assert TIMESTEPS.advice[0].good({BASE_MODEL: schnell}) == {
+        **RECOMMENDED,
+        "guidance_scale": 3.5,
+    }
+    assert TIMESTEPS.advice[0].good({BASE_MODEL: None}) == RECOMMENDED
 
 
 def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_path):

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_help import FLUX_LORA, SDXL_LORA
 
 from kohya_gui.launch_command import LaunchCommand, build
 from kohya_gui.shell_line import cmd_line, posix_line, powershell_line
-from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
 from sd_scripts.options.reading import from_values
 
 

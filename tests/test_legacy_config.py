@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of, to_kohya
 from kohya_gui.legacy_keys import KOHYA_TABS, LORA
 from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS
-from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 from sd_scripts.options.reading import from_values
 
 REFERENCE = Path(__file__).parent / "reference"

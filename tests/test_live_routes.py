@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gui_help import startable
 from runs_help import TELLING, wait_for
+from scripts_help import SDXL_LORA
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -20,7 +21,6 @@ from kohya_gui.live_routes import routes
 from kohya_gui.past_runs import continued, plan
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.options.catalog import SDXL_LORA
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue

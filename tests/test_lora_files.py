@@ -15,8 +15,8 @@ from lora_sdxl import WITH_CONV, Prepared, base, context, losses, prepare, save,
 from safetensors import safe_open
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl import SDXL
-from sd_scripts.formats.model_file import describe
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.networks.lora import adaptable
 from sd_scripts.options import preflight
 

@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
+from scripts_help import FLUX_LORA
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
@@ -17,7 +18,8 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.formats.model_file import describe
+from sd_scripts.families.flux.options import FluxNetworkOptions
+from sd_scripts.families.model_file import describe
 from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules, to_diffusers
 from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
@@ -30,8 +32,6 @@ from sd_scripts.networks.plan import (
     plan_layers,
     read_args,
 )
-from sd_scripts.options.catalog import FLUX_LORA
-from sd_scripts.options.flux import FluxNetworkOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.lora import LoraTrainable
@@ -83,7 +83,7 @@ def adapted(model: nn.Module) -> list[AdaptedModule]:
 
 def read(*args: str, warnings: list[str] | None = None, **options: Any) -> NetworkArgs:
     values = {"network_dim": 4, "network_args": list(args), **options}
-    settings = Settings((NetworkOptions, FluxNetworkOptions), values)
+    settings = Settings(replace(FLUX_LORA, groups=(NetworkOptions, FluxNetworkOptions)), values)
     return read_args(settings, TRANSFORMER, ([] if warnings is None else warnings).append)
 
 
@@ -582,7 +582,7 @@ def placed(swap: int, *args: str) -> tuple[FluxTransformer, LoraNetwork]:
     torch.manual_seed(0)
     model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
     components = Components(denoiser=model, vae=nn.Module(), text_encoders=[], tokenizers=[], source="random")
-    settings = Settings(FLUX_LORA.groups, {"fp8_base": True, "blocks_to_swap": swap})
+    settings = Settings(FLUX_LORA, {"fp8_base": True, "blocks_to_swap": swap})
     place(components, settings, torch.device("cpu"))
     return model, make(model, *args)
 

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from lora_sdxl import Prepared, base, context, losses, prepare, save, say_something
 
-from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.compile_progress import CompileProgress
 from sd_scripts.training.external_network import find_module

@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from scripts_help import SDXL_LORA
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -45,7 +47,9 @@ def sdxl() -> list[AdaptedModule]:
 
 
 def read(*args: str, warnings: list[str] | None = None, **options: Any) -> NetworkArgs:
-    settings = Settings((NetworkOptions,), {"network_dim": 4, "network_args": list(args), **options})
+    settings = Settings(
+        replace(SDXL_LORA, groups=(NetworkOptions,)), {"network_dim": 4, "network_args": list(args), **options}
+    )
     return read_args(settings, UNET, ([] if warnings is None else warnings).append)
 
 

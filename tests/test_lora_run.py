@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch._dynamo.testing import CompileCounterWithBackend
 from training_help import CAPTIONS_IN_THE_STEP, train
 
-from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.sdxl.family import SDXL
 
 
 def test_the_file_says_what_it_is_and_keeps_its_precision(miniature: Any, tmp_path: Path) -> None:

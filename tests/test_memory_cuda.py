@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts_help import FLUX_FULL, FLUX_LORA
 from swap_help import update_by_block, update_in_backward, updates
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,7 +19,6 @@ from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import ALIGNMENT, host_value
 from sd_scripts.library.frozen_linear import frozen_linear
 from sd_scripts.networks.layers import Dropouts, LoraLinear
-from sd_scripts.options.catalog import FLUX_FULL, FLUX_LORA
 from sd_scripts.options.settings import Settings
 
 pytestmark = [
@@ -43,7 +43,7 @@ def placed(*, trainable: bool, **options: Any) -> FluxTransformer:
     model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
     for p in model.parameters():
         nn.init.normal_(p, std=0.03)
-    settings = Settings((FLUX_FULL if trainable else FLUX_LORA).groups, {"mixed_precision": "bf16", **options})
+    settings = Settings((FLUX_FULL if trainable else FLUX_LORA), {"mixed_precision": "bf16", **options})
     place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
     if options.get("gradient_checkpointing"):
         checkpoint_gradients(model, settings)
@@ -182,7 +182,7 @@ def test_swapped_blocks_take_no_memory_not_even_while_they_are_placed(trainable:
         torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
         model = FluxTransformer(SHAPE).requires_grad_(trainable).bfloat16()
-        settings = Settings(FLUX_LORA.groups, {"blocks_to_swap": swap})
+        settings = Settings(FLUX_LORA, {"blocks_to_swap": swap})
         place(Components(denoiser=model, vae=nn.Identity(), text_encoders=[], tokenizers=[], source=""), settings, CUDA)
         used.append(torch.cuda.memory_allocated() - before)
         peaks.append(torch.cuda.max_memory_allocated() - before)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from scripts_help import SDXL_LORA
 
-from sd_scripts.formats.model_file import read_header
+from sd_scripts.families.model_file import read_header
 from sd_scripts.library.metadata import (
     ALWAYS,
     METADATA_GROUPS,
@@ -59,7 +60,7 @@ FACTS = TrainingMetadata(
 
 
 def metadata(facts: TrainingMetadata = FACTS, **values: Any) -> dict[str, str]:
-    settings = Settings(METADATA_GROUPS, values)
+    settings = Settings(replace(SDXL_LORA, groups=METADATA_GROUPS), values)
     return training_metadata(settings, facts, epoch=3, steps=30, now=1.0e9 + 60)
 
 
@@ -148,10 +149,14 @@ def test_a_thumbnail_file_becomes_a_thumbnail_url(tmp_path: Path) -> None:
 def test_base_files_are_named_and_hashed_and_ids_are_named(tmp_path: Path) -> None:
     (tmp_path / "base.safetensors").write_bytes(b"x")
     base = str(tmp_path / "base.safetensors")
-    found = base_file_metadata(Settings((ModelOptions,), {"pretrained_model_name_or_path": base, "vae": "someone/vae"}))
+    found = base_file_metadata(
+        Settings(
+            replace(SDXL_LORA, groups=(ModelOptions,)), {"pretrained_model_name_or_path": base, "vae": "someone/vae"}
+        )
+    )
     assert found.keys() == {"ss_sd_model_name", "ss_sd_model_hash", "ss_new_sd_model_hash", "ss_vae_name"}
     assert (found["ss_sd_model_name"], found["ss_vae_name"]) == ("base.safetensors", "someone/vae")
-    flux = script_for("flux", "lora").groups
+    flux = script_for("flux", "lora")
     of_flux = base_file_metadata(Settings(flux, {"pretrained_model_name_or_path": base, "ae": base}))
     assert of_flux["ss_vae_name"] == "base.safetensors"
     assert of_flux["ss_new_vae_hash"] == of_flux["ss_new_sd_model_hash"] == found["ss_new_sd_model_hash"]

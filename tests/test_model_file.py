@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sd_scripts.formats.model_file import describe
+from sd_scripts.families.model_file import describe
 from sd_scripts.formats.safetensors_header import read_header
 from sd_scripts.library.model_reader import read_empty, read_weights
 

@@ -12,19 +12,19 @@ from conftest import sdxl_settings
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, FluxTransformer2DModel, StableDiffusionXLPipeline
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from safetensors.torch import load_file, save_file
+from scripts_help import FLUX_FULL
 from torch import Tensor
 from training_help import train_whole
 
 from sd_scripts.families.family import Components, ModelWeights
-from sd_scripts.families.flux import FLUX
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.sdxl import SDXL
+from sd_scripts.families.model_file import describe, read_header
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.saving import checkpoint_tensors
-from sd_scripts.formats.model_file import describe, read_header
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.flux_train_utils import to_diffusers
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.options.catalog import FLUX_FULL
 from sd_scripts.options.settings import Settings
 
 resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")
@@ -380,7 +380,7 @@ def save_sdxl(
 
 def load_flux(miniature: Any, **others: str) -> Components:
     files = {option: str(path) for option, path in miniature.files.items()} | others
-    return FLUX.load(Settings(FLUX_FULL.groups, files), torch.float32, torch.device("cpu"))
+    return FLUX.load(Settings(FLUX_FULL, files), torch.float32, torch.device("cpu"))
 
 
 def prefix_of(state: State, prefix: str) -> State:

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from scripts_help import SDXL_LORA
 
-from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.command_line import ConfigFileOptions
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.legacy import LegacyOptions

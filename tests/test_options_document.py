@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from sd_scripts.options.catalog import SDXL_LORA
+from scripts_help import SDXL_LORA
+
 from sd_scripts.options.document import page
 from sd_scripts.options.spec import each_option
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts_help import FLUX_LORA, SDXL_LORA
 
 from sd_scripts.options import preflight
-from sd_scripts.options.catalog import FLUX_LORA, SCRIPTS, SDXL_LORA, Script
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Script
 from sd_scripts.options.spec import each_option
 
 ROOT = Path(__file__).parents[1]

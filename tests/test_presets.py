@@ -8,11 +8,12 @@ from gui_help import settings_in
 
 from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
+from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.catalog import Script, script_for
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
+from sd_scripts.options.settings import Script
 
 FOLDER = Path(__file__).parent.parent / "presets"
 PRESETS = sorted(FOLDER.glob("*/*.toml"))

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from gui_help import settings_in
+from scripts_help import FLUX_LORA
 
 from kohya_gui.print_command import print_command
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.options.catalog import FLUX_LORA
 
 START = {
     "pretrained_model_name_or_path": "sdxl.safetensors",

@@ -7,14 +7,14 @@ from typing import Any
 import gradio as gr
 import pytest
 from gradio.components import FormComponent
+from scripts_help import SDXL_LORA
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
 from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, read_text, routes
-from sd_scripts.options.catalog import SDXL_LORA
-from sd_scripts.options.prompt_lines import LINE_OPTIONS, SAMPLE_DEFAULTS, read_prompts
+from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompts
 
 
 class Page:
@@ -72,7 +72,7 @@ def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):
     assert "2 prompts" in page.save()
     place = tmp_path / "out" / "cat-prompts.txt"
     assert page.file == str(place)
-    assert [each.prompt for each in read_prompts(place, SAMPLE_DEFAULTS["sdxl"])] == ["a cat", "a dog"]
+    assert [each.prompt for each in read_prompts(place, SamplePrompt())] == ["a cat", "a dog"]
     page.write("a bird")
     assert "1 prompt" in page.save()
     assert place.read_text() == "a bird\n"

@@ -260,7 +260,7 @@ def test_what_changed_since_a_state_is_told_with_what_applies(miniature: Any, tm
 
     def origin(root: Path, **values: Any) -> Any:
         named = {**settings_for(miniature), "train_data_dir": root, **values}
-        settings = Settings(script.groups, {k: str(v) if isinstance(v, Path) else v for k, v in named.items()})
+        settings = Settings(script, {k: str(v) if isinstance(v, Path) else v for k, v in named.items()})
         return origin_of(settings, plan_data(settings, seed=1, warn=str), max_steps=8)
 
     root = images(tmp_path / "images", count=3)

@@ -95,7 +95,7 @@ def test_what_is_in_the_way_of_the_last_file_is_told_before_anything_is_loaded(m
     values = {**SHORT, **miniature.files, "train_data_dir": str(images(tmp_path / "images"))}
     values |= {"output_dir": str(tmp_path), "logging_dir": str(tmp_path / "logs"), "metadata_thumbnail": "no.png"}
     values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-    told = [str(problem) for problem in problems(Settings(script_for("sdxl", "lora").groups, values))]
+    told = [str(problem) for problem in problems(Settings(script_for("sdxl", "lora"), values))]
     assert sorted(line.partition(":")[0] for line in told) == ["logging_dir", "metadata_thumbnail", "output_name"]
 
 
@@ -214,7 +214,7 @@ def test_what_a_run_keeps_is_counted() -> None:
     train_plan = TrainPlan(batches_per_epoch=10, accumulation=1, max_steps=100)
 
     def kept(step: int = 0, **values: Any) -> tuple[int, int]:
-        settings = Settings(script_for("sdxl", "lora").groups, values)
+        settings = Settings(script_for("sdxl", "lora"), values)
         return kept_files(settings[SavingOptions], settings[ResumeOptions], train_plan, step)
 
     assert kept() == (1, 0)

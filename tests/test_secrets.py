@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts_help import SDXL_LORA
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 from training_help import images, settings_for
@@ -15,7 +16,7 @@ from kohya_gui.live_routes import routes
 from kohya_gui.lora_gui import LORA
 from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS
-from sd_scripts.options.catalog import SCRIPTS, SDXL_LORA
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import ENDED

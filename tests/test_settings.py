@@ -3,12 +3,14 @@
 import os
 
 import pytest
+from scripts_help import FLUX_LORA, SDXL_LORA
 
+from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA, script_for
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions
 from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.reading import from_file, from_values
@@ -33,14 +35,14 @@ def remarks(**values) -> list[str]:
 
 def test_a_start_needs_a_model_images_a_size_and_a_place_for_the_results():
     assert settings().problems() == []
-    missing = Settings(SDXL_LORA.groups, {}).problems()
+    missing = Settings(SDXL_LORA, {}).problems()
     assert [line.split(":")[0] for line in missing] == [
         "pretrained_model_name_or_path",
         "train_data_dir",
         "output_dir",
         "resolution",
     ]
-    assert missing[-1] == "resolution: not set; 1024 suits SDXL and FLUX.1"
+    assert missing[-1] == "resolution: not set; 1024 suits current models"
     described = from_values(
         SDXL_LORA, {**START, "train_data_dir": None, "resolution": None, "dataset_config": "d.toml"}
     )
@@ -289,7 +291,7 @@ def test_groups_are_typed_and_a_typo_is_an_error():
     assert opened[NetworkOptions].network_dim == 8
     assert opened[CompileOptions].compile_mode == "default"
     with pytest.raises(ValueError, match="unknown option: nework_dim"):
-        Settings(SDXL_LORA.groups, {"nework_dim": 8})
+        Settings(SDXL_LORA, {"nework_dim": 8})
 
 
 def test_a_training_that_is_not_there_yet_is_named():
@@ -320,5 +322,5 @@ def test_every_path_may_begin_with_the_home_and_is_written_down_as_it_was_given(
 def test_split_mode_of_flux_becomes_swapped_blocks() -> None:
     for given, swapped in (({}, 18), ({"blocks_to_swap": 4}, 4)):
         read = from_values(FLUX_LORA, {"pretrained_model_name_or_path": "x", "split_mode": True, **given})
-        assert read[FluxMemoryOptions].blocks_to_swap == swapped
+        assert read[MemoryOptions].blocks_to_swap == swapped
         assert any(str(remark).startswith("split_mode: ") for remark in read.remarks)

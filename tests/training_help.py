@@ -12,9 +12,9 @@ import torch
 from data_help import make_folder
 from torch import Tensor
 
+from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import script_for
-from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.runs.folder import RunFolder
 
 SHORT: dict[str, Any] = {

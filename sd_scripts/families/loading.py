@@ -11,8 +11,8 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
+from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.documents import read_json
-from sd_scripts.formats.model_file import MODEL
 from sd_scripts.library.sdxl_model_util import Shapes, State
 
 Made = TypeVar("Made")

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -12,7 +11,8 @@ from sd_scripts.data.buckets import BucketRules, Size
 from sd_scripts.data.dataset import plan_images
 from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.families.family import Components, Family
+from sd_scripts.families.family import Components
+from sd_scripts.families.registry import family_of
 from sd_scripts.finetune.tool import Reporter
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import DTYPES
@@ -29,7 +29,7 @@ def encode(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.mixed_precision == "fp16" and device.type == "cpu":
         raise ValueError("mixed_precision: fp16 needs a GPU; set bf16 or no")
-    record: Family = getattr(import_module(f"sd_scripts.families.{family}"), family.upper())
+    record = family_of(family)
     plan = plan_images(
         images,
         _rules(args),

@@ -8,12 +8,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import cards
 from sd_scripts.finetune.tool import Reporter, parser, run
 from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
-from sd_scripts.formats.model_file import describe
 from sd_scripts.formats.words import some
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.settings import Settings
+
+VAE_FILES = sorted({card.vae_option for card in cards()} - {"vae"})
+VAE_OPTIONS = ("vae", "no_half_vae", *VAE_FILES)
 
 
 def setup_parser() -> argparse.ArgumentParser:
@@ -27,9 +31,10 @@ def setup_parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--family", choices=list(FAMILY_TITLES), help="Model family, if it cannot be detected from the file."
     )
-    flags.add_argument("--vae", help="SDXL: VAE to use instead of the model's own.")
-    flags.add_argument("--no_half_vae", action="store_true", help="SDXL: keep the VAE in float32.")
-    flags.add_argument("--ae", help="FLUX.1: autoencoder file.")
+    flags.add_argument("--vae", help="VAE to use instead of the model's own.")
+    flags.add_argument("--no_half_vae", action="store_true", help="Keep the VAE in float32.")
+    for name in VAE_FILES:
+        flags.add_argument(f"--{name}", help="Autoencoder file.")
     flags.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="As in training.")
     flags.add_argument("--batch_size", type=int, default=1, help="Images to encode at once.")
     flags.add_argument("--max_data_loader_n_workers", type=int, help="Ignored: images are always read ahead.")
@@ -81,17 +86,19 @@ def _family(args: argparse.Namespace) -> str:
     model = args.model_name_or_path
     family = args.family or describe(Path(model)).family
     if family not in FAMILY_TITLES:
-        raise ValueError(f"family: cannot tell whether '{model}' is SDXL or FLUX.1; set --family")
+        titles = " or ".join(FAMILY_TITLES.values())
+        raise ValueError(f"family: cannot tell whether '{model}' is {titles}; set --family")
     return family
 
 
 def _settings(args: argparse.Namespace, family: str) -> Settings:
     """Return the settings of a training run that encodes with this VAE."""
     shared = ("mixed_precision", "disable_mmap_load_safetensors")
-    own = {"sdxl": ("vae", "no_half_vae"), "flux": ("ae",)}[family]
-    values = {name: getattr(args, name) for name in (*shared, *own)}
+    options = Settings(script_for(family, "full"), {}).options
+    own = [name for name, option in options.items() if name in vars(args) and family in option.families]
+    values = {name: getattr(args, name) for name in own if name in (*shared, *VAE_OPTIONS)}
     values["pretrained_model_name_or_path"] = args.model_name_or_path
-    return Settings(script_for(family, "full").groups, values)
+    return Settings(script_for(family, "full"), values)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 import torch._inductor
 from torch import Tensor, nn
 
-from sd_scripts.formats.model_file import COMPILED
+from sd_scripts.families.model_file import COMPILED
 from sd_scripts.options.command_line import add_arguments
 from sd_scripts.options.compile import CompileOptions
 

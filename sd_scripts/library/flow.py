@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.schedules import TIMESTEPS
-from sd_scripts.options.flux import FluxObjectiveOptions
+from sd_scripts.options.flow import FlowOptions
 
 BASE_TOKENS, MAX_TOKENS = 256, 4096
 BASE_SHIFT, MAX_SHIFT = 0.5, 1.15
-"""Logarithms of the shift at images of so many tokens: FLUX.1 makes larger images noisier."""
+"""Logarithms of the shift at images of so many tokens: larger images get more noise (Esser et al. 2024, 5.3.2)."""
 
 MIN_SIGMA = 1e-4
 """Weights that divide by sigma² take no smaller one, else one image that is hardly noisy would be all that counts."""
 
 
-def draw_sigmas(count: int, options: FluxObjectiveOptions, tokens: int, generator: torch.Generator) -> Tensor:
+def draw_sigmas(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
     """(B,) as timestep_sampling and weighting_scheme say, for images of so many tokens."""
     how = options.timestep_sampling
     if how == "sigma":
@@ -63,7 +63,7 @@ def loss_weights(sigmas: Tensor, weighting_scheme: str) -> Tensor:
     return torch.ones_like(sigmas)
 
 
-def _draw_density(count: int, options: FluxObjectiveOptions, generator: torch.Generator) -> Tensor:
+def _draw_density(count: int, options: FlowOptions, generator: torch.Generator) -> Tensor:
     """(B,) around 0..1; 0 is the noisiest (Esser et al. 2024, section 3.1)."""
     if options.weighting_scheme == "logit_normal":
         return torch.sigmoid(options.logit_mean + options.logit_std * _normal(count, generator))

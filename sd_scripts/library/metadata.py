@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.registry import card_of
 from sd_scripts.library.safetensors_io import model_hash, old_model_hash
 from sd_scripts.options.dataset import (
     AugmentOptions,
@@ -21,7 +22,6 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
-from sd_scripts.options.flux import FluxModelOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
@@ -151,12 +151,12 @@ def training_metadata(settings: Settings, facts: TrainingMetadata, *, epoch: int
 
 
 def base_file_metadata(settings: Settings) -> Texts:
-    """Names and hashes of the base model and the VAE, which FLUX.1 calls ae.
+    """Names and hashes of the base model and the VAE.
 
     Reads the files whole: once a run, seconds for a checkpoint.
     """
     model = settings[ModelOptions]
-    vae = settings[FluxModelOptions].ae if FluxModelOptions in settings.groups else model.vae
+    vae = settings.values()[card_of(settings.script.family).vae_option]
     return {
         **_file_metadata(model.pretrained_model_name_or_path, "sd_model"),
         **_file_metadata(vae, "vae"),

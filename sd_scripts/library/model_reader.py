@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from sd_scripts.families.model_file import COMPILED, SAFETENSORS, Header, read_header
 from sd_scripts.formats.documents import parse_json
-from sd_scripts.formats.model_file import COMPILED, SAFETENSORS, Header, read_header
 
 
 def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Tensor]:

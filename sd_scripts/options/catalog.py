@@ -1,7 +1,7 @@
 """The option groups of each training script, by family and method; torch-free, so that the GUI can import it."""
 
-from dataclasses import dataclass
-
+from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.registry import cards
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     AugmentOptions,
@@ -11,7 +11,6 @@ from sd_scripts.options.dataset import (
     DatasetOptions,
     ValidationOptions,
 )
-from sd_scripts.options.flux import FluxMemoryOptions, FluxModelOptions, FluxNetworkOptions, FluxObjectiveOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -23,10 +22,10 @@ from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, HuggingFaceOptions, LoraFileOptions, SavingOptions
-from sd_scripts.options.settings import Groups
+from sd_scripts.options.settings import Groups, Script
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
-FAMILY_TITLES = {"sdxl": "SDXL", "flux": "FLUX.1"}
+FAMILY_TITLES = {card.name: card.title for card in cards()}
 METHOD_TITLES = {"lora": "LoRA training", "full": "full training"}
 
 COMMON: Groups = (
@@ -59,43 +58,34 @@ COMMON: Groups = (
 )
 LORA: Groups = (LoraFileOptions, NetworkOptions)
 FULL: Groups = (FullOptions, ModelFileOptions)
-FLUX: Groups = (FluxModelOptions, FluxObjectiveOptions, FluxMemoryOptions)
+OF_METHOD = {"lora": LORA, "full": FULL}
 FILE_ONLY: Groups = (LaunchOptions,)
 """Groups that are keys of a settings file but not flags of a training script: accelerate uses them before it starts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """A training script: its family, its method and its option groups."""
-
-    file: str
-    family: str
-    method: str
-    groups: Groups
-
-    @property
-    def flag_groups(self) -> Groups:
-        return tuple(group for group in self.groups if group not in FILE_ONLY)
+def flag_groups(script: Script) -> Groups:
+    """Return the groups whose options are flags of the script."""
+    return tuple(group for group in script.groups if group not in FILE_ONLY)
 
 
-SDXL_LORA = Script(file="sdxl_train_network.py", family="sdxl", method="lora", groups=(*COMMON, *LORA))
-SDXL_FULL = Script(file="sdxl_train.py", family="sdxl", method="full", groups=(*COMMON, *FULL))
-FLUX_LORA = Script(
-    file="flux_train_network.py", family="flux", method="lora", groups=(*COMMON, *FLUX, *LORA, FluxNetworkOptions)
+def _script(card: FamilyCard, method: str, file: str) -> Script:
+    own = [group for group in card.groups if group not in card.lora_groups]
+    layers = card.lora_groups if method == "lora" else ()
+    return Script(file=file, family=card.name, method=method, groups=(*COMMON, *own, *OF_METHOD[method], *layers))
+
+
+SCRIPTS = tuple(
+    _script(card, method, card.scripts[method])
+    for method in METHOD_TITLES
+    for card in cards()
+    if method in card.scripts
 )
-FLUX_FULL = Script(file="flux_train.py", family="flux", method="full", groups=(*COMMON, *FLUX, *FULL))
-
-SCRIPTS = (SDXL_LORA, FLUX_LORA, SDXL_FULL, FLUX_FULL)
 
 
 def script_for(family: str, method: str) -> Script:
+    """Return the script that trains a family by a method. Raises ValueError, one sentence, if there is none."""
     for script in SCRIPTS:
         if (script.family, script.method) == (family, method):
             return script
     title = FAMILY_TITLES.get(family, family)
     raise ValueError(f"there is no {METHOD_TITLES.get(method, method)} for {title} yet")
-
-
-def script_of(groups: Groups) -> Script:
-    """Return the script whose settings have these groups."""
-    return next(script for script in SCRIPTS if script.groups == groups)

@@ -1,16 +1,17 @@
 """Find options of different groups that conflict or have no effect together.
 
 The parameters of each check are the groups it compares; a check is skipped if the run lacks one of them. A group that
-may be missing is annotated `| None`.
+may be missing is annotated `| None`. A check may also take the FamilyCard. Each family adds checks of its own.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from functools import partial
 from types import NoneType
 from typing import get_args
 
+from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.registry import card_by_network, card_of
 from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     SIDE_MULTIPLE,
@@ -23,15 +24,10 @@ from sd_scripts.options.dataset import (
     rounded_side,
     rounded_steps,
 )
-from sd_scripts.options.flux import (
-    RECOMMENDED,
-    FluxMemoryOptions,
-    FluxNetworkOptions,
-    FluxObjectiveOptions,
-    trains_t5xxl,
-)
+from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
@@ -47,21 +43,22 @@ Findings = Iterable[tuple[str, str]]
 """Pairs of an option's name and a message about it."""
 
 
-def problems_between(filled: Filled) -> Findings:
+def problems_between(filled: Filled, family: str) -> Findings:
     """Return every conflict between groups that prevents the run from starting."""
-    return _ask(PROBLEMS, filled)
+    return _ask((*PROBLEMS, *card_of(family).problems), filled, family)
 
 
-def remarks_between(filled: Filled) -> Findings:
+def remarks_between(filled: Filled, family: str) -> Findings:
     """Return warnings to show before the start: choices without effect, or with one that was hardly meant."""
-    return _ask(REMARKS, filled)
+    return _ask((*REMARKS, *card_of(family).remarks), filled, family)
 
 
-def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled) -> Iterator[tuple[str, str]]:
+def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled, family: str) -> Iterator[tuple[str, str]]:
+    known: Mapping[type, object] = {**filled, FamilyCard: card_of(family)}
     for check in checks:
         wanted = [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
-        if all(group in filled or NoneType in get_args(group) for group in wanted):
-            asked = [filled.get((*get_args(group), group)[0]) for group in wanted]
+        if all(kind in known or NoneType in get_args(kind) for kind in wanted):
+            asked = [known.get((*get_args(kind), kind)[0]) for kind in wanted]
             yield from until_wrong(partial(check, *asked))
 
 
@@ -69,7 +66,7 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
     if data.dataset_config:
         return
     if not data.resolution:
-        yield "resolution", "not set; 1024 suits SDXL and FLUX.1"
+        yield "resolution", "not set; 1024 suits current models"
         return
     sides = [int(side) for side in data.resolution.split(",") if side.strip().isdecimal()]
     steps = rounded_steps(buckets.bucket_reso_steps)
@@ -105,19 +102,15 @@ def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) 
 
 
 def text_encoder_training_conflicts(
-    cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions | None
+    cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, card: FamilyCard
 ) -> Findings:
     cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
-    first, second = (network.rate_of_encoder(number, optimizer.learning_rate) for number in (0, 1))
-    if not cached or network.network_train_unet_only or not (first or second):
-        return
-    if flux is None:
+    trained = any(network.rate_of_encoder(number, optimizer.learning_rate) for number in (0, 1))
+    if cached and trained and not network.network_train_unet_only and not card.has("partial_text_cache"):
         yield (
             "cache_text_encoder_outputs",
             "text encoders cannot be trained from cached outputs; set network_train_unet_only or turn the cache off",
         )
-    elif trains_t5xxl(network, flux) and second:
-        yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
 def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions) -> Findings:
@@ -133,8 +126,8 @@ def learning_rates_missing(optimizer: OptimizerOptions, network: NetworkOptions)
         yield "learning_rate", "all learning rates are 0, so nothing would be trained; set one above 0"
 
 
-def v_prediction_losses(model: ModelOptions, loss: LossOptions, flux: FluxObjectiveOptions | None) -> Findings:
-    if flux:  # without effect
+def v_prediction_losses(model: ModelOptions, loss: LossOptions, card: FamilyCard) -> Findings:
+    if not card.has("noise_schedule"):  # without effect
         return
     if loss.scale_v_pred_loss_like_noise_pred and not model.v_parameterization:
         yield (
@@ -175,7 +168,9 @@ def fullgraph_with_external_network(compiled: CompileOptions, network: NetworkOp
         )
 
 
-def snr_huber_schedule_with_flux(objective: FluxObjectiveOptions, loss: LossOptions) -> Findings:
+def snr_huber_schedule_without_noise_schedule(card: FamilyCard, loss: LossOptions) -> Findings:
+    if card.has("noise_schedule"):
+        return
     if loss.loss_type in ("huber", "smooth_l1") and loss.huber_schedule == "snr":
         yield (
             "huber_schedule",
@@ -183,12 +178,12 @@ def snr_huber_schedule_with_flux(objective: FluxObjectiveOptions, loss: LossOpti
         )
 
 
-def fp8_compute_without_bf16(memory: FluxMemoryOptions, training: TrainingOptions) -> Findings:
+def fp8_compute_without_bf16(memory: MemoryOptions, training: TrainingOptions) -> Findings:
     if memory.fp8_compute and training.mixed_precision != "bf16":
         yield "fp8_compute", f"needs mixed_precision = bf16, not {training.mixed_precision}"
 
 
-def swapped_adapter_conflicts(memory: FluxMemoryOptions, network: NetworkOptions) -> Findings:
+def swapped_adapter_conflicts(memory: MemoryOptions, network: NetworkOptions) -> Findings:
     """Refuse LyCORIS networks that start from the base weights, which swapped blocks do not have on the device."""
     if not memory.blocks_to_swap or network.is_ours:
         return
@@ -201,12 +196,13 @@ def swapped_adapter_conflicts(memory: FluxMemoryOptions, network: NetworkOptions
             )
 
 
-def flux_network_with_sdxl(network: NetworkOptions, flux: FluxNetworkOptions | None) -> Findings:
-    if flux is None and (network.network_module or "").endswith("networks.lora_flux"):
+def network_of_another_family(network: NetworkOptions, card: FamilyCard) -> Findings:
+    other = card_by_network(network.network_module or "")
+    if other and other is not card:
         yield (
             "network_module",
-            f"{network.network_module} makes LoRAs for FLUX.1, but this run trains SDXL; leave it unset, or train "
-            "FLUX.1",
+            f"{network.network_module} makes LoRAs for {other.title}, but this run trains {card.title}; leave it "
+            f"unset, or train {other.title}",
         )
 
 
@@ -219,7 +215,7 @@ def fused_backward_conflicts(fused: FusedOptions, training: TrainingOptions, ful
         yield name, "does not support the loss scaling of fp16; set mixed_precision = bf16"
 
 
-def swapped_model_conflicts(memory: FluxMemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
+def swapped_model_conflicts(memory: MemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
     if memory.blocks_to_swap and not training.full_bf16:
         yield "blocks_to_swap", "trained blocks can be swapped only in bf16; set full_bf16 and mixed_precision = bf16"
 
@@ -260,8 +256,8 @@ PROBLEMS = (
     fullgraph_with_external_network,
     fp8_compute_without_bf16,
     swapped_adapter_conflicts,
-    snr_huber_schedule_with_flux,
-    flux_network_with_sdxl,
+    snr_huber_schedule_without_noise_schedule,
+    network_of_another_family,
     fused_backward_conflicts,
     swapped_model_conflicts,
     text_encoders_trained_and_cached,
@@ -404,49 +400,20 @@ def lr_without_training(network: NetworkOptions) -> Findings:
         yield "unet_lr", "has no effect with network_train_text_encoder_only"
 
 
-def t5_lr_without_t5_training(
-    network: NetworkOptions, optimizer: OptimizerOptions, flux: FluxNetworkOptions
-) -> Findings:
-    if not trains_t5xxl(network, flux):
-        return
-    if network.network_train_unet_only:
-        yield "train_t5xxl", "has no effect with network_train_unet_only"
-    elif not network.rate_of_encoder(1, optimizer.learning_rate):
-        yield "train_t5xxl", "has no effect: text_encoder_lr is 0 for T5, its second value"
-
-
-def flux_ranks_with_external_network(network: NetworkOptions, flux: FluxNetworkOptions) -> Findings:
-    if network.is_ours:
-        return
-    for field in fields(flux):  # type: ignore[arg-type]
-        if field.name != "train_t5xxl" and getattr(flux, field.name) != field.default:
-            yield field.name, f"has no effect on {network.network_module}, which reads only network_args"
-
-
-def prediction_type_not_recommended(objective: FluxObjectiveOptions) -> Findings:
-    if objective.model_prediction_type == RECOMMENDED["model_prediction_type"]:
-        return
-    recommended = ", ".join(f"{name} = {value}" for name, value in RECOMMENDED.items())
-    yield (
-        "model_prediction_type",
-        f"{objective.model_prediction_type} does not match what FLUX.1 predicts; recommended: {recommended}",
-    )
-
-
-READERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "discrete_flow_shift": ("timestep_sampling", ("sigma", "shift")),
-    "sigmoid_scale": ("timestep_sampling", ("sigmoid", "shift", "flux_shift")),
-    "logit_mean": ("weighting_scheme", ("logit_normal",)),
-    "logit_std": ("weighting_scheme", ("logit_normal",)),
-    "mode_scale": ("weighting_scheme", ("mode",)),
+READERS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "discrete_flow_shift": ("timestep_sampling", lambda how: how in ("sigma", "shift")),
+    "sigmoid_scale": ("timestep_sampling", lambda how: how not in ("sigma", "uniform")),
+    "logit_mean": ("weighting_scheme", lambda scheme: scheme == "logit_normal"),
+    "logit_std": ("weighting_scheme", lambda scheme: scheme == "logit_normal"),
+    "mode_scale": ("weighting_scheme", lambda scheme: scheme == "mode"),
 }
-"""Numeric option of FLUX.1's timesteps -> the choice that decides whether it is read, and the values that read it."""
+"""Numeric option of timestep sampling -> the choice that decides whether it is read, and the values that read it."""
 
 
-def timestep_options_without_effect(objective: FluxObjectiveOptions) -> Findings:
-    for name, (choice, readers) in READERS.items():
+def timestep_options_without_effect(objective: FlowOptions) -> Findings:
+    for name, (choice, reads) in READERS.items():
         chosen = getattr(objective, choice)
-        if chosen not in readers and getattr(objective, name) != getattr(FluxObjectiveOptions, name):
+        if not reads(chosen) and getattr(objective, name) != getattr(FlowOptions, name):
             yield name, f"has no effect with {choice} = {chosen}"
     how, scheme = objective.timestep_sampling, objective.weighting_scheme
     if scheme in ("logit_normal", "mode") and how != "sigma":
@@ -535,8 +502,5 @@ REMARKS = (
     samples_without_prompts,
     keep_last_without_saving,
     lr_without_training,
-    t5_lr_without_t5_training,
-    flux_ranks_with_external_network,
-    prediction_type_not_recommended,
     timestep_options_without_effect,
 )

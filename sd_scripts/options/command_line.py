@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.formats.words import shortened
-from sd_scripts.options.catalog import Script
+from sd_scripts.options.catalog import flag_groups
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values, unknown_text
-from sd_scripts.options.settings import Groups, Problem, Settings
+from sd_scripts.options.settings import Groups, Problem, Script, Settings
 from sd_scripts.options.spec import Option, OptionGroup, each_option, option
 
 
@@ -51,7 +51,7 @@ def parser(script: Script) -> argparse.ArgumentParser:
 
 
 def _flag_groups(script: Script) -> Groups:
-    return (ConfigFileOptions, *script.flag_groups, LegacyOptions)
+    return (ConfigFileOptions, *flag_groups(script), LegacyOptions)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
     )
     resolution: str | None = option(
         None,
-        "Training size: one number for a square, or width,height. SDXL and FLUX.1 were trained at 1024. "
+        "Training size: one number for a square, or width,height. 1024 suits current models. "
         "With buckets it sets the area, not the shape. May be unset if the dataset file sets it.",
         suggestions=("1024", "768", "512", "1024,768"),
         placeholder="1024",
@@ -255,7 +255,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
     weighted_captions: bool = option(
         False,
         "Read (word:1.3) in captions as a weight. Leave it off if captions contain literal brackets.",
-        families=("sdxl",),
+        needs="clip_captions",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -3,11 +3,12 @@
 import inspect
 import sys
 
+from sd_scripts.families.registry import cards
 from sd_scripts.options.catalog import FAMILY_TITLES, FILE_ONLY, METHOD_TITLES, SCRIPTS
 from sd_scripts.options.command_line import ConfigFileOptions
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.settings import Groups
-from sd_scripts.options.spec import ALL_FAMILIES, ALL_METHODS, KINDS, Option, OptionGroup, each_option
+from sd_scripts.options.spec import ALL_METHODS, KINDS, Option, OptionGroup, each_option
 
 OPENING = """# Options
 
@@ -89,7 +90,7 @@ def _help(o: Option) -> str:
 
 
 def _effect(o: Option) -> str:
-    where = [FAMILY_TITLES[family] for family in o.families] if o.families != ALL_FAMILIES else []
+    where = [FAMILY_TITLES[family] for family in o.families] if len(o.families) < len(cards()) else []
     where += [METHOD_TITLES[method] for method in o.methods] if o.methods != ALL_METHODS else []
     masters = [f"`{name}`" for name in o.masters]
     when = f" While {' or '.join(masters)} is on." if masters else ""

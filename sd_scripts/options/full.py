@@ -17,21 +17,21 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
         False,
         "Train both text encoders too. They overfit quickly on little data; 1e-6 to 5e-6 is usual.",
         label="Train the text encoders",
-        families=("sdxl",),
+        needs="trains_text",
     )
     learning_rate_te1: float | None = option(
         None,
         "Learning rate of the first text encoder (CLIP-L). Unset is learning_rate; 0 freezes it.",
         label="CLIP-L learning rate",
         within=(0.0, 1000.0),
-        families=("sdxl",),
+        needs="trains_text",
     )
     learning_rate_te2: float | None = option(
         None,
         "Learning rate of the second text encoder (CLIP-G). Unset is learning_rate; 0 freezes it.",
         label="CLIP-G learning rate",
         within=(0.0, 1000.0),
-        families=("sdxl",),
+        needs="trains_text",
     )
     block_lr: str | None = option(
         None,
@@ -39,7 +39,7 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
         "output. 0 freezes a block.",
         label="Block learning rates",
         placeholder="1e-6,1e-6,...",
-        families=("sdxl",),
+        needs="block_rates",
     )
 
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
@@ -80,18 +80,17 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass", method
         "gradients. 4 to 10 is usual.",
         within=(0, 10_000),
         zero_is_off=True,
-        families=("sdxl",),
+        needs="grouped_updates",
     )
     blockwise_fused_optimizers: bool = option(
         False,
         "Like fused_backward_pass, one block at a time.",
         label="Fused backward pass by block",
-        families=("flux",),
+        needs="blockwise_updates",
     )
     diffusers_xformers: bool = option(
         False,
         "Use xformers through diffusers.",
-        families=("sdxl",),
         not_yet="attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off",
     )
 
@@ -112,7 +111,7 @@ class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
     save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = option(
         None,
         "safetensors is one file that every program loads; diffusers is a folder (diffusers_safetensors is the same). "
-        "Unset keeps the format of the base model. FLUX.1 is always saved as safetensors.",
+        "Unset keeps the format of the base model. A family that lacks a format is saved as safetensors.",
         label="File format",
     )
     use_safetensors: bool = option(
@@ -121,6 +120,5 @@ class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
     mem_eff_save: bool = option(
         False,
         "Write the model tensor by tensor, without a second copy in RAM.",
-        families=("flux",),
         not_yet="every model is written tensor by tensor; leave it off",
     )

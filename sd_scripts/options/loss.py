@@ -14,16 +14,16 @@ class NoiseOptions(OptionGroup, title="Noise"):
         "Offset the noise of each latent channel by a random amount of this strength, so that very dark and very "
         "bright images can be learned. Around 0.05.",
         within=(0.0, 10.0),
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     noise_offset_random_strength: bool = option(
-        False, "Draw the strength at random for each image, from 0 to noise_offset.", families=("sdxl",)
+        False, "Draw the strength at random for each image, from 0 to noise_offset.", needs="noise_schedule"
     )
     adaptive_noise_scale: float | None = option(
         None,
         "Add the mean of the latents times this to noise_offset.",
         within=(-10.0, 10.0),
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     multires_noise_iterations: int | None = option(
         None,
@@ -31,10 +31,10 @@ class NoiseOptions(OptionGroup, title="Noise"):
         "usual; 0 is off.",
         within=(0, 64),
         zero_is_off=True,
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     multires_noise_discount: float = option(
-        0.3, "Strength of each coarser layer, relative to the one before.", within=(0.0, 1.0), families=("sdxl",)
+        0.3, "Strength of each coarser layer, relative to the one before.", within=(0.0, 1.0), needs="noise_schedule"
     )
     ip_noise_gamma: float | None = option(
         None,
@@ -49,7 +49,7 @@ class NoiseOptions(OptionGroup, title="Noise"):
         False,
         "Make the last timestep pure noise. For v-prediction models that were trained that way.",
         label="Zero terminal SNR",
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     min_timestep: int | None = option(
         None,
@@ -89,13 +89,13 @@ class LossOptions(OptionGroup, title="Loss"):
         label="Min-SNR gamma",
         within=(0.0, 100.0),
         zero_is_off=True,
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     scale_v_pred_loss_like_noise_pred: bool = option(
         False,
         "Weight the loss of a v-prediction model like that of a noise-prediction model.",
         label="Scale v-prediction loss",
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     v_pred_like_loss: float | None = option(
         None,
@@ -103,11 +103,11 @@ class LossOptions(OptionGroup, title="Loss"):
         label="v-prediction-like loss",
         within=(0.0, 100.0),
         zero_is_off=True,
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     debiased_estimation_loss: bool = option(
         False,
         "Weight timesteps by 1/sqrt(SNR). An alternative to min_snr_gamma; do not use both.",
         label="Debiased estimation",
-        families=("sdxl",),
+        needs="noise_schedule",
     )

@@ -13,7 +13,7 @@ class ModelOptions(OptionGroup, title="Model"):
         "Model to start from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face ID "
         "such as stabilityai/stable-diffusion-xl-base-1.0.",
         label="Base model",
-        placeholder="/models/sd_xl_base_1.0.safetensors or /models/flux1-dev.safetensors",
+        placeholder="/models/model.safetensors",
         path=True,
     )
     vae: str | None = option(
@@ -21,14 +21,14 @@ class ModelOptions(OptionGroup, title="Model"):
         "Use another VAE (file or folder) instead of the model's own. The fp16-fix VAE avoids black images "
         "in half precision.",
         label="VAE",
-        families=("sdxl",),
+        needs="own_vae",
         path=True,
     )
     no_half_vae: bool = option(
         False,
-        "Run the VAE in float32. Turn it on for SDXL's original VAE, which overflows in fp16.",
+        "Run the VAE in float32. Turn it on for a VAE that overflows in fp16.",
         label="Keep the VAE in float32",
-        families=("sdxl",),
+        needs="own_vae",
     )
     tokenizer_cache_dir: str | None = option(
         None,
@@ -39,29 +39,28 @@ class ModelOptions(OptionGroup, title="Model"):
     v2: bool = option(
         False,
         "The base model is Stable Diffusion 2.x.",
-        families=(),
-        not_yet="Stable Diffusion 2.x is not supported; choose an SDXL model",
+        not_yet="Stable Diffusion 2.x is not supported; choose a newer model",
     )
     v_parameterization: bool = option(
         False,
         "Train the model to predict velocity instead of noise. Required for v-prediction models, harmful for others.",
         label="v-prediction",
-        families=("sdxl",),
+        needs="noise_schedule",
     )
     clip_skip: int | None = option(
         None,
-        "Text encoder layer to use, counted from the end. Unset, 1 and 2 use the second to last, which SDXL was "
-        "trained with; 3 and more use earlier ones.",
+        "Text encoder layer to use, counted from the end. Unset, 1 and 2 use the second to last, with which "
+        "models are trained; 3 and more use earlier ones.",
         label="CLIP skip",
         within=(0, 12),
         zero_is_off=True,
-        families=("sdxl",),
+        needs="clip_captions",
     )
     max_token_length: int | None = option(
         None,
         "Number of caption tokens to use. Unset is 75; 150 and 225 read longer captions in chunks of 75.",
         choices=(150, 225),
-        families=("sdxl",),
+        needs="clip_captions",
     )
     disable_mmap_load_safetensors: bool = option(
         False,

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sd_scripts.formats.model_file import FLUX_PARTS, MODEL, ModelFile, describe, is_hub_id, locate
-from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, Script
-from sd_scripts.options.flux import FluxModelOptions
+from sd_scripts.families.model_file import MODEL, ModelFile, describe, is_hub_id, locate
+from sd_scripts.families.registry import card_of
+from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.settings import Script
 
 if TYPE_CHECKING:
     from sd_scripts.options.preflight import ValidSettings
@@ -37,8 +38,8 @@ def _advice(found: ModelFile, script: Script) -> str:
     """Suggest what to do with a file that is not a base model of the script's family."""
     if found.variant.endswith("LoRA"):
         return "to continue training a LoRA, set network_weights"
-    if parts := [name for name, wanted in FLUX_PARTS.items() if found.variant in wanted.fitting]:
-        return f"set it in {parts[0]}"
+    if options := [part.option for part in card_of(script.family).components if found.variant in part.fitting]:
+        return f"set it in {options[0]}"
     if found.variant == "VAE":
         return "set it in vae"
     others = [each for each in SCRIPTS if (each.family, each.method) == (found.family, script.method)]
@@ -49,7 +50,8 @@ def _advice(found: ModelFile, script: Script) -> str:
 
 def vae(valid: ValidSettings) -> Iterator[str]:
     name = valid[ModelOptions].vae
-    if not name or valid.script.family != "sdxl":  # without effect elsewhere
+    card = card_of(valid.script.family)
+    if not name or not card.has("own_vae"):  # without effect elsewhere
         return
     if not Path(name).exists():
         if not is_hub_id(name):
@@ -59,17 +61,15 @@ def vae(valid: ValidSettings) -> Iterator[str]:
     found = describe(path / "vae" if (path / "vae").is_dir() else path)
     if found.problem:
         yield f"vae: {found.problem}"
-    elif _is_known(found) and found.variant != "VAE" and not found.variant.startswith("SDXL checkpoint"):
-        yield f"vae: '{name}' is {found.variant}, not a VAE for SDXL; choose another file"
+    elif _is_known(found) and found.variant != "VAE" and found.family != card.name:
+        yield f"vae: '{name}' is {found.variant}, not a VAE for {card.title}; choose another file"
 
 
-def flux_parts(valid: ValidSettings) -> Iterator[str]:
-    """Check the files of FLUX.1's text encoders and autoencoder that the options name."""
-    if FluxModelOptions not in valid:
-        return
-    options = valid[FluxModelOptions]
-    for name, wanted in FLUX_PARTS.items():
-        if not (file := getattr(options, name)):
+def components(valid: ValidSettings) -> Iterator[str]:
+    """Check the files of text encoders and autoencoder that the options name."""
+    for wanted in card_of(valid.script.family).components:
+        name = wanted.option
+        if not (file := valid.value(name)):
             continue
         path = Path(file)
         inner = path / wanted.folder
@@ -82,16 +82,18 @@ def flux_parts(valid: ValidSettings) -> Iterator[str]:
             yield f"{name}: '{file}' is {found.variant}, not {wanted.title}; choose another file"
 
 
-def parts_in_the_model(valid: ValidSettings) -> Iterator[str]:
+def components_in_the_model(valid: ValidSettings) -> Iterator[str]:
     """Check that the base model contains the components that no option names."""
     where = locate(valid[ModelOptions].pretrained_model_name_or_path)
-    if FluxModelOptions not in valid or isinstance(where, str) or not where.is_file():
+    card = card_of(valid.script.family)
+    if not card.components or isinstance(where, str) or not where.is_file():
         return
-    options, found = valid[FluxModelOptions], describe(where)
-    if found.family != "flux" or found.variant.endswith("LoRA"):
+    found = describe(where)
+    if found.family != card.name or found.variant.endswith("LoRA"):
         return
-    for name, wanted in FLUX_PARTS.items():
-        if not getattr(options, name) and name not in found.parts:
+    for wanted in card.components:
+        name = wanted.option
+        if not valid.value(name) and name not in found.parts:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 
@@ -116,4 +118,4 @@ def _why_no_lora(file: Path, family: str) -> str:
     return f"'{file}' is {found.variant}, not a LoRA for {FAMILY_TITLES[family]}; choose another file"
 
 
-CHECKS = (base_model, vae, flux_parts, parts_in_the_model, network_files)
+CHECKS = (base_model, vae, components, components_in_the_model, network_files)

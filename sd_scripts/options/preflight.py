@@ -8,18 +8,17 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sd_scripts.formats.words import shortened
 from sd_scripts.options import data_checks, model_checks
-from sd_scripts.options.catalog import Script, script_of
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.prompt_lines import prompt_problems
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Problem, Settings
-from sd_scripts.options.spec import OptionGroup, WrongValue, without
+from sd_scripts.options.settings import Problem, Script, Settings
+from sd_scripts.options.spec import OptionGroup, WrongValue, each_option, without
 from sd_scripts.options.training import LATEST, ResumeOptions
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 
@@ -40,10 +39,15 @@ class ValidSettings:
 
     def __init__(self, settings: Settings, wrong: set[str]):
         self._settings, self._wrong = settings, wrong
-        self.script: Script = script_of(settings.groups)
+        self.script: Script = settings.script
 
     def __getitem__(self, group: type[Group]) -> Group:
         return without(self._settings[group], self._wrong)  # type: ignore[return-value]
+
+    def value(self, name: str) -> Any:
+        """Return the value of one option, by name."""
+        group = next(g for g in self._settings.script.groups if any(o.name == name for o in each_option(g)))
+        return getattr(self[group], name)
 
     def __contains__(self, group: type[OptionGroup]) -> bool:
         return group in self._settings.filled

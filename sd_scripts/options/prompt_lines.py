@@ -8,7 +8,6 @@ from typing import Any
 
 from sd_scripts.formats import documents
 from sd_scripts.options.sampling import SAMPLERS
-from sd_scripts.options.spec import ALL_FAMILIES, Families
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +23,11 @@ class SamplePrompt:
     scale: float = 7.5
     """Classifier-free guidance."""
     guidance: float = 3.5
-    """Guidance embedded in FLUX.1 dev."""
+    """Guidance embedded in a distilled model."""
     sampler: str | None = None
     """None means the option sample_sampler."""
 
 
-SAMPLE_DEFAULTS = {"sdxl": SamplePrompt(), "flux": SamplePrompt(steps=20, scale=1.0)}
-"""Family -> defaults for what a prompt does not set."""
-SIDE_MULTIPLES = {"sdxl": 8, "flux": 16}
-"""Family -> multiple to which image sides are rounded."""
 LEAST_SIDE, MOST_SIDE = 64, 8192
 MOST_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
@@ -71,8 +66,14 @@ class LineOption:
     label: str
     example: str
     help: str
-    families: Families = ALL_FAMILIES
-    """Families in which it has an effect."""
+    needs: str = ""
+    """The capability that a family needs for it to have an effect."""
+
+    def works_for(self, family: str) -> bool:
+        """Whether it has an effect in a family."""
+        from sd_scripts.families.registry import card_of  # a card holds the family's own defaults
+
+        return not self.needs or card_of(family).has(self.needs)
 
     def match(self, part: str) -> "re.Match[str] | None":
         return re.match(self.letters + self.value, part, re.IGNORECASE)
@@ -84,9 +85,9 @@ LINE_OPTIONS = (
     LineOption("d", WHOLE, "seed", "seed", "1", "Same noise every time, for comparison"),
     LineOption("s", WHOLE, "sample_steps", "steps", "30", "Sampling steps"),
     LineOption("l", NUMBER, "scale", "CFG scale", "5", "Strength of the prompt over the negative prompt; 1 is off"),
-    LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of FLUX.1 dev", ("flux",)),
+    LineOption("g", NUMBER, "guidance_scale", "guidance", "3.5", "Guidance of a distilled model", "guidance"),
     LineOption("n", WORD, "negative_prompt", "negative prompt", "blurry, low quality", "What to avoid in the image"),
-    LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this image", ("sdxl",)),
+    LineOption("ss", WORD, "sample_sampler", "sampler", "euler_a", "Sampler of this image", "noise_schedule"),
 )
 SAMPLER = LINE_OPTIONS[-1]
 
@@ -255,7 +256,7 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
         elif isinstance(value, int | float) and not least <= value <= most:  # NaN is in no range
             between = f"between {least} and {most}" if key in RANGES else "a 63-bit number"
             yield f"{key}: {value} is not {between}"
-        elif key == "sample_sampler" and family in SAMPLER.families and value not in SAMPLERS:
+        elif key == "sample_sampler" and family and SAMPLER.works_for(family) and value not in SAMPLERS:
             yield f"sample_sampler: {value!r} is not one of {', '.join(SAMPLERS)}"
 
 

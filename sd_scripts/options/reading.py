@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, Script
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
-from sd_scripts.options.settings import Remark, Settings
+from sd_scripts.options.settings import Remark, Script, Settings
 from sd_scripts.options.spec import Option, each_option
 
 
@@ -31,9 +31,7 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         remarks += said
     known = {o.name for group in script.groups for o in each_option(group)}
     unknown = {name: value for name, value in values.items() if name not in known}
-    settings = Settings(
-        script.groups, {name: value for name, value in values.items() if name in known}, unknown=unknown
-    )
+    settings = Settings(script, {name: value for name, value in values.items() if name in known}, unknown=unknown)
     if not settings.wrong_values():
         remarks += without_effect(script, settings)
     settings.remarks = [*remarks, *(Remark(name, unknown_text(name, known)) for name in unknown)]
@@ -56,7 +54,9 @@ def without_effect(script: Script, settings: Settings) -> Iterator[Remark]:
         if value != option.default and (why := _why_without_effect(option, script, values)):
             reported.add(name)
             yield Remark(name, why)
-    yield from (Remark(name, why) for name, why in remarks_between(settings.filled) if name not in reported)
+    yield from (
+        Remark(name, why) for name, why in remarks_between(settings.filled, script.family) if name not in reported
+    )
 
 
 def _why_without_effect(option: Option, script: Script, values: Mapping[str, Any]) -> str:

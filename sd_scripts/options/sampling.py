@@ -1,8 +1,8 @@
 """Options: samples."""
 
-from typing import Literal
+from typing import Literal, get_args
 
-from sd_scripts.options.spec import OptionGroup, each_option, option
+from sd_scripts.options.spec import OptionGroup, option
 
 
 class SampleOptions(OptionGroup, title="Samples"):
@@ -42,8 +42,11 @@ class SampleOptions(OptionGroup, title="Samples"):
         "k_dpm_2",
         "k_dpm_2_a",
     ] = option(
-        "ddim", "Sampler for the images; euler_a and dpmsolver++ are good choices.", label="Sampler", families=("sdxl",)
+        "ddim",
+        "Sampler for the images; euler_a and dpmsolver++ are good choices.",
+        label="Sampler",
+        needs="noise_schedule",
     )
 
 
-SAMPLERS = next(o.choices for o in each_option(SampleOptions) if o.name == "sample_sampler")
+SAMPLERS: tuple[str, ...] = get_args(SampleOptions.__annotations__["sample_sampler"])

@@ -12,6 +12,16 @@ Group = TypeVar("Group", bound=OptionGroup)
 Groups = tuple[type[OptionGroup], ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script: its family, its method and its option groups."""
+
+    file: str
+    family: str
+    method: str
+    groups: Groups
+
+
 @dataclass(frozen=True)
 class Remark:
     """A warning about an option; the run can start."""
@@ -43,21 +53,21 @@ class Settings:
 
     def __init__(
         self,
-        groups: Groups,
+        script: Script,
         values: Mapping[str, Any],
         *,
         remarks: Iterable[Remark] = (),
         unknown: Mapping[str, Any] | None = None,
     ):
-        self.groups = groups
-        self.options: dict[str, Option] = {o.name: o for group in groups for o in each_option(group)}
+        self.script = script
+        self.options: dict[str, Option] = {o.name: o for group in script.groups for o in each_option(group)}
         self.remarks = list(remarks)
         self.unknown = dict(unknown or {})
         """Unknown keys of the file, kept so that saving writes them back."""
         if strange := values.keys() - self.options:
             raise ValueError(f"unknown option: {', '.join(sorted(strange))}")
         read = {name: self.options[name].read(value) for name, value in values.items()}
-        self.filled = {g: g(**{o.name: read[o.name] for o in each_option(g) if o.name in read}) for g in groups}
+        self.filled = {g: g(**{o.name: read[o.name] for o in each_option(g) if o.name in read}) for g in script.groups}
         self._located = {group: self._locate(filled) for group, filled in self.filled.items()}
 
     def __getitem__(self, group: type[Group]) -> Group:
@@ -105,7 +115,7 @@ class Settings:
         wrong = self._wrong()
         valid = {group: without(filled, wrong) for group, filled in self.filled.items()}
         within = [finding for filled in valid.values() for finding in until_wrong(filled.check)]
-        between = (*within, *problems_between(valid))
+        between = (*within, *problems_between(valid, self.script.family))
         return [Problem((name,), shortened(why)) for name, why in (*wrong.items(), *between)]
 
     def _wrong(self) -> dict[str, str]:

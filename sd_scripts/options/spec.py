@@ -15,7 +15,19 @@ from typing_extensions import dataclass_transform
 from sd_scripts.formats.documents import name_problem
 
 Families = tuple[str, ...]
-ALL_FAMILIES: Families = ("sdxl", "flux")
+CAPABILITIES = {
+    "block_rates": "full training takes a learning rate for each block",
+    "blockwise_updates": "weights can be updated during the backward pass, one block at a time",
+    "clip_captions": "captions are read by CLIP, in chunks of 75 tokens",
+    "fp8": "frozen weights can be held in 8 bits",
+    "grouped_updates": "weights can be updated during the backward pass, in a given number of groups",
+    "guidance": "the model was distilled with an embedded guidance",
+    "noise_schedule": "noise follows Stable Diffusion's schedule of 1,000 timesteps",
+    "offload_activations": "checkpointed activations can be held in RAM",
+    "own_vae": "the model file contains a VAE, which another can replace",
+    "trains_text": "full training can train the text encoders",
+}
+"""What a model family may be capable of: options need it to have an effect."""
 ALL_METHODS = ("lora", "full")
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -117,7 +129,10 @@ class Option:
     """Name of the bool option that must be on for the page to show this one, which works without it too."""
     active_with: tuple[str, str] | None = None
     """Name and value of another option that this one needs to differ from its default."""
-    families: Families = ALL_FAMILIES
+    needs: str = ""
+    """The capability that a family needs for the option to have an effect; a key of CAPABILITIES."""
+    families: Families = ()
+    """Families in which the option has an effect; follows from `needs` and from the families that list its group."""
     methods: tuple[str, ...] = ALL_METHODS
     """Where the option has an effect; setting it elsewhere is a warning."""
     not_yet: str = ""
@@ -247,13 +262,26 @@ def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
 
 
 def _declared(group: type[OptionGroup]) -> Iterator[Option]:
+    from sd_scripts.families.registry import cards  # the cards name groups of options
+
     hints = typing.get_type_hints(group)
     for field in dataclasses.fields(group):  # type: ignore[arg-type]
         default = field.default
         if default is dataclasses.MISSING:
             default = field.default_factory()  # type: ignore[misc, operator]
-        face = {"label": _label(field.name), "methods": group.methods, **field.metadata}
-        yield Option(**{"name": field.name, "default": default, **_read_type(hints[field.name]), **face})
+        face = {
+            "label": _label(field.name),
+            "methods": group.methods,
+            **_read_type(hints[field.name]),
+            **field.metadata,
+        }
+        own = [card for card in cards() if group in card.groups]
+        capable = [card for card in own or cards() if face.get("needs", "") in ("", *card.capabilities)]
+        face["families"] = tuple(card.name for card in capable)
+        face["help"] = " ".join([face["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
+        if face.get("choices"):
+            face["choices"] = (*face["choices"], *(word for c in cards() for word in c.choices.get(field.name, ())))
+        yield Option(**{"name": field.name, "default": default, **face})
 
 
 def _label(name: str) -> str:

@@ -41,7 +41,7 @@ class TrainingOptions(OptionGroup, title="Training"):
     cpu_offload_checkpointing: bool = option(
         False,
         "Offload the activations that gradient_checkpointing keeps to RAM.",
-        families=("flux",),
+        needs="offload_activations",
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = option(
         "no",
@@ -66,14 +66,14 @@ class TrainingOptions(OptionGroup, title="Training"):
         "Store the frozen weights of the transformer and T5 in fp8, half the memory of bf16. Computation stays in "
         "mixed_precision.",
         label="Base in fp8",
-        families=("flux",),
+        needs="fp8",
         methods=("lora",),
     )
     fp8_base_unet: bool = option(
         False,
         "Like fp8_base, but only for the transformer.",
         label="Transformer in fp8",
-        families=("flux",),
+        needs="fp8",
         methods=("lora",),
     )
     max_nonfinite_steps: int = option(
@@ -84,8 +84,8 @@ class TrainingOptions(OptionGroup, title="Training"):
         within=(1, 10_000),
     )
     sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
-    xformers: bool = option(False, "Use xformers' attention.", families=("sdxl",), not_yet=ALWAYS_SDPA)
-    mem_eff_attn: bool = option(False, "Use attention in chunks.", families=("sdxl",), not_yet=ALWAYS_SDPA)
+    xformers: bool = option(False, "Use xformers' attention.", not_yet=ALWAYS_SDPA)
+    mem_eff_attn: bool = option(False, "Use attention in chunks.", not_yet=ALWAYS_SDPA)
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.full_fp16 and self.mixed_precision != "fp16":

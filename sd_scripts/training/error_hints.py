@@ -24,6 +24,8 @@ class ErrorHint(NamedTuple):
     helps: Callable[[Values], bool]
     words: str
     """Text in which `{option}` stands for the value of that option."""
+    option: str = ""
+    """The option it names, if that has an effect for some families only."""
 
 
 def _off(name: str) -> Callable[[Values], bool]:
@@ -35,18 +37,11 @@ def _is_lora(values: Values) -> bool:
     return "network_dim" in values
 
 
-def _is_flux(values: Values) -> bool:
-    return "blocks_to_swap" in values
-
-
 GPU: tuple[ErrorHint, ...] = (
     ErrorHint(lambda v: v["mixed_precision"] == "no", "set mixed_precision = bf16"),
     ErrorHint(lambda v: not _is_lora(v) and not v["full_bf16"] and not v["full_fp16"], "turn full_bf16 on"),
     ErrorHint(_off("gradient_checkpointing"), "turn gradient_checkpointing on"),
-    ErrorHint(
-        lambda v: _is_flux(v) and _is_lora(v) and not (v["fp8_base"] or v["fp8_base_unet"]),
-        "turn fp8_base on",
-    ),
+    ErrorHint(lambda v: _is_lora(v) and not (v["fp8_base"] or v["fp8_base_unet"]), "turn fp8_base on", "fp8_base"),
     ErrorHint(
         lambda v: v["train_batch_size"] > 1,
         "lower train_batch_size (now {train_batch_size}) and raise gradient_accumulation_steps (now "
@@ -108,8 +103,16 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
     """Return those of the remedies that would help this run, the best first."""
     values = settings.values()
-    fitting = [remedy.words.format_map(values) for remedy in remedies if remedy.helps(values)]
+    fitting = [
+        remedy.words.format_map(values)
+        for remedy in remedies
+        if remedy.helps(values) and (not remedy.option or _has_effect(remedy.option, settings))
+    ]
     return ", or ".join(fitting[:MOST_HELP])
+
+
+def _has_effect(name: str, settings: Settings) -> bool:
+    return settings.script.family in settings.options[name].families
 
 
 def nonfinite_hint(settings: Settings) -> str:
@@ -118,7 +121,7 @@ def nonfinite_hint(settings: Settings) -> str:
     causes = [f"lower learning_rate (now {values['learning_rate']})"]
     if values["mixed_precision"] == "fp16":
         causes.append("set mixed_precision = bf16, since fp16 overflows")
-        if _off("no_half_vae")(values) and not _is_flux(values):
+        if _off("no_half_vae")(values) and _has_effect("no_half_vae", settings):
             causes.append("turn no_half_vae on")
     causes.append("look for a broken image in the last batches")
     return f"{', or '.join(causes)}; {SAVED_BEFORE}"

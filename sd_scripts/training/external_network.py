@@ -21,7 +21,7 @@ from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.networks.lora_files import read_lora
-from sd_scripts.options.flux import FluxMemoryOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
@@ -127,7 +127,7 @@ def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float
 
 def exclude_swapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
     """ValueError where a network trains the model's own weights, and these come and go."""
-    memory = settings.get(FluxMemoryOptions)
+    memory = settings.get(MemoryOptions)
     if not memory or not memory.blocks_to_swap:
         return
     base = {id(parameter) for parameter in denoiser.parameters()}

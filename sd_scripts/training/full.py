@@ -22,8 +22,8 @@ from sd_scripts.library.block_swap import SwapGroup, host_value
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
-from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizers import known_optimizer
 from sd_scripts.options.settings import Settings
@@ -54,7 +54,7 @@ class Full:
 
     def check(self, family: Family, settings: Settings) -> list[str]:
         fused, optimizer = settings[FusedOptions], settings[OptimizerOptions]
-        memory = settings.get(FluxMemoryOptions)
+        memory = settings.get(MemoryOptions)
         swaps = "blocks_to_swap" if memory and memory.blocks_to_swap else ""
         if known_optimizer(optimizer.optimizer_type).one_rate and (apart := fused.chosen or swaps):
             return [

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sd_scripts.families.registry import family_of
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.options import preflight
-from sd_scripts.options.catalog import Script
-from sd_scripts.options.command_line import parser as parser
-from sd_scripts.options.command_line import read_command_line
+from sd_scripts.options import command_line, preflight
+from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
@@ -42,10 +41,15 @@ MISTAKE, FAULT, INTERRUPTED = 2, 1, 130
 there was anything to save."""
 
 
-def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: list[str] | None = None) -> int:
-    """Train, and return the exit status. `load` imports family and method: torch is slow, and --help need not wait."""
+def parser(family: str, method: str) -> argparse.ArgumentParser:
+    """Return the flags of a training script."""
+    return command_line.parser(script_for(family, method))
+
+
+def main(family_name: str, method_name: str, argv: list[str] | None = None) -> int:
+    """Train, and return the exit status."""
     parent_watchdog.end_with_launcher()
-    settings, wrong_flags = read_command_line(script, argv)
+    settings, wrong_flags = command_line.read_command_line(script_for(family_name, method_name), argv)
     if told := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings))]:
         return _refuse(settings, told)
     try:
@@ -59,10 +63,21 @@ def main(script: Script, load: Callable[[], tuple[Family, type[Method]]], argv: 
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     if settings[CudaOptions].deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    family, method = load()
+    family, method = _load(family_name, method_name)
     if problems := [*family.check(settings), *method().check(family, settings), *_dry_run(settings)]:
         return _refuse(settings, problems)
     return _run(settings, family, method())
+
+
+def _load(family: str, method: str) -> tuple[Family, type[Method]]:
+    """Import torch and with it the family and the method; --help and wrong settings need not wait for that."""
+    if method == "lora":
+        from sd_scripts.training.lora import Lora
+
+        return family_of(family), Lora
+    from sd_scripts.training.full import Full
+
+    return family_of(family), Full
 
 
 def _dry_run(settings: Settings) -> list[str]:
@@ -76,7 +91,7 @@ def _dry_run(settings: Settings) -> list[str]:
     problems = compiling.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         problems.append("mixed_precision: fp16 is for GPUs; set bf16, or no")
-    memory = settings.get(FluxMemoryOptions)
+    memory = settings.get(MemoryOptions)
     if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
         problems.append(problem)
     try:

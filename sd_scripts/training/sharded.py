@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from sd_scripts.library.optimizers import rounds_itself
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.flux import FluxMemoryOptions
 from sd_scripts.options.full import FusedOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizers import OPTIMIZERS, known_optimizer
 from sd_scripts.options.settings import Settings
@@ -48,7 +48,7 @@ def problems(settings: Settings) -> list[str]:
         found.append("fsdp_offload_params: not supported, shards stay on the GPUs; turn it off, or launch on more GPUs")
     if fused := settings[FusedOptions].chosen:
         found.append(f"{fused}: not supported with FSDP, where each process holds few gradients anyway; turn it off")
-    memory = settings.get(FluxMemoryOptions)
+    memory = settings.get(MemoryOptions)
     if memory and memory.blocks_to_swap:
         found.append("blocks_to_swap: not supported with FSDP, which spreads the blocks over the GPUs; set it to 0")
     if training.mixed_precision == "fp16":

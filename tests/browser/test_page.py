@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from gui_help import SIX, settings_in
 from safetensors import safe_open
+from scripts_help import FLUX_LORA, SDXL_LORA
 
 from browser.page_help import CHROMIUM, ROOT, TRAINING, ask_for, choose, field, settled, unfold, variant
 from kohya_gui.configuration import open_file as open_settings
 from kohya_gui.tabs import TABS
+from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.options.catalog import FLUX_LORA, SDXL_LORA
-from sd_scripts.options.flux import RECOMMENDED
 from sd_scripts.options.reading import from_file
 from sd_scripts.runs.folder import RunFolder
 

@@ -12,9 +12,10 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from sd_scripts.families.flux.card import TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.loading import fill, make_empty, require_matching_shapes, shapes_of, some
-from sd_scripts.formats.model_file import FLUX_MARKS, MODEL, Header, recognise
+from sd_scripts.families.model_file import MODEL, Header, recognise
 from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library import fp8
 from sd_scripts.library.model_reader import read_empty, read_weights
@@ -103,7 +104,7 @@ def _prepared(
     in e4m3. In diffusers' layout all are, because q, k and v become one weight."""
     prefix = spec.prefix(state) or ""
     own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
-    apart = FLUX_MARKS[1] in own
+    apart = TRANSFORMERS[1] in own
 
     def stays(name: str, tensor: Tensor) -> bool:
         return bool(keep) and not apart and is_fp8(name, tensor)
@@ -113,7 +114,7 @@ def _prepared(
 
 
 def _transformer(state: State) -> tuple[FluxTransformer, State]:
-    if FLUX_MARKS[1] in state:
+    if TRANSFORMERS[1] in state:
         state = flux.from_diffusers(state)
     return FluxTransformer(FluxParams.of(shapes_of(state))), state
 
@@ -144,7 +145,7 @@ TRANSFORMER = ComponentSpec(
     title="FLUX.1 transformer",
     folder="transformer",
     prefixes=("", "model.diffusion_model."),
-    signature_keys=FLUX_MARKS,
+    signature_keys=TRANSFORMERS,
     prepare=_transformer,
 )
 CLIP_L = ComponentSpec(

@@ -21,13 +21,15 @@ from sd_scripts.families.flux.files import (
 )
 from sd_scripts.families.flux.memory import holds_in_fp8, holds_t5_in_fp8, quantize_t5
 from sd_scripts.families.flux.model import FluxParams
+from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions
 from sd_scripts.families.flux.tokenizer import load_tokenizers
 from sd_scripts.families.loading import download, files_in
-from sd_scripts.formats.model_file import MODEL, describe, locate
+from sd_scripts.families.model_file import MODEL, describe, locate
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.model_reader import read_empty
 from sd_scripts.networks.plan import AdaptedModule, plan_layers, read_args
-from sd_scripts.options.flux import RECOMMENDED, FluxMemoryOptions, FluxModelOptions, FluxObjectiveOptions
+from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
@@ -77,7 +79,7 @@ def load(
         source, options.tokenizer_cache_dir, sizes
     )  # before the slow part, so that a missing one fails early
     mmap = not options.disable_mmap_load_safetensors
-    host_copy = "cpu" if settings[FluxMemoryOptions].blocks_to_swap else device
+    host_copy = "cpu" if settings[MemoryOptions].blocks_to_swap else device
     keep = is_fp8 if holds_in_fp8(settings) else None
     transformer = component_files[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(host_copy)
     clip = component_files[CLIP_L.option].load(encoder_dtype or dtype, mmap=mmap).to(device)
@@ -117,7 +119,7 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
 
 def remarks(components: Components, settings: Settings) -> list[str]:
     """Return warnings about settings for FLUX.1 dev that schnell ignores."""
-    told = settings[FluxObjectiveOptions].guidance_scale != FluxObjectiveOptions.guidance_scale
+    told = settings[FlowOptions].guidance_scale != FlowOptions.guidance_scale
     return (
         ["guidance_scale: has no effect on FLUX.1 schnell, which takes no guidance"]
         if told and not components.extras["guidance"]
@@ -201,7 +203,7 @@ def _width_problems(component_files: ComponentFiles) -> list[str]:
 def _limit_problems(shape: FluxParams, settings: Settings) -> list[str]:
     problems = []
     swap, most = (
-        settings[FluxMemoryOptions].blocks_to_swap or 0,
+        settings[MemoryOptions].blocks_to_swap or 0,
         max_blocks_to_swap(shape.double_blocks, shape.single_blocks),
     )
     if swap > most:
@@ -209,7 +211,7 @@ def _limit_problems(shape: FluxParams, settings: Settings) -> list[str]:
             f"blocks_to_swap: {swap} exceeds {most}, the most that a model with {shape.double_blocks} double and "
             f"{shape.single_blocks} single blocks can swap; " + (f"set {most} or less" if most else "leave it unset")
         )
-    default, guidance = FluxObjectiveOptions.guidance_scale, settings[FluxObjectiveOptions].guidance_scale
+    default, guidance = FlowOptions.guidance_scale, settings[FlowOptions].guidance_scale
     if not shape.guidance and guidance not in (
         default,
         RECOMMENDED["guidance_scale"],

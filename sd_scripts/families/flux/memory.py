@@ -11,7 +11,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, swap_counts, swapped_blocks
-from sd_scripts.options.flux import FluxMemoryOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
@@ -21,7 +21,7 @@ def place(components: Components, settings: Settings, device: torch.device) -> N
     """Bring the transformer to the device block by block, so that it never has to hold all of it. Swapped blocks come
     back as they are trained where its parameters require a gradient by now."""
     flux: Any = components.denoiser
-    memory = settings[FluxMemoryOptions]
+    memory = settings[MemoryOptions]
     quantized = holds_in_fp8(settings)
     for name, part in flux.named_children():
         if name not in ("double_blocks", "single_blocks"):
@@ -50,7 +50,7 @@ def holds_in_fp8(settings: Settings) -> bool:
     if not settings.get(NetworkOptions):
         return False
     training = settings[TrainingOptions]
-    return training.fp8_base or training.fp8_base_unet or settings[FluxMemoryOptions].fp8_compute
+    return training.fp8_base or training.fp8_base_unet or settings[MemoryOptions].fp8_compute
 
 
 def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays: bool) -> None:
@@ -59,7 +59,7 @@ def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays
     fp8_compute alone is for speed: blocks that stay keep their weights in both orders, modulations as they are, and
     need as much as in bf16.
     """
-    training, compute = settings[TrainingOptions], settings[FluxMemoryOptions].fp8_compute
+    training, compute = settings[TrainingOptions], settings[MemoryOptions].fp8_compute
     spare = training.fp8_base or training.fp8_base_unet
     few_tokens = {layer for part in block.modules() if isinstance(part, Modulation) for layer in part.modules()}
     for layer in list(block.modules()):

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.library.flow import draw_sigmas, loss_weights, within_bounds
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.noise import normal, perturb, timestep_bounds
 from sd_scripts.library.schedules import TIMESTEPS, expand_to
-from sd_scripts.options.flux import FluxModelOptions, FluxObjectiveOptions
+from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.settings import Settings
 
@@ -42,13 +43,13 @@ def step_inputs(
 def draw_timesteps(latents: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
     """(B,) float32, sigma: 0 is the image and 1 noise alone."""
     rows, columns = grid_of(latents)
-    sigmas = draw_sigmas(len(latents), settings[FluxObjectiveOptions], rows * columns, generator)
+    sigmas = draw_sigmas(len(latents), settings[FlowOptions], rows * columns, generator)
     return within_bounds(sigmas, *timestep_bounds(settings[NoiseOptions]))
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
     """(B,) float32. `text` as encode_text gives it."""
-    objective = settings[FluxObjectiveOptions]
+    objective = settings[FlowOptions]
     noisy, t, loss_weight = inputs["noisy"], inputs["timesteps"], inputs["loss_weight"]
     prediction = predict(
         components.denoiser,
@@ -88,7 +89,7 @@ def architecture(components: Components) -> str:
 
 def metadata(settings: Settings, components: Components) -> dict[str, str]:
     """The entries that LoRA files of FLUX.1 have beside those of every family."""
-    model, objective = settings[FluxModelOptions], settings[FluxObjectiveOptions]
+    model, objective = settings[FluxModelOptions], settings[FlowOptions]
     told = {name: getattr(model, name) for name in ("model_type", "apply_t5_attn_mask")}
     told |= {name: getattr(objective, name) for name in OBJECTIVE_METADATA}
     return {f"ss_{name}": str(value) for name, value in told.items()}

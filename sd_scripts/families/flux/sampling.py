@@ -10,17 +10,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.objective import told_guidance
+from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.families.flux.text import encode_text, tokenize
 from sd_scripts.families.flux.vae import decode_latents
 from sd_scripts.families.sampling import as_image, eval_mode, on_device
 from sd_scripts.library.flow import sampling_sigmas, shift_of
-from sd_scripts.options.flux import FluxModelOptions
-from sd_scripts.options.prompt_lines import SIDE_MULTIPLES, SamplePrompt, size_of
+from sd_scripts.options.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
-LATENT, MULTIPLE = 8, SIDE_MULTIPLES["flux"]
+LATENT, MULTIPLE = 8, CARD.side_multiple
 """Pixels along a side of one latent and of one token."""
 
 

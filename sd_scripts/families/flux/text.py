@@ -7,8 +7,8 @@ from torch import Tensor
 
 from sd_scripts.data.cache_files import Arrays
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.library.clip_tokenizer import LENGTH
-from sd_scripts.options.flux import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 

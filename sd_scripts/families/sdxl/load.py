@@ -8,6 +8,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.loading import download
+from sd_scripts.families.model_file import MODEL, describe, is_hub_id, locate
 from sd_scripts.families.sdxl.folder import load_component, vae_folder
 from sd_scripts.families.sdxl.single_file import (
     LOGIT_SCALE,
@@ -19,7 +20,6 @@ from sd_scripts.families.sdxl.single_file import (
 )
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import prepare_unet
-from sd_scripts.formats.model_file import MODEL, describe, is_hub_id, locate
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings

@@ -10,17 +10,18 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.sampling import as_image, eval_mode, on_device
+from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.prompt_lines import SIDE_MULTIPLES, SamplePrompt, size_of
+from sd_scripts.options.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.settings import Settings
 
-MULTIPLE = SIDE_MULTIPLES["sdxl"]
+MULTIPLE = CARD.side_multiple
 """Multiple of an image's sides: one latent is 8x8 pixels."""
 
 

@@ -11,7 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sd_scripts.families import loading
 from sd_scripts.families.loading import Made, fill, make_empty, shapes_of, some
-from sd_scripts.formats.model_file import MODEL, Header, recognise
+from sd_scripts.families.model_file import MODEL, Header, recognise
 from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_shapes, read_weights
 

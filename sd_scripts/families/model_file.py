@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from sd_scripts.families.registry import card_of, cards, names
 from sd_scripts.formats.documents import check_name, read_json
 from sd_scripts.formats.pickle_file import read_pickle_file
 from sd_scripts.formats.safetensors_header import COMPILED as COMPILED
@@ -23,14 +24,14 @@ class ModelFile:
     """What a model file or folder is, in the user's terms."""
 
     family: str | None = None
-    """sdxl, flux, sd15 ...; None if not recognised."""
+    """Name of a family here, or of another model: sd15, sd2, sd3; None if not recognised."""
     variant: str = ""
-    """Such as "SDXL checkpoint" or "FLUX.1 LoRA"; empty if it was not recognised."""
+    """Such as "Stable Diffusion 1.5 LoRA"; empty if it was not recognised."""
     precision: str = ""
     """Precision of most of its weights: fp32, fp16, bf16, fp8; empty if unknown."""
     bytes: int = 0
     parts: tuple[str, ...] = ()
-    """Options of FLUX.1 whose components it contains too: clip_l, t5xxl, ae."""
+    """Options whose components it contains too, such as t5xxl."""
     problem: str | None = None
     """Why it cannot be used, to follow an option's name."""
 
@@ -43,7 +44,7 @@ def is_hub_id(name: str) -> bool:
 def locate(name: str | None, kind: str = "a model file") -> Path | str:
     """Return the file or folder of the base model, or the Hugging Face ID if there is none of that name.
 
-    `kind` is what the user should give, such as "an SDXL file". Raises ValueError, one sentence that names the option.
+    `kind` is what the user should give, such as "a model file". Raises ValueError, one sentence that names the option.
     """
     if not name:
         raise ValueError(f"{MODEL}: not set; choose {kind}, a diffusers folder or a Hugging Face ID")
@@ -99,75 +100,31 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
 
 def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
-    parts = tuple(option for option, start in INSIDE.items() if any(key.startswith(start) for key in header.shapes))
-    return ModelFile(
-        family=family,
-        variant=variant,
-        precision=_precision(header),
-        bytes=size,
-        parts=parts if family == "flux" else (),
-    )
+    components = card_of(family).components if family in names() else ()
+    parts = tuple(c.option for c in components if any(key.startswith(c.prefix) for key in header.shapes))
+    return ModelFile(family=family, variant=variant, precision=_precision(header), bytes=size, parts=parts)
 
 
-CLIP_L, T5_XXL, FLUX_AE = "CLIP-L text encoder", "T5-XXL text encoder", "FLUX.1 autoencoder"
-"""The components of FLUX.1 that come in files of their own."""
-
-FLUX_MARKS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
+CLIP_L, T5_XXL = "CLIP-L text encoder", "T5-XXL text encoder"
 MARKS: tuple[tuple[str, str | None, str], ...] = (
-    ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
-    ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
     ("cond_stage_model.transformer.text_model.final_layer_norm.weight", "sd15", "Stable Diffusion 1.5 checkpoint"),
     ("cond_stage_model.model.ln_final.weight", "sd2", "Stable Diffusion 2.x checkpoint"),
     ("model.diffusion_model.joint_blocks.0.context_block.attn.qkv.weight", "sd3", "Stable Diffusion 3 checkpoint"),
-    ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
-    ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
     ("decoder.conv_in.weight", None, "VAE"),
     ("first_stage_model.decoder.conv_in.weight", None, "VAE"),
     ("text_model.final_layer_norm.weight", None, "CLIP text encoder"),
     ("final_layer_norm.weight", None, "CLIP text encoder"),
     ("encoder.block.0.layer.0.SelfAttention.q.weight", None, "T5 text encoder"),
 )
-"""Key that only such a file has -> family and variant; the first match decides."""
-
-
-@dataclass(frozen=True)
-class WantedPart:
-    """A component of FLUX.1 that an option names."""
-
-    title: str
-    folder: str
-    """Its subfolder in a diffusers folder."""
-    fitting: tuple[str, ...]
-    """Accepted variants, including smaller ones for smaller models."""
-
-
-FLUX_PARTS = {
-    "clip_l": WantedPart("the CLIP-L text encoder", "text_encoder", (CLIP_L, "CLIP text encoder")),
-    "t5xxl": WantedPart("the T5-XXL text encoder", "text_encoder_2", (T5_XXL, "T5 text encoder")),
-    "ae": WantedPart("FLUX.1's autoencoder", "vae", (FLUX_AE,)),
-}
-"""Option -> the component it names."""
-
-INSIDE = {"clip_l": "text_encoders.clip_l.", "t5xxl": "text_encoders.t5xxl.", "ae": "vae."}
-"""Option -> key prefix of its component in a file that contains all of FLUX.1."""
-
-FLUX_COUSINS: tuple[tuple[str, str], ...] = (
-    ("distilled_guidance_layer.", "Chroma"),
-    ("double_stream_modulation_img.", "FLUX.2"),
-    ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
-)
-"""Substring of a key -> variant, for models that resemble FLUX.1 but cannot be trained as such."""
-
-FLUX_INPUTS = {384: "FLUX.1 Fill", 128: "FLUX.1 Canny or Depth"}
-"""Columns of img_in -> variant, for models with more inputs than noise, which cannot be trained as FLUX.1 either."""
+"""Key that only such a file has -> family and variant, for files that are no model of a family here; the first match
+decides."""
 
 WIDTHS: tuple[tuple[str, str, int, int, str], ...] = (
     ("CLIP text encoder", "embeddings.token_embedding.weight", 1, 768, CLIP_L),
     ("CLIP text encoder", "embeddings.token_embedding.weight", 1, 1280, "CLIP-G text encoder"),
     ("T5 text encoder", "encoder.block.0.layer.0.SelfAttention.q.weight", 1, 4096, T5_XXL),
-    ("VAE", "decoder.conv_in.weight", 1, 16, FLUX_AE),
 )
-"""(variant, end of a key, axis, size of that axis, exact variant)."""
+"""(variant, end of a key, axis, size of that axis, exact variant); families add their own."""
 
 LORA_PARTS = (
     *(".lora_down.", ".lora_A.", ".hada_w1_a", ".lokr_w"),
@@ -175,21 +132,12 @@ LORA_PARTS = (
 )
 """Substrings of keys that identify a LoRA: ours and LyCORIS', then those of diffusers before peft, and of XLabs."""
 
+SD15_LORA = "Stable Diffusion 1.5 LoRA"
 LORA_MARKS: tuple[tuple[str, str, str], ...] = (
-    ("double_blocks", "flux", "FLUX.1 LoRA"),
-    ("single_transformer_blocks", "flux", "FLUX.1 LoRA"),
-    ("lora_te2_", "sdxl", "SDXL LoRA"),
-    ("text_encoder_2.", "sdxl", "SDXL LoRA"),
-    ("input_blocks_4_1_transformer_blocks_1_", "sdxl", "SDXL LoRA"),
-    ("down_blocks_2_attentions_0_transformer_blocks_1_", "sdxl", "SDXL LoRA"),
-    ("down_blocks.2.attentions.0.transformer_blocks.1.", "sdxl", "SDXL LoRA"),
-    ("down_blocks_0_attentions_0_", "sd15", "Stable Diffusion 1.5 LoRA"),
-    ("down_blocks.0.attentions.0.", "sd15", "Stable Diffusion 1.5 LoRA"),
+    ("down_blocks_0_attentions_0_", "sd15", SD15_LORA),
+    ("down_blocks.0.attentions.0.", "sd15", SD15_LORA),
 )
-"""Substring of a key that only a LoRA for this family has; the first match decides."""
-
-LORA_VERSIONS = (("sdxl", "sdxl", "SDXL LoRA"), ("flux", "flux", "FLUX.1 LoRA"), ("sd_v1", "sd15", LORA_MARKS[-1][2]))
-"""Prefixes of ss_base_model_version, which names the family."""
+"""Substring of a key that only a LoRA for this model has, after the marks of the families."""
 
 
 def recognise(header: Header) -> tuple[str | None, str]:
@@ -197,29 +145,18 @@ def recognise(header: Header) -> tuple[str | None, str]:
     keys = header.shapes
     if any(part in key for key in keys for part in LORA_PARTS):
         return _recognise_lora(header)
-    for prefix in ("", "model.diffusion_model."):
-        if any(prefix + mark in keys for mark in FLUX_MARKS):
-            return _recognise_flux(header, prefix)
-    for mark, family, variant in MARKS:
+    for card in cards():
+        if found := card.recognise(header):
+            return found
+    for mark, family, variant in (*(mark for card in cards() for mark in card.marks), *MARKS):
         if mark in keys:
             return family, _by_width(variant, header) + (", v-prediction" if "v_pred" in keys else "")
     return None, ""
 
 
-def _recognise_flux(header: Header, prefix: str) -> tuple[str | None, str]:
-    for mark, variant in FLUX_COUSINS:
-        if any(mark in key for key in header.shapes):
-            return None, variant
-    columns = (header.shapes.get(f"{prefix}img_in.weight") or (0,))[-1]
-    if columns in FLUX_INPUTS:
-        return None, FLUX_INPUTS[columns]
-    guided = any("guidance_in." in key or "guidance_embedder." in key for key in header.shapes)
-    return "flux", "FLUX.1 dev" if guided else "FLUX.1 schnell"
-
-
 def _by_width(variant: str, header: Header) -> str:
     """Return the exact variant of a component that comes in several sizes."""
-    for kind, end, axis, size, name in WIDTHS:
+    for kind, end, axis, size, name in (*WIDTHS, *(width for card in cards() for width in card.widths)):
         shapes = (shape for key, shape in header.shapes.items() if key.endswith(end))
         if kind == variant and any(len(shape) > axis and shape[axis] == size for shape in shapes):
             return name
@@ -239,25 +176,23 @@ def _precision(header: Header) -> str:
 
 def _recognise_lora(header: Header) -> tuple[str | None, str]:
     version = header.metadata.get("ss_base_model_version", "")
-    for beginning, family, variant in LORA_VERSIONS:
-        if version.startswith(beginning):
-            return family, variant
-    for mark, family, variant in LORA_MARKS:
+    for card in cards():
+        if version.startswith(card.name):
+            return card.name, f"{card.title} LoRA"
+    if version.startswith("sd_v1"):
+        return "sd15", SD15_LORA
+    own = ((mark, card.name, f"{card.title} LoRA") for card in cards() for mark in card.lora_marks)
+    for mark, family, variant in (*own, *LORA_MARKS):
         if any(mark in key for key in header.shapes):
             return family, variant
     return None, "LoRA"
 
 
-PIPELINES = {
-    "StableDiffusionXL": ("sdxl", "SDXL diffusers folder"),
-    "FluxFill": (None, "FLUX.1 Fill diffusers folder"),
-    "FluxControl": (None, "FLUX.1 Canny or Depth diffusers folder"),
-    "Flux2": (None, "FLUX.2 diffusers folder"),
-    "Flux": ("flux", "FLUX.1 diffusers folder"),
-    "StableDiffusion3": ("sd3", "Stable Diffusion 3 diffusers folder"),
-    "StableDiffusion": ("sd15", "Stable Diffusion 1.5 or 2.x diffusers folder"),
-}
-"""Prefix of the pipeline's class name -> family and variant, longer prefixes first."""
+PIPELINES = (
+    ("StableDiffusion3", "sd3", "Stable Diffusion 3 diffusers folder"),
+    ("StableDiffusion", "sd15", "Stable Diffusion 1.5 or 2.x diffusers folder"),
+)
+"""(prefix of the pipeline's class name, family, variant), after those of the families; longer prefixes first."""
 
 
 def _describe_folder(folder: Path) -> ModelFile:
@@ -271,11 +206,10 @@ def _describe_folder(folder: Path) -> ModelFile:
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if shard := _missing_shard(folder):
         return ModelFile(bytes=size, problem=f"'{folder}' lacks {shard}; download it again")
-    for beginning, (family, variant) in PIPELINES.items():
+    for beginning, family, variant in (*(each for card in cards() for each in card.pipelines), *PIPELINES):
         if pipeline.startswith(beginning):
-            return ModelFile(
-                family=family, variant=_guided(folder, variant), precision=_folder_precision(folder), bytes=size
-            )
+            exact = card_of(family).folder_variant(folder, variant) if family in names() else variant
+            return ModelFile(family=family, variant=exact, precision=_folder_precision(folder), bytes=size)
     return ModelFile(variant=f"diffusers folder ({pipeline})", bytes=size)
 
 
@@ -318,17 +252,6 @@ def _first_missing(index: Path) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         return index.name
     return next((shard for shard in shards if not (index.parent / shard).is_file()), "")
-
-
-def _guided(folder: Path, variant: str) -> str:
-    """Tell dev from schnell by the transformer's configuration in FLUX.1's folder."""
-    if variant != PIPELINES["Flux"][1]:
-        return variant
-    try:
-        guided = read_json(folder / "transformer" / "config.json").get("guidance_embeds")
-    except (OSError, ValueError, AttributeError):
-        return variant
-    return f"FLUX.1 {'dev' if guided else 'schnell'} diffusers folder"
 
 
 def _folder_precision(folder: Path) -> str:

@@ -1,0 +1,113 @@
+"""What the page and the options know of a model family, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.spec import CAPABILITIES, OptionGroup
+
+Groups = tuple[type[OptionGroup], ...]
+Mark = tuple[str, "str | None", str]
+"""(text that only such a file has, family or None if it cannot be trained, variant)."""
+Check = Callable[..., Any]
+"""A rule like those of `options/checks.py`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentCard:
+    """A component of the model that has a file of its own."""
+
+    option: str
+    """The option that names its file."""
+    title: str
+    """In a sentence: "the CLIP-L text encoder"."""
+    folder: str
+    """Its subfolder in a diffusers folder."""
+    fitting: tuple[str, ...]
+    """Accepted variants, including smaller ones for smaller models."""
+    prefix: str
+    """Prefix of its keys in a file that contains the whole model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelCard:
+    """A panel of the page with options that only this family has."""
+
+    group: type[OptionGroup]
+    names: tuple[str, ...]
+    """Options in the order of their controls; the rest of the group follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyCard:
+    """A model family as the page, the options and the file recognition see it."""
+
+    name: str
+    """As in a settings file, and the name of its folder: "sdxl"."""
+    title: str
+    """As people write it: "SDXL"."""
+    order: int
+    """Position on the page."""
+    scripts: Mapping[str, str]
+    """Method -> file of its training script, in `sd_scripts/`."""
+    groups: Groups = ()
+    """Option groups that not every family has."""
+    lora_groups: Groups = ()
+    """Of these, the groups of LoRA training."""
+    capabilities: frozenset[str] = frozenset()
+    """Keys of CAPABILITIES."""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Option -> values that it takes for this family only."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Option -> sentences added to its help."""
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    """Option -> value that trains the model well, where the default does not."""
+    recommended_note: str = ""
+    """A sentence that follows them on the page."""
+    recommend: Callable[[str], Mapping[str, Any]] | None = None
+    """Words that the page found for the base model -> recommended values; None: always `recommended`."""
+    components: tuple[ComponentCard, ...] = ()
+    """Components with files of their own, if any."""
+    vae_option: str = "vae"
+    """The option that names the VAE's file."""
+    network_modules: tuple[str, ...] = ("networks.lora",)
+    """Values of network_module that select the built-in LoRA. One that no other family has reveals the family."""
+    side_multiple: int = 8
+    """Multiple to which the sides of sample images are rounded."""
+    sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
+    """What a sample prompt does not set."""
+    hub_words: tuple[str, ...] = ()
+    """Words that reveal the family in the name of a Hugging Face model."""
+    model_panel: tuple[str, ...] = ()
+    """Options of this family alone that belong to the Model panel, in order."""
+    panels: tuple[PanelCard, ...] = ()
+    problems: tuple[Check, ...] = ()
+    remarks: tuple[Check, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    """Keys that only such a model file has; the first match decides."""
+    recognise: Callable[[Header], tuple[str | None, str] | None] = lambda header: None
+    """Identifies a model file where one key is not enough: (family, variant), or None if it is another model."""
+    lora_marks: tuple[str, ...] = ()
+    """Substrings of a key that only a LoRA for this family has."""
+    pipelines: tuple[Mark, ...] = ()
+    """Prefixes of the pipeline's class name in a diffusers folder."""
+    folder_variant: Callable[[Path, str], str] = lambda folder, variant: variant
+    """Diffusers folder, its variant by the pipeline -> exact variant."""
+    widths: tuple[tuple[str, str, int, int, str], ...] = ()
+    """Components by size: (variant, end of a key, axis, size of that axis, exact variant)."""
+    use_hints: Mapping[str, str] = field(default_factory=dict)
+    """Method -> where people put the trained file, HTML."""
+    demo: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the demo in addition to the common ones."""
+
+    def __post_init__(self) -> None:
+        if unknown := self.capabilities - CAPABILITIES.keys():
+            raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
+
+    def has(self, capability: str) -> bool:
+        return capability in self.capabilities

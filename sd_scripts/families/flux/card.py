@@ -1,0 +1,125 @@
+"""FLUX.1, as the page, the options and the file recognition see it."""
+
+from pathlib import Path
+
+from sd_scripts.families.card import ComponentCard, FamilyCard, PanelCard
+from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
+from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
+from sd_scripts.formats.documents import read_json
+from sd_scripts.formats.safetensors_header import Header
+from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.prompt_lines import SamplePrompt
+
+AUTOENCODER = "FLUX.1 autoencoder"
+TRANSFORMERS = ("double_blocks.0.img_attn.qkv.weight", "transformer_blocks.0.attn.add_k_proj.bias")
+"""Keys of a transformer of this kind, in the original layout and in that of diffusers."""
+VARIANTS = (
+    ("distilled_guidance_layer.", "Chroma"),
+    ("double_stream_modulation_img.", "FLUX.2"),
+    ("quant_state.bitsandbytes", "FLUX.1 in 4 bits"),
+)
+"""(substring of a key, variant) of models with such a transformer that cannot be trained as FLUX.1."""
+INPUTS = {384: "FLUX.1 Fill", 128: "FLUX.1 Canny or Depth"}
+"""Columns of img_in -> variant: models with more inputs than noise cannot be trained as FLUX.1 either."""
+PIPELINE = "FLUX.1 diffusers folder"
+
+
+def recognise(header: Header) -> tuple[str | None, str] | None:
+    """Return (family, variant) of a file with a transformer of this kind; None for any other file."""
+    prefixes = [p for p in ("", "model.diffusion_model.") if any(p + key in header.shapes for key in TRANSFORMERS)]
+    if not prefixes:
+        return None
+    for mark, variant in VARIANTS:
+        if any(mark in key for key in header.shapes):
+            return None, variant
+    columns = (header.shapes.get(f"{prefixes[0]}img_in.weight") or (0,))[-1]
+    if columns in INPUTS:
+        return None, INPUTS[columns]
+    guided = any("guidance_in." in key or "guidance_embedder." in key for key in header.shapes)
+    return "flux", "FLUX.1 dev" if guided else "FLUX.1 schnell"
+
+
+def folder_variant(folder: Path, variant: str) -> str:
+    """Tell dev from schnell by the transformer's configuration in a diffusers folder."""
+    try:
+        guided = read_json(folder / "transformer" / "config.json").get("guidance_embeds")
+    except (OSError, ValueError, AttributeError):
+        return variant
+    return f"FLUX.1 {'dev' if guided else 'schnell'} diffusers folder" if variant == PIPELINE else variant
+
+
+CARD = FamilyCard(
+    name="flux",
+    title="FLUX.1",
+    order=1,
+    scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
+    groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
+    lora_groups=(FluxNetworkOptions,),
+    capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations"}),
+    choices={"timestep_sampling": ("flux_shift",)},
+    notes={
+        "timestep_sampling": "flux_shift shifts as FLUX.1 was trained: more noise for larger images.",
+        "guidance_scale": "For FLUX.1 dev 1.0 is recommended; schnell has none: leave it at 3.5.",
+        "blocks_to_swap": "FLUX.1 takes up to 35, and each saves about 0.6 GB of GPU memory.",
+    },
+    recommended=RECOMMENDED,
+    recommended_note=f"Schnell has no guidance and keeps {FlowOptions.guidance_scale}. The sd-scripts defaults do not "
+    "match what FLUX.1 predicts.",
+    recommend=lambda model: (
+        {**RECOMMENDED, "guidance_scale": FlowOptions.guidance_scale}
+        if model.startswith("FLUX.1 schnell")
+        else RECOMMENDED
+    ),
+    components=(
+        ComponentCard(
+            option="clip_l",
+            title="the CLIP-L text encoder",
+            folder="text_encoder",
+            fitting=("CLIP-L text encoder", "CLIP text encoder"),
+            prefix="text_encoders.clip_l.",
+        ),
+        ComponentCard(
+            option="t5xxl",
+            title="the T5-XXL text encoder",
+            folder="text_encoder_2",
+            fitting=("T5-XXL text encoder", "T5 text encoder"),
+            prefix="text_encoders.t5xxl.",
+        ),
+        ComponentCard(option="ae", title="FLUX.1's autoencoder", folder="vae", fitting=(AUTOENCODER,), prefix="vae."),
+    ),
+    vae_option="ae",
+    network_modules=("networks.lora", "networks.lora_flux"),
+    side_multiple=16,
+    sample_defaults=SamplePrompt(steps=20, scale=1.0),
+    hub_words=("flux",),
+    model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),
+    panels=(
+        PanelCard(
+            group=FluxNetworkOptions,
+            names=(
+                *("train_double_block_indices", "train_single_block_indices"),
+                *("train_blocks", "split_qkv", "train_t5xxl"),
+                *("img_attn_dim", "img_mlp_dim", "img_mod_dim", "txt_attn_dim", "txt_mlp_dim", "txt_mod_dim"),
+                *("single_dim", "single_mod_dim", "in_dims"),
+            ),
+        ),
+    ),
+    problems=PROBLEMS,
+    remarks=REMARKS,
+    recognise=recognise,
+    lora_marks=("double_blocks", "single_transformer_blocks"),
+    pipelines=(
+        ("FluxFill", None, "FLUX.1 Fill diffusers folder"),
+        ("FluxControl", None, "FLUX.1 Canny or Depth diffusers folder"),
+        ("Flux2", None, "FLUX.2 diffusers folder"),
+        ("Flux", "flux", PIPELINE),
+    ),
+    folder_variant=folder_variant,
+    widths=(("VAE", "decoder.conv_in.weight", 1, 16, AUTOENCODER),),
+    use_hints={
+        "full": "Your model. To use it, put it into <b>models/diffusion_models</b> (ComfyUI) or "
+        "<b>models/Stable-diffusion</b> (WebUI Forge)."
+    },
+    demo={"t5xxl_max_token_length": 64, **RECOMMENDED},
+)

@@ -1,0 +1,54 @@
+"""Finds the model families: every folder here that has a `card.py`. Loads without torch."""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import sd_scripts.families
+
+if TYPE_CHECKING:
+    from sd_scripts.families.card import ComponentCard, FamilyCard
+    from sd_scripts.families.family import Family
+
+
+@functools.cache
+def cards() -> tuple[FamilyCard, ...]:
+    """Return the card of every family, in the order of the page."""
+    names = [module.name for module in pkgutil.iter_modules(sd_scripts.families.__path__) if module.ispkg]
+    found: list[FamilyCard] = [module_of(name, "card").CARD for name in names]
+    return tuple(sorted(found, key=lambda card: (card.order, card.name)))
+
+
+def names() -> set[str]:
+    """Return the names of all families."""
+    return {card.name for card in cards()}
+
+
+def component_card(option: str) -> ComponentCard:
+    """Return the component whose file an option names. Raises KeyError if the option names none."""
+    return {component.option: component for card in cards() for component in card.components}[option]
+
+
+def card_of(name: str) -> FamilyCard:
+    """Return the card of a family. Raises KeyError if there is none of this name."""
+    return {card.name: card for card in cards()}[name]
+
+
+def card_by_network(network_module: str) -> FamilyCard | None:
+    """Return the card of the family whose LoRAs alone this network_module makes; None if no or every family's."""
+    found = [card for card in cards() if network_module.endswith(card.network_modules)]
+    return found[0] if len(found) == 1 else None
+
+
+def family_of(name: str) -> Family:
+    """Load a family with its model code, which needs torch."""
+    return module_of(name, "family").FAMILY  # type: ignore[no-any-return]
+
+
+def module_of(family: str, name: str) -> ModuleType:
+    """Import a module of a family's folder: its miniature, its full size."""
+    return import_module(f"sd_scripts.families.{family}.{name}")

@@ -1,0 +1,31 @@
+"""SDXL, as the page, the options and the file recognition see it."""
+
+from sd_scripts.families.card import FamilyCard
+
+CARD = FamilyCard(
+    name="sdxl",
+    title="SDXL",
+    order=0,
+    scripts={"lora": "sdxl_train_network.py", "full": "sdxl_train.py"},
+    capabilities=frozenset(
+        {"block_rates", "clip_captions", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
+    ),
+    notes={"no_half_vae": "SDXL's original VAE does."},
+    side_multiple=8,
+    hub_words=("xl",),
+    marks=(
+        ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),
+        ("conditioner.embedders.0.model.ln_final.weight", None, "SDXL refiner"),
+        ("model.diffusion_model.label_emb.0.0.weight", "sdxl", "SDXL U-Net alone"),
+        ("add_embedding.linear_1.weight", "sdxl", "SDXL U-Net alone"),
+    ),
+    lora_marks=(
+        *("lora_te2_", "text_encoder_2.", "input_blocks_4_1_transformer_blocks_1_"),
+        *("down_blocks_2_attentions_0_transformer_blocks_1_", "down_blocks.2.attentions.0.transformer_blocks.1."),
+    ),
+    pipelines=(("StableDiffusionXL", "sdxl", "SDXL diffusers folder"),),
+    use_hints={
+        "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "
+        "<b>models/Stable-diffusion</b> (WebUI)."
+    },
+)

@@ -1,0 +1,6 @@
+"""The four training scripts."""
+
+from sd_scripts.options.catalog import script_for
+
+SDXL_LORA, SDXL_FULL = script_for("sdxl", "lora"), script_for("sdxl", "full")
+FLUX_LORA, FLUX_FULL = script_for("flux", "lora"), script_for("flux", "full")
