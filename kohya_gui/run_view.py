@@ -228,7 +228,7 @@ def result(run_state: RunState, family: str) -> str:
     average = f"<p>The EMA weights are in <b>{escape(last.name)}</b>.</p>" if last and last != found else ""
     method = run_state.facts.get("method", "")
     hints = card_of(family).use_hints if family in names() else {}
-    where = hints.get(method, LORA_HINT if method == "lora" else "Your model.")
+    where = hints.get(method, "Your model." if method == "full" else LORA_HINT)
     return (
         f'<div class="result"><code>{path}</code><button type="button" data-copy="{path}">Copy</button>'
         f"<p>{where}</p>{average}</div>"

@@ -46,7 +46,7 @@ def components(encoders: int) -> Components:
 
 def context(folder: Path, **values: Any) -> Context:
     values = {"pretrained_model_name_or_path": "model", "seed": 1, "max_grad_norm": 0.0, **RATES, **values}
-    settings = Settings(script_for("sdxl", "full").groups, values)
+    settings = Settings(script_for("sdxl", "full"), values)
     return make_context(settings, lambda: folder, lambda path: RunFolder(path).log())
 
 

@@ -104,7 +104,7 @@ def test_each_tab_shows_what_is_particular_to_it(each_tab):
     }
     assert mine[each_tab.name] <= first
     panels = [accordion.label for accordion, _ in each_tab.form._panels]
-    assert {"EMA", "Memory", "FLUX.1 timesteps", CompileMoreOptions.title} <= set(panels)
+    assert {"EMA", "Memory", "Timesteps", CompileMoreOptions.title} <= set(panels)
     assert ("Full training" in panels) is (each_tab.training.tab.method == "full")
 
 
@@ -114,7 +114,7 @@ def test_the_browser_is_told_what_each_family_shows(form):
     assert options["clip_skip"]["families"] == ("sdxl",)
     assert options["clip_l"]["families"] == ("flux",)
     assert options["compile"]["families"] == ("sdxl", "flux")
-    for panel in ("lora-panel-flux1-timesteps", "lora-panel-flux1-layers"):
+    for panel in ("lora-panel-timesteps", "lora-panel-flux1-layers"):
         assert {options[name]["families"] for name in panels[panel]} == {("flux",)}
     assert form.rules["advice"] == {"lora-advice-flux": "flux"}
 

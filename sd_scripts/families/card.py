@@ -110,4 +110,6 @@ class FamilyCard:
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
 
     def has(self, capability: str) -> bool:
+        """Whether the family is capable of something that CAPABILITIES names."""
+        assert capability in CAPABILITIES, capability
         return capability in self.capabilities

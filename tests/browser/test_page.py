@@ -172,7 +172,7 @@ def test_clicks_that_only_show_or_hide_are_answered_without_the_server(page):
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
     family(page, "FLUX.1")
     expect(page.locator("#lora-clip_l")).to_be_visible()
-    expect(page.locator("#lora-panel-flux1-timesteps")).to_be_visible()
+    expect(page.locator("#lora-panel-timesteps")).to_be_visible()
     expect(page.locator("#lora-clip_skip")).to_be_hidden()
     expect(page.locator("#lora-vae")).to_be_hidden()
 
@@ -337,7 +337,7 @@ def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
     expect(field(page, "output_name")).to_have_value("kätzchen")
     family(page, "SDXL")
     expect(page.locator("#lora-clip_skip")).to_be_visible()
-    expect(page.locator("#lora-panel-flux1-timesteps")).to_be_hidden()
+    expect(page.locator("#lora-panel-timesteps")).to_be_hidden()
 
 
 def test_recommended_values_are_taken_with_one_click_and_survive_a_reload(page, tmp_path):

@@ -56,7 +56,7 @@ CARD = FamilyCard(
     scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
     lora_groups=(FluxNetworkOptions,),
-    capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations"}),
+    capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"}),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={
         "timestep_sampling": "flux_shift shifts as FLUX.1 was trained: more noise for larger images.",
