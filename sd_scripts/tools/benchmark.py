@@ -137,7 +137,7 @@ def train(
             command,
             stdout=console,
             stderr=console,
-            env={**os.environ, "PYTHONPATH": str(tree)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])},
             start_new_session=True,
         )
     events = run_folder.events()
