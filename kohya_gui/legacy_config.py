@@ -18,7 +18,7 @@ from kohya_gui.legacy_keys import (
     ZERO_IS_UNSET,
     KohyaTab,
 )
-from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, flux_fields, network_from, network_to
+from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, network_from
 from kohya_gui.legacy_networks import is_on as _on
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.formats.documents import read_json
@@ -26,7 +26,7 @@ from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.schedules import SCHEDULES
-from sd_scripts.options.settings import Remark, Script, Settings
+from sd_scripts.options.settings import Remark
 
 Values = dict[str, Any]
 
@@ -238,54 +238,6 @@ def _additional(legacy: Mapping[str, Any], family: str, method: str) -> tuple[Va
     return {
         name: value for name, value in given.values.items() if name not in ("config_file", "output_config")
     }, left_out
-
-
-def to_kohya(settings: Settings, script: Script) -> tuple[Values, list[Remark]]:
-    """Convert settings to the format of kohya_ss's LoRA tab, with remarks on what is lost. Secrets are left out."""
-    values = settings.values()
-    family, flux = script.family, script.family == "flux"
-    names = {option: old for old, option in LORA.renamed_in(family).items() if old != "lora_network_weights"}
-    names |= {name: name for name in LORA.same_in(family) if not settings.options[name].secret}
-    ours = values["network_module"] in (None, "networks.lora")
-    legacy, lost = network_to(
-        "networks.lora_flux" if flux and ours else values["network_module"], values["network_args"]
-    )
-    if flux:
-        legacy |= flux_fields(values)
-        legacy["t5xxl_lr"] = ([*values["text_encoder_lr"], 0, 0])[1]
-    legacy |= {old: _plain(values[name]) for name, old in names.items()}
-    legacy |= _rates_back(values) | _warmup_back(values["lr_warmup_steps"])
-    legacy["noise_offset_type"] = "Multires" if values["multires_noise_iterations"] else "Original"
-    legacy["max_token_length"] = values["max_token_length"] or 75
-    legacy["clip_skip"] = values["clip_skip"] or 1
-    legacy["xformers"] = "sdpa"
-    legacy |= {key: of == family for key, of in FAMILIES.items() if key != "sdxl_checkbox"}
-    placed = {*names, "network_module", "network_args", "lr_warmup_steps", "text_encoder_lr", "unet_lr"}
-    placed |= {"network_train_unet_only", "network_train_text_encoder_only", *(FLUX_FIELDS if flux else ())}
-    lost += [Remark(name, "cannot be stored in a kohya_ss file") for name in settings.changed() if name not in placed]
-    return {**settings.unknown, **legacy}, lost
-
-
-def _rates_back(values: Values) -> Values:
-    text = values["text_encoder_lr"][0] if values["text_encoder_lr"] else values["learning_rate"]
-    unet = values["learning_rate"] if values["unet_lr"] is None else values["unet_lr"]
-    return {
-        "text_encoder_lr": 0 if values["network_train_unet_only"] else text,
-        "unet_lr": 0 if values["network_train_text_encoder_only"] else unet,
-    }
-
-
-def _warmup_back(steps: float) -> Values:
-    return (
-        {"lr_warmup": 0, "lr_warmup_steps": steps} if steps >= 1 else {"lr_warmup": steps * 100, "lr_warmup_steps": 0}
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Convert lists and None, which kohya_ss lacks, to space-separated text and empty text."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return "" if value is None else value
 
 
 def _of(legacy: Mapping[str, Any], key: str, keys: KohyaTab = LORA) -> Any:

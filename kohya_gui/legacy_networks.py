@@ -1,6 +1,5 @@
 """Convert kohya_ss's LoRA_type and its fields to network_module and network_args, and back."""
 
-import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -160,48 +159,7 @@ def is_on(value: Any) -> bool:
     return value is True or str(value).strip().lower() in ("true", "1")
 
 
-def flux_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the type Flux1 for our options."""
-    said = {name: values[name] for name in FLUX_LAYERS if values[name] is not None}
-    return {**FLUX_LAYERS, **{name: v if isinstance(v, bool) else str(v) for name, v in said.items()}}
-
-
-def network_to(network_module: str | None, network_args: list[str]) -> tuple[dict[str, Any], list[Remark]]:
-    """Return kohya_ss's fields for a network, with remarks on what is lost."""
-    pairs = dict(item.split("=", 1) for item in network_args)
-    defaults = FIELDS
-    kinds = {algorithm: kind for kind, (algorithm, _) in LYCORIS.items()}
-    fields: dict[str, Any] = {}
-    if network_module == "lycoris.kohya":
-        fields["LoRA_type"] = kinds.get(pairs.pop("algo", "locon"), "LyCORIS/LoCon")
-        fields["LyCORIS_preset"] = pairs.pop("preset", "full")
-        ours = {theirs: name for name, theirs in LYCORIS_NAMES.items()}
-        pairs = {ours.get(key, key): value for key, value in pairs.items()}
-    elif network_module == "networks.lora_flux":
-        defaults = {**FIELDS, **FLUX_FIELDS}
-        fields["LoRA_type"] = "Flux1"
-        fields["train_lora_ggpo"] = "ggpo_sigma" in pairs
-    else:
-        fields["LoRA_type"] = "Kohya LoCon" if "conv_dim" in pairs else "Standard"
-    lost = [
-        Remark("network_args", f"{key} cannot be stored in a kohya_ss file") for key in pairs if key not in defaults
-    ]
-    if network_module not in (None, "networks.lora", "networks.lora_flux", "lycoris.kohya"):
-        lost.append(Remark("network_module", f"{network_module} cannot be stored in a kohya_ss file"))
-    known = {key: _typed(value, defaults[key]) for key, value in pairs.items() if key in defaults}
-    return {**defaults, **fields, **known}, lost
-
-
 def _pairs(fields: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     """Return the fields that are set: 0 and empty mean unset in kohya_ss."""
     texts = {name: str(fields[name]).replace(" ", "") for name in names}
     return [f"{name}={text}" for name, text in texts.items() if text not in ("", "0", "0.0", "False")]
-
-
-def _typed(text: str, like: Any) -> Any:
-    if isinstance(like, str):
-        return text
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

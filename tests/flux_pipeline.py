@@ -3,9 +3,9 @@
 from typing import Any
 
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from flux_help import to_diffusers
 
 from sd_scripts.families.family import Components
-from sd_scripts.library.flux_train_utils import to_diffusers
 
 
 def pipeline_of(components: Components) -> Any:

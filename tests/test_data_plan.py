@@ -14,7 +14,7 @@ from kohya_gui.browse import listing
 from kohya_gui.recognise_images import beside_metadata, train_data
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
-from sd_scripts.data.epochs import BatchShape
+from sd_scripts.data.epochs import BatchShape, batch_shapes
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.formats.caption_files import find_captions
 from sd_scripts.formats.image_folders import IMAGES_BY_PLUGIN, readable_suffixes
@@ -403,7 +403,7 @@ def test_facts_count_what_an_epoch_sees(tmp_path: Path) -> None:
         0: {"resolution": [64, 64], "count": 15},
         1: {"resolution": [96, 32], "count": 3},
     }
-    assert facts.batch_shapes == {
+    assert batch_shapes(plan) == {
         BatchShape(extent=Extent(64, 64), images=3): 1,
         BatchShape(extent=Extent(64, 64), images=4): 3,
         BatchShape(extent=Extent(96, 32), images=3): 1,

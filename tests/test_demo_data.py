@@ -20,9 +20,10 @@ from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.load import load
 from sd_scripts.families.sdxl.vae import encode_images
+from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.library.sdxl_model_util import VAE_SCALE
 from sd_scripts.options.catalog import script_for
-from sd_scripts.options.reading import from_file
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 
@@ -76,7 +77,7 @@ def test_latents_have_the_spread_that_flux_learns_from(flux_miniature: Any) -> N
 def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
     assert demo.main([family.name, "--folder", str(folder), "--make"]) == 0
-    settings = from_file(script_for(family.name, "lora"), folder / "demo.toml")
+    settings = from_values(script_for(family.name, "lora"), read_toml(folder / "demo.toml"))
     assert settings.problems() == []
     assert settings.remarks == []
     assert family.check(settings) == []

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
+from flux_help import to_diffusers
 from scripts_help import FLUX_LORA
 from torch import Tensor
 from training_help import train
@@ -57,9 +58,7 @@ def transformer(files: dict[str, str]) -> State:
 def folder(components: Components, flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The miniature as diffusers and transformers write it."""
     path = tmp_path_factory.mktemp("diffusers")
-    _write(
-        path / "transformer/diffusion_pytorch_model.safetensors", flux.to_diffusers(components.denoiser.state_dict())
-    )
+    _write(path / "transformer/diffusion_pytorch_model.safetensors", to_diffusers(components.denoiser.state_dict()))
     for part, module in {"text_encoder": 0, "text_encoder_2": 1}.items():
         components.text_encoders[module].save_pretrained(path / part)
     components.vae.save_pretrained(path / "vae")
@@ -115,7 +114,7 @@ def test_the_forward_equals_diffusers_in_float32_and_in_bfloat16() -> None:
     state = flux.from_diffusers(theirs.state_dict())
     ours = FluxTransformer(FluxParams.of({key: tuple(tensor.shape) for key, tensor in state.items()}))
     ours.load_state_dict(state)
-    _same(flux.to_diffusers(state), theirs.state_dict())
+    _same(to_diffusers(state), theirs.state_dict())
 
     rows, columns, tokens = 4, 6, 5
     img, txt, pooled = torch.randn(2, rows * columns, 64), torch.randn(2, tokens, 48), torch.randn(2, 40)
@@ -151,7 +150,7 @@ def test_the_files_are_read_as_they_are(components: Components, transformer: Sta
 def test_every_layout_of_the_transformer_is_the_same_model(
     layout: str, files: dict[str, str], transformer: State, folder: Path, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    theirs = flux.to_diffusers(transformer)
+    theirs = to_diffusers(transformer)
     if layout == "all in one":
         path = _write(tmp_path / "one.safetensors", {f"model.diffusion_model.{k}": t for k, t in transformer.items()})
     elif layout == "diffusers file":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
-from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of, to_kohya
+from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of
 from kohya_gui.legacy_keys import KOHYA_TABS, LORA
 from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS
 from sd_scripts.options.reading import from_values
@@ -400,57 +400,6 @@ def test_prompts_and_unknown_keys_are_kept():
     config = from_kohya({"sdxl": True, "sample_prompts": "a cat\na dog\n", "brand_new": 3})
     assert config.prompts == "a cat\na dog"
     assert from_values(SDXL_LORA, config.values).unknown == {"brand_new": 3}
-
-
-def test_the_way_back_gives_the_same_settings():
-    chosen = from_values(
-        SDXL_LORA,
-        {
-            **from_kohya(FILLED).values,
-            "network_args": ["conv_dim=8", "conv_alpha=4", "rank_dropout=0.1"],
-            "lr_warmup_steps": 50,
-            "optimizer_args": ["weight_decay=0.1"],
-            "network_train_unet_only": True,
-            "text_encoder_lr": [],
-            "max_token_length": 150,
-            "wandb_api_key": "secret",
-        },
-    )
-    legacy, lost = to_kohya(chosen, SDXL_LORA)
-    assert lost == []
-    assert legacy["sdxl"] is True
-    assert "wandb_api_key" not in legacy
-    assert json.loads(json.dumps(legacy)) == legacy
-    assert from_values(SDXL_LORA, from_kohya(legacy).values).changed() == chosen.changed()
-
-
-def test_the_way_back_gives_the_same_settings_for_flux():
-    chosen = from_values(
-        FLUX_LORA,
-        {
-            **from_kohya(FLUX).values,
-            **{
-                "clip_l": "c",
-                "t5xxl": "t",
-                "ae": "a",
-                "timestep_sampling": "shift",
-                "img_attn_dim": 8,
-                "in_dims": "4,0,0,0,4",
-            },
-            **{"train_single_block_indices": "0-7", "split_qkv": True, "blocks_to_swap": 10, "fp8_base": True},
-            **{"text_encoder_lr": [1e-4, 1e-5], "train_t5xxl": True, "cache_text_encoder_outputs": True},
-            "network_args": ["rank_dropout=0.1", "ggpo_sigma=0.03", "ggpo_beta=0.01"],
-        },
-    )
-    legacy, lost = to_kohya(chosen, FLUX_LORA)
-    assert lost == []
-    assert (legacy["flux1_checkbox"], legacy["sdxl"], legacy["LoRA_type"]) == (True, False, "Flux1")
-    assert from_values(FLUX_LORA, from_kohya(legacy).values).changed() == chosen.changed()
-
-
-def test_what_kohya_has_no_key_for_is_told_on_the_way_back():
-    _, lost = to_kohya(from_values(SDXL_LORA, {"compile": True, "validation_split": 0.1}), SDXL_LORA)
-    assert [remark.name for remark in lost] == ["validation_split", "compile"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
+from flux_help import to_diffusers
 from scripts_help import FLUX_LORA
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -20,7 +21,7 @@ from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
-from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules, to_diffusers
+from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules
 from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
 from sd_scripts.networks.lora_files import merge, read_plain_lora

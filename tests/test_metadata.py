@@ -12,7 +12,8 @@ from scripts_help import SDXL_LORA
 from sd_scripts.families.model_file import read_header
 from sd_scripts.library.metadata import (
     ALWAYS,
-    METADATA_GROUPS,
+    SAME_NAME,
+    SAME_NAME_WITHOUT_CONFIG,
     TrainingMetadata,
     base_file_metadata,
     modelspec,
@@ -20,9 +21,10 @@ from sd_scripts.library.metadata import (
 )
 from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.options.catalog import script_for
+from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.settings import Groups, Settings
 
 NAMES = """
 session_id training_started_at training_finished_at output_name training_comment sd_scripts_commit_hash
@@ -42,6 +44,7 @@ batch_size_per_device total_batch_size resolution color_aug flip_aug random_crop
 bucket_no_upscale min_bucket_reso max_bucket_reso keep_tokens reg_dataset_dirs bucket_info
 """
 
+METADATA_GROUPS: Groups = tuple({**SAME_NAME, **SAME_NAME_WITHOUT_CONFIG, CacheOptions: ()})
 FACTS = TrainingMetadata(
     session_id=7,
     started_at=1.0e9,

@@ -11,8 +11,10 @@ import torch
 from conftest import sdxl_settings
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, FluxTransformer2DModel, StableDiffusionXLPipeline
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
+from flux_help import to_diffusers
 from safetensors.torch import load_file, save_file
 from scripts_help import FLUX_FULL
+from sdxl_help import checkpoint_tensors
 from torch import Tensor
 from training_help import train_whole
 
@@ -21,9 +23,7 @@ from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.model_file import describe, read_header
 from sd_scripts.families.sdxl.family import SDXL
-from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.library import sdxl_model_util as sgm
-from sd_scripts.library.flux_train_utils import to_diffusers
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.options.settings import Settings
 

@@ -12,7 +12,7 @@ from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.compile import CompileOptions
-from sd_scripts.options.reading import from_file
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
 
 FOLDER = Path(__file__).parent.parent / "presets"
@@ -46,7 +46,7 @@ def test_every_tab_has_presets_of_its_own():
 
 @every_preset
 def test_a_preset_lacks_only_the_paths(preset):
-    settings = from_file(script_of(preset), preset)
+    settings = from_values(script_of(preset), read_toml(preset))
     assert {problem.split(":")[0] for problem in settings.problems()} - PARTS == PATHS
     assert settings.remarks == []
 
@@ -54,7 +54,7 @@ def test_a_preset_lacks_only_the_paths(preset):
 @every_preset
 def test_a_preset_says_only_what_differs_from_the_defaults(preset):
     said = read_toml(preset)
-    assert said == from_file(script_of(preset), preset).changed()
+    assert said == from_values(script_of(preset), read_toml(preset)).changed()
     assert list(said) == sorted(said)
     assert preset.read_text(encoding="utf-8").startswith("# "), "it tells for whom it is"
 
@@ -72,7 +72,7 @@ def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
 def test_a_compiled_preset_compiles():
     compiled = [preset for preset in PRESETS if "compiled" in preset.stem]
     assert len(compiled) == 7
-    assert all(from_file(script_of(preset), preset)[CompileOptions].compile for preset in compiled)
+    assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
 
 
 @pytest.mark.parametrize("preset", FLUX, ids=name)

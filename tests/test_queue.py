@@ -816,32 +816,6 @@ def test_the_list_is_private(tmp_path: Path):
     place.close()
 
 
-def test_the_runs_of_an_older_list_are_taken_over_once(place: Place):
-    state = place.folder
-    folders = [RunFolder(state / name) for name in ("done", "dead", "on")]
-    for folder, last in zip(folders, ("finished", "step", "step"), strict=True):
-        log = folder.log()
-        log("started", max_steps=10, family="flux")
-        log("step", step=4)
-        log(last, step=9)
-    run = process.start([sys.executable, "-c", LASTING], {}, folders[2])
-    lines = [json.dumps(str(folder.path)) for folder in (folders[0], *folders, RunFolder(state / "deleted"))]
-    (state / "runs.jsonl").write_text("\n".join(lines) + '\n"/cut')
-    rows = RunStore(state / "runs.sqlite").rows()
-    assert [(row.name, row.state, row.step) for row in rows] == [
-        ("on", "running", 9),
-        ("dead", "lost", 9),
-        ("done", "finished", 9),
-    ]
-    assert rows[0].ended is None
-    assert rows[2].family == "flux"
-    assert len(RunStore(state / "runs.sqlite").rows()) == 3
-    queue = place.queue()
-    queue.end_now(rows[0].id)
-    wait_for(lambda: over(queue))
-    assert run.wait(PATIENCE)
-
-
 def test_a_thousand_runs_stay_quick(place: Place):
     queue = place.queue(opened=False)
     fill(queue.store, 200)

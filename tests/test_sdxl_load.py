@@ -11,11 +11,11 @@ import safetensors.torch
 import torch
 from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
+from sdxl_help import checkpoint_tensors
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.load import check, load
-from sd_scripts.families.sdxl.saving import checkpoint_tensors
 from sd_scripts.families.sdxl.vae import decode_latents, encode_images
 from sd_scripts.library import sdxl_model_util as sgm
 

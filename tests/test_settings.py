@@ -13,7 +13,7 @@ from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.reading import from_file, from_values
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 
 START = {
@@ -273,7 +273,7 @@ def test_a_broken_file_is_told_in_one_sentence(tmp_path, text, why):
     if text is not None:
         file.write_bytes(text)
     with pytest.raises(ValueError, match=why) as told:
-        from_file(SDXL_LORA, file)
+        from_values(SDXL_LORA, read_toml(file))
     assert "\n" not in str(told.value)
 
 

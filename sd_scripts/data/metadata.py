@@ -8,7 +8,7 @@ from typing import Any
 from sd_scripts.data.blueprint import Subset
 from sd_scripts.data.buckets import Extent, Size
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
+from sd_scripts.data.epochs import ShortBatches, batch_shapes
 
 Tags = dict[str, dict[str, int]]
 Folders = dict[str, dict[str, int]]
@@ -26,8 +26,6 @@ class DatasetMetadata:
     """All ranks together."""
     resolution: Size
     """Width and height of the first dataset."""
-    batch_shapes: dict[BatchShape, int]
-    """Batches of each shape per epoch: the compiler makes a graph for each shape."""
     tag_frequency: Tags
     """Folder -> tag -> number of captions with it."""
     dataset_dirs: Folders
@@ -44,14 +42,12 @@ def dataset_metadata(plan: DataPlan, *, short_batches: ShortBatches = "keep") ->
     first = plan.blueprint.datasets[0].buckets
     numbers = range(len(plan.blueprint.datasets))
     by_dataset = [[item for item in plan.items if item.dataset == number] for number in numbers]
-    shapes = batch_shapes(plan, short_batches=short_batches)
     return DatasetMetadata(
         num_train_images=_seen(plan.items, is_reg=False),
         num_reg_images=_seen(plan.items, is_reg=True),
         num_validation_images=len(plan.validation.items) if plan.validation else 0,
-        num_batches_per_epoch=sum(shapes.values()),
+        num_batches_per_epoch=sum(batch_shapes(plan, short_batches=short_batches).values()),
         resolution=first.resolution,
-        batch_shapes=shapes,
         tag_frequency=_merged([_tag_frequency(items) for items in by_dataset]),
         dataset_dirs=_merged([_folders(items, is_reg=False) for items in by_dataset]),
         reg_dataset_dirs=_merged([_folders(items, is_reg=True) for items in by_dataset]),

@@ -110,22 +110,6 @@ def _joined(key: str, found: dict[int, Tensor]) -> Tensor:
     return torch.cat([found[index] for index in range(len(names))]) if len(names) > 1 else found[0]
 
 
-def to_diffusers(state: State) -> State:
-    """A transformer under BFL's keys -> the same under diffusers'. Parts of one matrix are views of it."""
-    width = len(state["img_in.weight"])
-    theirs: State = {}
-    for key, tensor in state.items():
-        module, _, kind = key.rpartition(".")
-        names = diffusers_modules(module)
-        rows = [width] * (len(names) - 1)
-        parts = tensor.split([*rows, len(tensor) - sum(rows)])
-        if key.startswith(_SWAPPED):
-            parts = (torch.cat(tensor.chunk(2)[::-1]),)
-        kind = "weight" if kind == "scale" else kind
-        theirs.update((f"{name}.{kind}", part) for name, part in zip(names, parts, strict=True))
-    return theirs
-
-
 def ae_from_bfl(file: State, names: Iterable[str]) -> State:
     """The autoencoder under `names` of diffusers' AutoencoderKL. Keys that have no name there are left as they are."""
     names = list(names)

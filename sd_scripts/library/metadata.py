@@ -28,7 +28,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Groups, Settings
+from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.options.training import TrainingOptions
 
@@ -130,13 +130,11 @@ ALWAYS = (
 )
 """What no_metadata leaves: enough to load the file rightly."""
 
-METADATA_GROUPS: Groups = tuple({**SAME_NAME, **SAME_NAME_WITHOUT_CONFIG, CacheOptions: ()})
-
 
 def training_metadata(settings: Settings, facts: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
     """The ss_* entries of a LoRA saved at `now`, after so many epochs and optimizer steps.
 
-    `settings` must hold METADATA_GROUPS.
+    `settings` must hold the groups of SAME_NAME, SAME_NAME_WITHOUT_CONFIG and CacheOptions.
     """
     found: dict[str, Any] = {
         **_same_name(settings, SAME_NAME),

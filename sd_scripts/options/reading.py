@@ -2,20 +2,13 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
 from sd_scripts.options.settings import Remark, Script, Settings
 from sd_scripts.options.spec import Option, each_option
-
-
-def from_file(script: Script, path: Path) -> Settings:
-    """Read settings from defaults, then the file. Raises ValueError, one sentence, for a file that cannot be read."""
-    return from_values(script, read_toml(path))
 
 
 def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:

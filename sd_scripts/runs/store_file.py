@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sd_scripts.runs import legacy_list
 from sd_scripts.runs.private import private_file, private_folder
 from sd_scripts.runs.rebuild import FolderIndex
 
@@ -158,7 +157,7 @@ class StoreFile:
             for statement in _statements(TABLES):
                 db.execute(statement)
             had_one = self._anchor is not None or self.index.path.exists()
-            rows = list(self.index.rows() if had_one else legacy_list.runs(self.path.with_name(legacy_list.NAME)))
+            rows = list(self.index.rows()) if had_one else []
             for columns in rows:
                 insert(db, columns)
             if had_one and not self._recovering.locked():  # _recover reports more

@@ -38,17 +38,8 @@ def run_metadata(
         network_dim=_network_dim(context.settings),
         max_train_steps=train_plan.max_steps,
         num_epochs=train_plan.epochs,
-        num_batches_per_epoch=data.num_batches_per_epoch,
         total_batch_size=batch_size * context.world,
-        num_train_images=data.num_train_images,
-        num_reg_images=data.num_reg_images,
-        num_validation_images=data.num_validation_images,
-        resolution=data.resolution,
-        datasets=data.datasets,
-        tag_frequency=data.tag_frequency,
-        dataset_dirs=data.dataset_dirs,
-        reg_dataset_dirs=data.reg_dataset_dirs,
-        bucket_info=data.bucket_info,
+        **vars(data),
     )
 
 

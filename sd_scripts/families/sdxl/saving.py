@@ -69,11 +69,6 @@ def save(
         torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
 
 
-def checkpoint_tensors(components: Components) -> State:
-    """Return the loaded model in the single-file layout: 2,514 tensors for SDXL, fewer for smaller variants."""
-    return _states(components, ModelWeights(denoiser=components.denoiser.state_dict())).checkpoint(components)
-
-
 @dataclass(frozen=True, kw_only=True)
 class States:
     """State dicts of everything that is saved, under the modules' own names."""
