@@ -1,6 +1,7 @@
 """The LoRA method on the miniature SDXL, without a trainer: prepare, one loss, what was warned of."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,16 @@ def context(model: Path, folder: Path, **values: Any) -> Context:
 
 
 def base(model: Path) -> Components:
-    return SDXL.load(sdxl_settings(model), torch.float32, torch.device("cpu"))
+    return SDXL.open(sdxl_settings(model), torch.float32, torch.device("cpu")).load()
 
 
 def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
     """As the trainer does it, up to the first step."""
-    given, components, method = context(model, folder, **values), base(model), Lora()
+    given, method = context(model, folder, **values), Lora()
     assert method.check(SDXL, given.settings) == []
-    method.change_base(SDXL, components, given)
+    components = SDXL.open(sdxl_settings(model), torch.float32)
+    components.on_load = partial(method.change_base, SDXL, components, given)
+    components.load()
     return Prepared(given, components, method.prepare(SDXL, components, given))
 
 

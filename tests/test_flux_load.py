@@ -20,7 +20,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, ComponentSpec, is_fp8
-from sd_scripts.families.flux.load import check, load
+from sd_scripts.families.flux.load import check, open_components
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.packing import predict
@@ -37,6 +37,11 @@ REFERENCE = json.loads((Path(__file__).parent / "reference/flux_keys.json").read
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 State = dict[str, Tensor]
+
+
+def load(*arguments: Any, **more: Any) -> Components:
+    """All components, loaded."""
+    return open_components(*arguments, **more).load()
 
 
 @pytest.fixture(scope="module")

@@ -170,7 +170,7 @@ def test_diffusers_makes_the_image_that_the_run_made(flux_miniature: Any, tmp_pa
 
     files = {option: str(path) for option, path in flux_miniature.files.items()}
     settings = Settings(script_for("flux", "lora"), {**files, "t5xxl_max_token_length": 16})
-    pipeline = pipeline_of(FLUX.load(settings, torch.float32, torch.device("cpu")))
+    pipeline = pipeline_of(FLUX.open(settings, torch.float32, torch.device("cpu")).load())
 
     def theirs() -> Any:
         return pipeline(

@@ -62,7 +62,8 @@ def test_each_text_encoder_is_trained_at_its_own_rate_and_saved(encoders: int, f
     model, given = components(encoders), context(tmp_path, train_text_encoder=True, fused_backward_pass=fused)
     learns = Full().trains_text_encoders(family(encoders), given)
     assert learns == (True, False, True)[:encoders]
-    Full().change_base(family(encoders), model, given)
+    for name in ("denoiser", *model.encoder_names):
+        Full().change_base(family(encoders), model, given, name)
     trainable = Full().prepare(family(encoders), model, given)
     rates = {group["name"]: group["lr"] for group in trainable.parameter_groups()}
     of_text = {"text_encoder1": 1e-4, "text_encoder3": 1e-3}

@@ -40,7 +40,7 @@ def file(miniature: Any) -> State:
 
 @pytest.fixture(scope="module")
 def components(miniature: Any) -> Components:
-    return SDXL.load(sdxl_settings(miniature.checkpoint), torch.float32, torch.device("cpu"))
+    return SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32, torch.device("cpu")).load()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_model_that_learned_nothing_is_the_file_it_came_from(
 
 def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file: State, tmp_path: Path) -> None:
     """The base model's file is in float32, training in bf16."""
-    half = SDXL.load(sdxl_settings(miniature.checkpoint), torch.bfloat16, torch.device("cpu"))
+    half = SDXL.open(sdxl_settings(miniature.checkpoint), torch.bfloat16, torch.device("cpu")).load()
     learned = {name: tensor + 1 for name, tensor in half.text_encoders[0].state_dict().items()}
     saved = load_file(save_sdxl(half, tmp_path, text_encoders=(learned, None)))
     unet, first = (prefix_of(file, prefix) for prefix in (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX))
@@ -75,7 +75,7 @@ def test_blocks_that_stood_still_are_not_rounded(
     """Learned weights come in float32, those of other blocks as training holds them."""
     lend_tokenizers(miniature, tmp_path)
     base = save_sdxl(components, tmp_path, form)
-    half = SDXL.load(sdxl_settings(base), torch.bfloat16, torch.device("cpu"))
+    half = SDXL.open(sdxl_settings(base), torch.bfloat16, torch.device("cpu")).load()
     learned = {name: t.float() + 1 for name, t in half.denoiser.state_dict().items() if name.startswith("up_blocks.")}
     weights = ModelWeights(denoiser=half.denoiser.state_dict() | learned)
     SDXL.save(half, weights, tmp_path / "saved.safetensors", "safetensors", None, {})
@@ -97,7 +97,7 @@ def test_a_saved_model_is_loaded_as_it_was(
     form: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     lend_tokenizers(miniature, tmp_path)
-    again = SDXL.load(sdxl_settings(save_sdxl(components, tmp_path, form)), torch.float32, torch.device("cpu"))
+    again = SDXL.open(sdxl_settings(save_sdxl(components, tmp_path, form)), torch.float32, torch.device("cpu")).load()
     same(checkpoint_tensors(again), file)
 
 
@@ -148,7 +148,7 @@ def test_what_stood_still_is_as_fine_as_a_folder_has_it(components: Components, 
     own = {"_class_name": "DDIMScheduler", "beta_end": 0.011, "prediction_type": "epsilon"}
     scheduler.write_text(json.dumps(own))
     velocity = sdxl_settings(folder, v_parameterization=True)
-    half = SDXL.load(velocity, torch.bfloat16, torch.device("cpu"))
+    half = SDXL.open(velocity, torch.bfloat16, torch.device("cpu")).load()
     assert SDXL.saved_form(half, None) == "diffusers"
     same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))
     again = save_sdxl(half, tmp_path / "again", "diffusers")
@@ -163,7 +163,7 @@ def test_a_base_model_that_is_gone_or_another_now_is_not_asked(miniature: Any, f
     lend_tokenizers(miniature, tmp_path)
     base = tmp_path / "model.safetensors"
     save_file(file, base)
-    half = SDXL.load(sdxl_settings(base), torch.bfloat16, torch.device("cpu"))
+    half = SDXL.open(sdxl_settings(base), torch.bfloat16, torch.device("cpu")).load()
     same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))  # in its own place
     same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))
     other = {key: tensor + 1 if tensor.is_floating_point() else tensor for key, tensor in file.items()}
@@ -190,7 +190,7 @@ def test_another_vae_is_saved_in_the_place_of_the_models_own_as_fine_as_its_file
     else:
         save_file({name: tensor + 1 for name, tensor in components.vae.state_dict().items()}, vae)
     settings = sdxl_settings(miniature.checkpoint, vae=str(vae))
-    saved = load_file(save_sdxl(SDXL.load(settings, torch.bfloat16, torch.device("cpu")), tmp_path))
+    saved = load_file(save_sdxl(SDXL.open(settings, torch.bfloat16, torch.device("cpu")).load(), tmp_path))
     same({key: saved[key] for key in other}, other)
 
 
@@ -206,7 +206,7 @@ def test_marks_of_a_model_that_predicts_velocity_are_kept(miniature: Any, file: 
     lend_tokenizers(miniature, tmp_path)
     marked = file | {"v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}
     save_file(marked | {"model_ema.x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    velocity = SDXL.load(sdxl_settings(tmp_path / "model.safetensors"), torch.float32, torch.device("cpu"))
+    velocity = SDXL.open(sdxl_settings(tmp_path / "model.safetensors"), torch.float32, torch.device("cpu")).load()
     (tmp_path / "model.safetensors").unlink()
     saved = save_sdxl(velocity, tmp_path)
     same(load_file(saved), marked)
@@ -361,7 +361,7 @@ def test_use_safetensors_means_a_file_where_no_form_is_chosen(miniature: Any, tm
 
 def loaded(model: Path) -> State:
     """The file or folder as the next run has it, in the keys of the single file."""
-    return checkpoint_tensors(SDXL.load(sdxl_settings(model), torch.float32, torch.device("cpu")))
+    return checkpoint_tensors(SDXL.open(sdxl_settings(model), torch.float32, torch.device("cpu")).load())
 
 
 def save_sdxl(
@@ -380,7 +380,7 @@ def save_sdxl(
 
 def load_flux(miniature: Any, **others: str) -> Components:
     files = {option: str(path) for option, path in miniature.files.items()} | others
-    return FLUX.load(Settings(FLUX_FULL, files), torch.float32, torch.device("cpu"))
+    return FLUX.open(Settings(FLUX_FULL, files), torch.float32, torch.device("cpu")).load()
 
 
 def prefix_of(state: State, prefix: str) -> State:

@@ -15,9 +15,14 @@ from sdxl_help import checkpoint_tensors
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.load import check, load
+from sd_scripts.families.sdxl.load import check, open_components
 from sd_scripts.families.sdxl.vae import decode_latents, encode_images
 from sd_scripts.library import sdxl_model_util as sgm
+
+
+def load(*arguments: Any, **more: Any) -> Components:
+    """All components, loaded."""
+    return open_components(*arguments, **more).load()
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.load import load
+from sd_scripts.families.sdxl.load import open_components
 from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
-from sd_scripts.families.sdxl.sampling import sample
+from sd_scripts.families.sdxl.sampling import prompt_captions, sample
+from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.library.schedules import TIMESTEPS
 from sd_scripts.options.prompt_lines import MOST_STEPS
@@ -23,11 +24,14 @@ PROMPT = {"prompt": "a red circle on a white background", "width": 64, "height":
 
 @pytest.fixture(scope="module")
 def components(miniature: Any) -> Components:
-    return load(sdxl_settings(miniature.checkpoint), torch.float32)
+    return open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
 
 
 def make(components: Components, **changes: Any) -> np.ndarray:
-    return np.asarray(sample(components, SamplePrompt(**{**PROMPT, **changes}), sdxl_settings("model")))
+    prompt, settings = SamplePrompt(**{**PROMPT, **changes}), sdxl_settings("model")
+    with torch.no_grad():
+        text = encode_text(components, tokenize(components, prompt_captions(prompt), settings))
+    return np.asarray(sample(components, prompt, text, settings))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -91,7 +95,7 @@ def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(compon
 
 
 def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> None:
-    compiled = load(sdxl_settings(miniature.checkpoint), torch.float32)
+    compiled = open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
     eager = make(compiled)
     graphs = []
 

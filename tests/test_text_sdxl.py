@@ -9,7 +9,7 @@ from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.load import load
+from sd_scripts.families.sdxl.load import open_components
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers
 from sd_scripts.library.clip_tokenizer import shipped_tokenizer
@@ -19,7 +19,7 @@ CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 
 @pytest.fixture(scope="module")
 def components(miniature: Any) -> Components:
-    return load(sdxl_settings(miniature.checkpoint), torch.float32)
+    return open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
 
 
 def settings(**values: Any) -> Any:
@@ -65,7 +65,7 @@ def test_states_are_those_of_diffusers(components: Components) -> None:
 @pytest.mark.parametrize(("clip_skip", "layer"), [(None, -2), (1, -2), (2, -2), (3, -3), (12, -4)])
 def test_clip_skip_reads_an_earlier_layer_but_never_the_last(miniature: Any, clip_skip: int | None, layer: int) -> None:
     """The miniature's encoders have three layers, so four states; what lies before them is the first."""
-    components = load(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32)
+    components = open_components(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32).load()
     with torch.no_grad():
         tokens = tokenize(components, CAPTIONS[:1], settings())
         ours = encode_text(components, tokens)["hidden_state1"]
@@ -120,7 +120,7 @@ def test_brackets_are_plain_text_without_weighted_captions(components: Component
 
 
 def test_gradients_reach_both_encoders(components: Components, miniature: Any) -> None:
-    trainable = load(sdxl_settings(miniature.checkpoint), torch.float32)
+    trainable = open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
     for encoder in trainable.text_encoders:
         encoder.requires_grad_(True)
     states = encode_text(trainable, tokenize(trainable, CAPTIONS, settings()))

@@ -5,6 +5,7 @@ RUN = {
     "test_benchmark",
     "test_command_listener",
     "test_compile",
+    "test_components",
     "test_dataset_tools",
     "test_demo_data",
     "test_error_hints",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.components import Components as Components
 from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.options.settings import Settings
@@ -20,24 +21,10 @@ if TYPE_CHECKING:
     from sd_scripts.data.dataset import Item
 
 
-@dataclass(kw_only=True)
-class Components:
-    """The modules of a loaded base model."""
-
-    denoiser: nn.Module
-    """The U-Net or the transformer."""
-    vae: nn.Module
-    text_encoders: list[nn.Module]
-    tokenizers: list[Any]
-    source: Path | str
-    """File, folder or Hugging Face id that the weights came from."""
-    extras: dict[str, Any] = field(default_factory=dict)
-    """Family-specific values, such as what saving must write unchanged: logit_scale of SDXL's second encoder."""
-
-
-class Load(Protocol):
-    """Loads the base model, frozen, in eval mode and in `dtype`. Trained modules can be loaded in a wider dtype, to
-    keep the full precision of the file. Raises ValueError, one sentence that names the option."""
+class Open(Protocol):
+    """Checks the base model's files and returns its components, none of which is loaded yet. They are loaded frozen, in
+    eval mode, in `dtype` and onto `device`. Trained modules can be loaded in a wider dtype, to keep the full precision
+    of the file. Raises ValueError, one sentence that names the option."""
 
     def __call__(
         self,
@@ -90,9 +77,9 @@ class Family:
     """Which text encoders a LoRA adapts when text encoders are trained."""
     check: Callable[[Settings], list[str]]
     """Return problems of the model files that names and headers reveal; nothing is loaded."""
-    load: Load
+    open: Open
     load_vae: Callable[[Settings, torch.dtype], nn.Module]
-    """Load only the autoencoder, as `load` does: for encoding images ahead of any run."""
+    """Load only the autoencoder, as `open` would: for encoding images ahead of any run."""
     remarks: Callable[[Components, Settings], list[str]]
     """Return warnings about settings that have no effect on this model."""
     encode_images: Callable[[Components, Tensor], Tensor]
@@ -128,12 +115,16 @@ class Family:
     """Values of network_module that select the built-in LoRA."""
     sample_defaults: SamplePrompt
     """Defaults for what a prompt line leaves out."""
-    sample: Callable[[Components, SamplePrompt, Settings], Any]
-    """Generate a PIL image, without compiled graphs."""
+    prompt_captions: Callable[[SamplePrompt], list[str]]
+    """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
+    sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Any]
+    """Components, prompt, text outputs of its captions, settings -> a PIL image, without compiled graphs."""
     prediction_type: Callable[[Settings], str | None]
     """modelspec.prediction_type: epsilon, v, or None."""
     metadata: Callable[[Settings, Components], dict[str, str]]
     """Metadata of this family's LoRA files in addition to the common ss_ entries."""
+    saves_all: bool
+    """Whether `save` writes the VAE and all text encoders too."""
     saved_form: Callable[[Components, str | None], str]
     """save_model_as (None: unset) -> the format that `save` writes: safetensors or ckpt, which is also the file
     extension, or diffusers, a folder."""

@@ -82,15 +82,17 @@ def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
 
 
 def fill(module: Any, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
-    """Assign tensors to `module` as they are read, so that a model is never in memory twice.
+    """Assign tensors to `module`, each converted in place of the one in `state`: a model is never in memory twice.
 
     A tensor for which `keep(name, tensor)` is true keeps its dtype.
     """
-    ready = {name: t if keep and keep(name, t) else t.to(dtype) for name, t in state.items()}
-    for name, wanted in module.state_dict().items():  # a 1x1 convolution may be stored as a matrix
-        if name in ready and ready[name].shape != wanted.shape and ready[name].numel() == wanted.numel():
-            ready[name] = ready[name].reshape(wanted.shape)
-    module.load_state_dict(ready, assign=True)
+    wanted = module.state_dict()
+    for name in list(state):
+        tensor = state[name]
+        tensor = state[name] = tensor if keep and keep(name, tensor) else tensor.to(dtype)
+        if name in wanted and tensor.numel() == wanted[name].numel():
+            state[name] = tensor.reshape(wanted[name].shape)  # a 1x1 convolution may be stored as a matrix
+    module.load_state_dict(state, assign=True)
     return module
 
 

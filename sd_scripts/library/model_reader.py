@@ -3,11 +3,10 @@
 import pickle
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import safetensors.torch
+import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from sd_scripts.families.model_file import COMPILED, SAFETENSORS, Header, read_header
@@ -22,8 +21,8 @@ def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Ten
     if path.suffix in SAFETENSORS:
         _header(path, option)  # says in one sentence what is wrong with the file
         try:
-            state = safetensors.torch.load_file(path) if mmap else _read_through(path)
-        except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
+            state = _read_safetensors(path, mmap=mmap)
+        except (KeyError, ValueError, RuntimeError, OSError) as error:
             raise ValueError(f"{option}: '{path}' cannot be read: {error}") from None
     else:
         state = _read_pickle(path, option)
@@ -77,7 +76,7 @@ def _header(path: Path, option: str) -> Header:
         raise ValueError(f"{option}: {problem}") from None
 
 
-def _read_through(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, *, mmap: bool) -> dict[str, Tensor]:
     """The tensors in the order of the file, each in memory of its own, so that it can be freed alone."""
     state = {}
     with path.open("rb") as file:
@@ -86,12 +85,19 @@ def _read_through(path: Path) -> dict[str, Tensor]:
         entries.pop("__metadata__", None)
         for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             begin, end = entry["data_offsets"]
-            data = torch.empty(end - begin, dtype=torch.uint8)
-            file.seek(8 + length + begin)
-            file.readinto(data.numpy())  # type: ignore[arg-type]
+            data = _read_bytes(file, 8 + length + begin, end - begin, mmap=mmap)
             dtype = DTYPES.get(entry["dtype"])
             state[key] = data if dtype is None else data.view(dtype).view(entry["shape"])
     return state
+
+
+def _read_bytes(file: BinaryIO, start: int, size: int, *, mmap: bool) -> Tensor:
+    if mmap and size:
+        return torch.from_numpy(np.memmap(file, np.uint8, "c", start, (size,)))
+    data = torch.empty(size, dtype=torch.uint8)
+    file.seek(start)
+    file.readinto(data.numpy())  # type: ignore[attr-defined]
+    return data
 
 
 def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:

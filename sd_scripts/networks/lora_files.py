@@ -58,12 +58,11 @@ def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
 
 
 @torch.no_grad()
-def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> int:
-    """Add strength · alpha/rank · up · down to every layer that the file has; return how many these are.
+def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> None:
+    """Add strength · alpha/rank · up · down to every layer that the file has.
 
     Raises ValueError naming base_weights if the shapes differ.
     """
-    merged = 0
     for each in modules:
         for path, layer in adaptable(each.module, each.target, conv=True):
             name = each.target.name(path)
@@ -82,5 +81,3 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
                 fp8.change_(layer, change, each.module.dtype)  # type: ignore[arg-type]
             else:
                 weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
-            merged += 1
-    return merged

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sd_scripts.families.family import Components, Family, ModelWeights
+from sd_scripts.families.components import DENOISER, Components
+from sd_scripts.families.family import Family, ModelWeights
 from sd_scripts.library.block_swap import SwapGroup, host_value
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
@@ -63,22 +64,25 @@ class Full:
             ]
         return []
 
-    def load(self, family: Family, context: Context, device: torch.device) -> Components:
-        """Load the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""
+    def open(self, family: Family, context: Context, device: torch.device) -> Components:
+        """Open the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""
         if context.sharded:
             require_fsdp_support(context.settings)
         learned = held_dtype(context.settings)
         encoders = learned if any(self.trains_text_encoders(family, context)) else None
-        return family.load(context.settings, context.dtype, device, denoiser_dtype=learned, encoder_dtype=encoders)
+        return family.open(context.settings, context.dtype, device, denoiser_dtype=learned, encoder_dtype=encoders)
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         """Return which text encoders are trained; a learning rate of 0 freezes one."""
         return tuple(rate > 0 for rate in _encoder_rates(family, context.settings))
 
-    def change_base(self, family: Family, components: Components, context: Context) -> None:
-        components.denoiser.requires_grad_(True)
-        for encoder in compress(components.text_encoders, self.trains_text_encoders(family, context)):
-            encoder.requires_grad_(True)
+    def needs_all(self, family: Family, settings: Settings) -> bool:
+        return family.saves_all
+
+    def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
+        learners = compress(components.encoder_names, self.trains_text_encoders(family, context))
+        if name in (DENOISER, *learners):
+            components.module(name).requires_grad_(True)
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         weights = list(_weights(family, components, context.settings))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.lora import LoraNetwork, attach
+from sd_scripts.networks.lora import LoraNetwork, adaptable, attach
 from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
 from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_from_weights, plan_layers, read_args
 from sd_scripts.options.network import NetworkOptions
@@ -41,13 +41,13 @@ class Lora:
             return str(error).splitlines()
         return []
 
-    def load(self, family: Family, context: Context, device: torch.device) -> Components:
+    def open(self, family: Family, context: Context, device: torch.device) -> Components:
         if context.sharded:
             raise ValueError(
                 "use_fsdp: not supported for LoRA, which is small while the base model is frozen; launch with "
                 "--multi_gpu instead"
             )
-        return family.load(context.settings, context.dtype, device)
+        return family.open(context.settings, context.dtype, device)
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
@@ -56,15 +56,26 @@ class Lora:
             for number, adapted in enumerate(family.adapted_encoders(context.settings))
         )
 
-    def change_base(self, family: Family, components: Components, context: Context) -> None:
-        """Merge the LoRA files of base_weights into the base model."""
+    def needs_all(self, family: Family, settings: Settings) -> bool:
+        """An external network is shown all modules and may read their weights."""
+        return not _is_ours(settings[NetworkOptions], family)
+
+    def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
+        """Merge the LoRA files of base_weights into the component."""
         options = context.settings[NetworkOptions]
         modules = _all_targets(family, components, context)
+        changed = [each for each in modules if each.module is components.module(name)]
+        if not changed:
+            return
         strengths = options.base_weights_multiplier or [1.0] * len(options.base_weights)
         for file, strength in zip(options.base_weights, strengths, strict=True):
             tensors = read_plain_lora("base_weights", Path(file), modules)
-            if not merge(modules, tensors, strength):
+            layers = (
+                each.target.name(path) for each in modules for path, _ in adaptable(each.module, each.target, conv=True)
+            )
+            if layer_names(tensors).isdisjoint(layers):
                 raise ValueError(f"base_weights: '{file}' has no layer of this model; choose a LoRA made for it")
+            merge(changed, tensors, strength)
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]

@@ -17,16 +17,20 @@ class Method(Protocol):
         """Return the problems that names and small files reveal; nothing is loaded."""
         ...
 
-    def load(self, family: Family, context: Context, device: torch.device) -> Components:
-        """Load the base model, each component in the dtype that the method starts with."""
+    def open(self, family: Family, context: Context, device: torch.device) -> Components:
+        """Open the base model; each component will be loaded in the dtype that the method starts with."""
         ...
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         """Return which text encoders are trained."""
         ...
 
-    def change_base(self, family: Family, components: Components, context: Context) -> None:
-        """Prepare the base model before anything is encoded with it and before it is moved to the device."""
+    def needs_all(self, family: Family, settings: Settings) -> bool:
+        """Return whether the components that only encode stay in memory after they have."""
+        ...
+
+    def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
+        """Prepare the component of this name, just loaded, before anything is encoded with it."""
         ...
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:

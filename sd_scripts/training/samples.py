@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sd_scripts.families.family import Components, Family
+from sd_scripts.families.family import Family
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
 from sd_scripts.library.prompts import SamplePrompt, read_prompts
@@ -19,6 +19,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.train_state import TrainState
+from sd_scripts.training.training_data import TrainingData
 
 
 def prompts_of(settings: Settings, family: Family, warn: Callable[[str], None]) -> list[SamplePrompt]:
@@ -46,13 +47,12 @@ class Sampler:
         self,
         context: Context,
         family: Family,
-        components: Components,
+        training_data: TrainingData,
         train_state: TrainState,
-        prompts: list[SamplePrompt],
     ):
-        self._context, self._family, self._components, self._train_state = context, family, components, train_state
+        self._context, self._family, self._data, self._train_state = context, family, training_data, train_state
         self._options = context.settings[SampleOptions]
-        self.prompts = prompts
+        self.prompts = training_data.prompts
         self._failures: set[str] = set()
 
     def due_at_first(self) -> bool:
@@ -121,7 +121,8 @@ class Sampler:
     def _made(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
         prompt = self.prompts[number]
         with torch.random.fork_rng(), self._train_state.averaged():
-            image = self._family.sample(self._components, prompt, self._context.settings)
+            text = self._data.text_of_prompt(number)
+            image = self._family.sample(self._data.components, prompt, text, self._context.settings)
         seed = "" if prompt.seed is None else f"_{prompt.seed}"
         stamp = time.strftime("%Y%m%d%H%M%S")
         path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"

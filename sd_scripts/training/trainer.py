@@ -14,10 +14,12 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.dataset import DataPlan
+from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
+from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.saving import EmaOptions, SavingOptions
@@ -41,7 +43,7 @@ from sd_scripts.training.reporting import Reporter, StepReport
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
-from sd_scripts.training.training_data import TrainingData, batches_per_epoch, build_caches, place_on_device, read_data
+from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device, read_data
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.writer import Writer
 
@@ -73,7 +75,7 @@ class Trainer:
             self._compare(saved, plan)
         self.first = start.step
 
-        self.training_data = self._load(plan)
+        self.training_data = self._load(plan, prompts)
         self._attach()
         self._choose_optimizer(start)
         if saved:
@@ -88,7 +90,7 @@ class Trainer:
         self.saver = Saver(context, self.train_state, self.train_plan, writer)
         dry_save(context, self.train_state, self.train_plan, writer)
         self.validator = Validator(context, family, self.training_data, self.train_state, self.loss)
-        self.sampler = Sampler(context, family, self.training_data.components, self.train_state, prompts)
+        self.sampler = Sampler(context, family, self.training_data, self.train_state)
         self.listener = CommandListener(context)
         self.leaving = Leaving(context, self._save_before_exit)
         if saved:
@@ -172,25 +174,32 @@ class Trainer:
         for change in changes(saved.origin, self.origin, plan.blueprint.source):
             self.context.warn(change)
 
-    def _load(self, plan: DataPlan) -> TrainingData:
-        """Load the model and build the caches that the options ask for."""
+    def _load(self, plan: DataPlan, prompts: list[SamplePrompt]) -> TrainingData:
+        """Load the model's components one after the other, and encode what the options ask to encode ahead."""
         context, family = self.context, self.family
         context.began = True
         context.phase("loading")
         lowram = context.settings[ModelOptions].lowram
-        components = self.method.load(family, context, context.device if lowram else torch.device("cpu"))
+        components = self.method.open(family, context, context.device if lowram else torch.device("cpu"))
         for remark in family.remarks(components, context.settings):
             context.warn(remark)
+        components.on_load = partial(self.method.change_base, family, components, context)
+        components.load(VAE)
         wait_until_warm()
-        self.method.change_base(family, components, context)
-        learns_text = self.method.trains_text_encoders(family, context)
         training_data = TrainingData(
-            context=context, family=family, components=components, plan=plan, learns_text=learns_text
+            context=context,
+            family=family,
+            components=components,
+            plan=plan,
+            learns_text=self.method.trains_text_encoders(family, context),
+            prompts=prompts,
         )
         self.compilation = Compilation(context, family, components, training_data.shapes())
         self.compilation.compile_ahead()
-        build_caches(training_data, self.compilation.tried)
+        encode_ahead(training_data, self.compilation.tried, keep_all=self.method.needs_all(family, context.settings))
         self.compilation.watch(0)
+        context.phase("loading")
+        components.load(DENOISER)
         place_on_device(training_data)
         return training_data
 

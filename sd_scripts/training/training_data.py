@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 
@@ -18,8 +18,10 @@ from sd_scripts.data.latent_caching import Progress, cache_latents, require_stat
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.text_caching import cache_text, require_static_captions
-from sd_scripts.families.family import Components, Family
-from sd_scripts.families.sampling import on_device
+from sd_scripts.families.components import VAE, Components
+from sd_scripts.families.family import Family
+from sd_scripts.families.sampling import eval_mode, on_device
+from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
 from sd_scripts.training.command_listener import stop_requested
 from sd_scripts.training.context import Context
@@ -38,8 +40,12 @@ class TrainingData:
     plan: DataPlan
     learns_text: tuple[bool, ...]
     """Which text encoders learn: steps encode with them."""
+    prompts: Sequence[SamplePrompt] = ()
+    """What samples show."""
     latents: LatentStore | None = None
     text: TextStore | None = None
+    prompt_text: list[dict[str, Tensor]] = field(default_factory=list)
+    """For each prompt what text encoders give that no step calls."""
 
     @property
     def short_batches(self) -> ShortBatches:
@@ -91,6 +97,28 @@ class TrainingData:
         text = self._text(batch)
         return inputs | {f"text.{name}": tensor.to(device, non_blocking=True) for name, tensor in text.items()}
 
+    def text_of_prompt(self, number: int) -> dict[str, Tensor]:
+        """Return the text outputs of a sample's captions: those made ahead, and now those of the step encoders."""
+        text, encoders = self.prompt_text[number] if self.prompt_text else {}, self.step_encoders
+        if encoders:
+            tokens = self._tokens(self.family.prompt_captions(self.prompts[number]), of_steps=True)
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"), eval_mode(encoders):
+                text = text | self.family.encode_text(self.components, tokens)
+        return text
+
+    def encode_prompts(self) -> None:
+        """Encode the captions of samples with the text encoders that no step calls."""
+        for prompt in self.prompts:
+            tokens = self._tokens(self.family.prompt_captions(prompt), of_steps=False)
+            with torch.no_grad():
+                text = self.family.encode_text(self.components, tokens)
+            self.prompt_text.append({name: tensor.cpu() for name, tensor in text.items()})
+
+    def _tokens(self, captions: Sequence[str], *, of_steps: bool) -> dict[str, Tensor]:
+        """Return the tokens of the encoders that steps call, or of the others."""
+        tokens = self.family.tokenize(self.components, captions, self.context.settings)
+        return {name: each for name, each in tokens.items() if (self.text is None or self._learns(name)) == of_steps}
+
     def _text(self, batch: Batch) -> dict[str, Tensor]:
         """What encoders give that do not learn, from the cache or made now, and the tokens of those that do."""
         if batch.text and not any(self.learns_text):
@@ -135,49 +163,65 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
     return len(BatchLoader(BatchReader(plan), warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
-def build_caches(training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
-    """Fill the caches that the options ask for. `tried` calls what may be compiled."""
-    context, cache, components = (
-        training_data.context,
-        training_data.context.settings[CacheOptions],
-        training_data.components,
-    )
+def encode_ahead(
+    training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor], *, keep_all: bool
+) -> None:
+    """Fill the caches that the options ask for and encode the sample prompts. The VAE and then the text encoders are
+    loaded, and freed again unless steps or samples need them, or `keep_all`. `tried` calls what may be compiled."""
+    components, cache = training_data.components, training_data.context.settings[CacheOptions]
     if cache.cache_latents or cache.cache_latents_to_disk:
-        with _on_device(context, [components.vae]):
-            training_data.latents = cache_latents(
-                training_data.plan,
-                lambda pixels: tried(partial(training_data.family.encode_images, components, pixels)),
-                cache_key=weights_digest([components.vae]),
-                warn=context.warn,
-                to_disk=cache.cache_latents_to_disk,
-                suffix=training_data.family.latent_suffix,
-                channels=training_data.family.latent_channels,
-                batch_size=cache.vae_batch_size,
-                skip_check=cache.skip_cache_check,
-                progress=_cancellable_progress(context, "caching latents"),
-                rank=context.rank,
-                world=context.world,
-            )
+        _cache_latents(training_data, tried)
+        if not keep_all and not training_data.prompts:
+            components.free(VAE)
+    components.load(*components.encoder_names)
     if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
-        family, fits = training_data.family, training_data.family.text_cache_fits
-        with _on_device(context, components.text_encoders):
-            training_data.text = cache_text(
-                training_data.plan,
-                lambda captions: _encode_captions(training_data, captions),
-                cache_key=weights_digest(
-                    components.text_encoders, *family.text_cache_key(components, context.settings)
-                ),
-                warn=context.warn,
-                to_disk=cache.cache_text_encoder_outputs_to_disk,
-                suffix=family.text_cache_suffix,
-                batch_size=cache.text_encoder_batch_size or CAPTIONS,
-                skip_check=cache.skip_cache_check,
-                fits=partial(fits, components) if fits else None,
-                progress=_cancellable_progress(context, "caching text"),
-                rank=context.rank,
-                world=context.world,
-            )
-    context.accelerator.wait_for_everyone()
+        _cache_text(training_data)
+        called = training_data.step_encoders
+        encoders = zip(components.encoder_names, components.text_encoders, strict=True)
+        if not keep_all:
+            components.free(*(name for name, encoder in encoders if encoder not in called))
+    training_data.context.accelerator.wait_for_everyone()
+
+
+def _cache_latents(training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+    context, components, family = training_data.context, training_data.components, training_data.family
+    cache = context.settings[CacheOptions]
+    with _on_device(context, [components.vae]):
+        training_data.latents = cache_latents(
+            training_data.plan,
+            lambda pixels: tried(partial(family.encode_images, components, pixels)),
+            cache_key=weights_digest([components.vae]),
+            warn=context.warn,
+            to_disk=cache.cache_latents_to_disk,
+            suffix=family.latent_suffix,
+            channels=family.latent_channels,
+            batch_size=cache.vae_batch_size,
+            skip_check=cache.skip_cache_check,
+            progress=_cancellable_progress(context, "caching latents"),
+            rank=context.rank,
+            world=context.world,
+        )
+
+
+def _cache_text(training_data: TrainingData) -> None:
+    context, components, family = training_data.context, training_data.components, training_data.family
+    cache, fits = context.settings[CacheOptions], family.text_cache_fits
+    with _on_device(context, components.text_encoders):
+        training_data.text = cache_text(
+            training_data.plan,
+            lambda captions: _encode_captions(training_data, captions),
+            cache_key=weights_digest(components.text_encoders, *family.text_cache_key(components, context.settings)),
+            warn=context.warn,
+            to_disk=cache.cache_text_encoder_outputs_to_disk,
+            suffix=family.text_cache_suffix,
+            batch_size=cache.text_encoder_batch_size or CAPTIONS,
+            skip_check=cache.skip_cache_check,
+            fits=partial(fits, components) if fits else None,
+            progress=_cancellable_progress(context, "caching text"),
+            rank=context.rank,
+            world=context.world,
+        )
+        training_data.encode_prompts()
 
 
 def place_on_device(training_data: TrainingData) -> None:

@@ -2,11 +2,11 @@
 
 from sd_scripts.families.family import Family
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.load import check, load, load_vae, remarks
+from sd_scripts.families.flux.load import check, load_vae, open_components, remarks
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
-from sd_scripts.families.flux.sampling import sample
+from sd_scripts.families.flux.sampling import prompt_captions, sample
 from sd_scripts.families.flux.saving import save, saved_form
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.vae import encode_images
@@ -25,7 +25,7 @@ FAMILY = FLUX = Family(
     text_cache_fits=text_cache_fits,
     adapted_encoders=adapted_encoders,
     check=check,
-    load=load,
+    open=open_components,
     load_vae=load_vae,
     remarks=remarks,
     encode_images=encode_images,
@@ -42,9 +42,11 @@ FAMILY = FLUX = Family(
     lora_text_encoders=TEXT_ENCODERS,
     lora_modules=CARD.network_modules,
     sample_defaults=CARD.sample_defaults,
+    prompt_captions=prompt_captions,
     sample=sample,
     prediction_type=lambda settings: None,
     metadata=metadata,
+    saves_all=False,
     saved_form=saved_form,
     save=save,
 )

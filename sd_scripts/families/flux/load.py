@@ -1,11 +1,13 @@
 """FLUX.1 as files, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.flux import lora
 from sd_scripts.families.flux.files import (
     AE,
@@ -53,7 +55,7 @@ def check(settings: Settings) -> list[str]:
     return problems
 
 
-def load(
+def open_components(
     settings: Settings,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
@@ -61,12 +63,8 @@ def load(
     denoiser_dtype: torch.dtype | None = None,
     encoder_dtype: torch.dtype | None = None,
 ) -> Components:
-    """Load the base model, frozen, in eval mode and in `dtype`, or its transformer and text encoders in other dtypes;
-    e4m3 weights stay so where the options hold weights in fp8. A transformer with swapped blocks stays on the CPU: it
-    may not fit on the device.
-
-    Raises ValueError, one sentence that names the option, if a component is missing, incomplete or not FLUX.1's.
-    """
+    """As family.Open. e4m3 weights stay so where the options hold weights in fp8. A transformer with swapped blocks is
+    loaded to the CPU: it may not fit on the device."""
     options, flux = settings[ModelOptions], settings[FluxModelOptions]
     where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
     source = where if isinstance(where, Path) else download(where)
@@ -75,28 +73,32 @@ def load(
         raise ValueError(problems[0])
 
     sizes = [component_files[spec.option].module.config.vocab_size for spec in (CLIP_L, T5XXL)]
-    tokenizers = load_tokenizers(
-        source, options.tokenizer_cache_dir, sizes
-    )  # before the slow part, so that a missing one fails early
+    tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)
     mmap = not options.disable_mmap_load_safetensors
-    host_copy = "cpu" if settings[MemoryOptions].blocks_to_swap else device
+    text, in_fp8 = encoder_dtype or dtype, holds_t5_in_fp8(settings)
     keep = is_fp8 if holds_in_fp8(settings) else None
-    transformer = component_files[MODEL].load(denoiser_dtype or dtype, mmap=mmap, keep=keep).to(host_copy)
-    clip = component_files[CLIP_L.option].load(encoder_dtype or dtype, mmap=mmap).to(device)
-    t5 = _load_t5(
-        component_files[T5XXL.option], encoder_dtype or dtype, mmap=mmap, in_fp8=holds_t5_in_fp8(settings)
-    ).to(device)
-    vae = component_files[AE.option].load(dtype, mmap=mmap).to(device)
-    variant = "dev" if transformer.shape.guidance else "schnell"
-    return Components(
-        denoiser=transformer,
-        vae=vae,
-        text_encoders=[clip, t5],
+
+    def weights(spec: ComponentSpec, read: Callable[..., Any], *args: Any, **more: Any) -> WeightSource:
+        file = component_files[spec.option]
+        swaps = spec is TRANSFORMER and settings[MemoryOptions].blocks_to_swap
+        return WeightSource(
+            empty=file.module, read=partial(read, file, *args, mmap=mmap, **more), device="cpu" if swaps else device
+        )
+
+    shape: FluxParams = component_files[MODEL].module.shape
+    variant = "dev" if shape.guidance else "schnell"
+    return Components.opened(
+        {
+            VAE: weights(AE, ComponentFile.load, dtype),
+            "text_encoder1": weights(CLIP_L, ComponentFile.load, text),
+            "text_encoder2": weights(T5XXL, _load_t5, text, in_fp8=in_fp8),
+            DENOISER: weights(TRANSFORMER, ComponentFile.load, denoiser_dtype or dtype, keep=keep),
+        },
         tokenizers=tokenizers,
         source=where,
         extras={
             "variant": variant,
-            "guidance": transformer.shape.guidance,
+            "guidance": shape.guidance,
             "t5_length": flux.t5xxl_max_token_length or T5_LENGTHS[variant],
             "apply_t5_attn_mask": flux.apply_t5_attn_mask,
         },

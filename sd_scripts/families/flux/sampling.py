@@ -1,20 +1,18 @@
 """Sample FLUX.1 images during training: Euler steps along the velocity, eager, without touching the training's RNG."""
 
 import secrets
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.objective import told_guidance
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import grid_of, predict
-from sd_scripts.families.flux.text import encode_text, tokenize
 from sd_scripts.families.flux.vae import decode_latents
 from sd_scripts.families.sampling import as_image, eval_mode, on_device
 from sd_scripts.library.flow import sampling_sigmas, shift_of
@@ -26,43 +24,25 @@ LATENT, MULTIPLE = 8, CARD.side_multiple
 
 
 @torch.no_grad()
-def sample(components: Components, prompt: SamplePrompt, settings: Settings) -> Image.Image:
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Image.Image:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
-    The denoiser is not moved, since its blocks may be swapped; first the encoders, then the autoencoder are moved to
-    its device. A seed gives the same noise on every device.
+    The denoiser is not moved, since its blocks may be swapped; the autoencoder is moved to its device. A seed gives the
+    same noise on every device.
     """
     flux: Any = components.denoiser
     device = flux.img_in.weight.device
-    modules = [components.denoiser, components.vae, *components.text_encoders]
-    with torch.compiler.set_stance("force_eager"), eval_mode(modules):
-        text = _read(components, prompt, settings, device)
+    text = {name: tensor.to(device) for name, tensor in text.items()}
+    with torch.compiler.set_stance("force_eager"), eval_mode([components.denoiser, components.vae]):
         latents = _denoise(components, prompt, text, device, masked=settings[FluxModelOptions].apply_t5_attn_mask)
         with on_device(components.vae, device):
             return as_image(decode_latents(components, latents)[0])
 
 
-def _read(components: Components, prompt: SamplePrompt, settings: Settings, device: torch.device) -> dict[str, Tensor]:
-    """Encode the prompt, preceded by the negative prompt if guidance uses one."""
+def prompt_captions(prompt: SamplePrompt) -> list[str]:
+    """The prompt, preceded by the negative prompt if guidance uses one."""
     steered = prompt.scale != 1 and prompt.negative_prompt
-    captions = [prompt.negative_prompt, prompt.prompt] if steered else [prompt.prompt]
-    tokens = tokenize(components, captions, settings)
-    with ExitStack() as borrowed:
-        for encoder in components.text_encoders:
-            if _has_room(device, encoder):
-                borrowed.enter_context(on_device(encoder, device))
-        text = encode_text(components, tokens)
-    return {name: tensor.to(device) for name, tensor in text.items()}
-
-
-def _has_room(device: torch.device, module: nn.Module) -> bool:
-    """Return whether the module fits into free device memory; T5 needs 9 GB and otherwise encodes on the CPU."""
-    if device.type != "cuda":
-        return True
-    free, total = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    away = sum(t.nbytes for t in (*module.parameters(), *module.buffers()) if t.device != device)
-    return away + 0.05 * total < free + unused
+    return [prompt.negative_prompt, prompt.prompt] if steered else [prompt.prompt]
 
 
 def _denoise(

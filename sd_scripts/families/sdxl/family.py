@@ -2,10 +2,10 @@
 
 from sd_scripts.families.family import Family
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.load import check, load, load_vae
+from sd_scripts.families.sdxl.load import check, load_vae, open_components
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
-from sd_scripts.families.sdxl.sampling import sample
+from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.saving import save, saved_form
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
@@ -26,7 +26,7 @@ FAMILY = SDXL = Family(
     trains_text_encoders=True,
     adapted_encoders=lambda settings: (True, True),
     check=check,
-    load=load,
+    open=open_components,
     load_vae=load_vae,
     remarks=lambda components, settings: [],
     encode_images=encode_images,
@@ -45,9 +45,11 @@ FAMILY = SDXL = Family(
     lora_text_encoders=TEXT_ENCODERS,
     lora_modules=CARD.network_modules,
     sample_defaults=CARD.sample_defaults,
+    prompt_captions=prompt_captions,
     sample=sample,
     prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
     metadata=lambda settings, components: {},
+    saves_all=True,
     saved_form=saved_form,
     save=save,
 )

@@ -1,6 +1,9 @@
 """SDXL's components in a diffusers folder, under all tensor names that diffusers has used over the years."""
 
+import copy
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import torch
 from accelerate import init_empty_weights
 from diffusers import ModelMixin
 
+from sd_scripts.families.components import WeightSource
 from sd_scripts.families.loading import files_in, fill, require_matching_shapes, shapes_of
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.sdxl_model_util import State
@@ -16,21 +20,34 @@ FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.
 """Names in the VAE's attention before diffusers 0.13."""
 
 
-def load_component(kind: Any, folder: Path, option: str, dtype: torch.dtype) -> Any:
-    """Load a diffusers or transformers module. Raises ValueError, one sentence that names `option`, if incomplete."""
+def open_component(
+    kind: Any, folder: Path, option: str, dtype: torch.dtype, device: torch.device | str
+) -> WeightSource:
+    """A diffusers or transformers module. Raises ValueError, one sentence that names `option`, if incomplete."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"{option}: '{folder}' is incomplete; missing: 'config.json'")
-    try:
+    with _told_as_incomplete(option, folder), init_empty_weights():
+        empty = _make_empty(kind, folder)
+
+    def read() -> Any:
         if not any(folder.glob("*.safetensors")):  # a pickle is left to the library
-            return kind.from_pretrained(folder, local_files_only=True).to(dtype)
-        with init_empty_weights():
-            module = _make_empty(kind, folder)
+            with _told_as_incomplete(option, folder):
+                return kind.from_pretrained(folder, local_files_only=True).to(dtype)
+        expected = empty.state_dict()
+        state = read_component(folder, expected, option)
+        require_matching_shapes(shapes_of(state), expected, option, folder, "SDXL model")
+        named = {name: tensor.view(expected[name].shape) for name, tensor in state.items()}
+        return fill(copy.deepcopy(empty), named, dtype)
+
+    return WeightSource(empty=empty, read=read, device=device)
+
+
+@contextmanager
+def _told_as_incomplete(option: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise ValueError(f"{option}: '{folder}' is incomplete: {str(error).strip().splitlines()[0]}") from None
-    expected = module.state_dict()
-    state = read_component(folder, expected, option)
-    require_matching_shapes(shapes_of(state), expected, option, folder, "SDXL model")
-    return fill(module, {name: tensor.view(expected[name].shape) for name, tensor in state.items()}, dtype)
 
 
 def vae_folder(folder: Path) -> Path:

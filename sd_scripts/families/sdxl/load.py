@@ -1,28 +1,31 @@
 """SDXL as a file, a diffusers folder or a Hugging Face id: checked by name and header first, then loaded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from torch import nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.loading import download
 from sd_scripts.families.model_file import MODEL, describe, is_hub_id, locate
-from sd_scripts.families.sdxl.folder import load_component, vae_folder
-from sd_scripts.families.sdxl.single_file import (
-    LOGIT_SCALE,
-    Dtypes,
-    Modules,
-    check_file,
-    load_file,
-    load_vae_file,
-)
+from sd_scripts.families.sdxl.folder import open_component, vae_folder
+from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Dtypes, check_file, open_file, open_vae_file, read_extras
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
+
+ENCODERS = ("text_encoder1", "text_encoder2")
+NO_EXTRAS: dict[str, Any] = {"logit_scale": torch.tensor(LOGIT_SCALE), "marks": {}}
+"""What a folder holds beside the components."""
 
 
 def check(settings: Settings) -> list[str]:
@@ -40,7 +43,7 @@ def check(settings: Settings) -> list[str]:
     return problems
 
 
-def load(
+def open_components(
     settings: Settings,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
@@ -48,11 +51,7 @@ def load(
     denoiser_dtype: torch.dtype | None = None,
     encoder_dtype: torch.dtype | None = None,
 ) -> Components:
-    """Load the base model, frozen, in eval mode and in `dtype`, or its U-Net and text encoders in other dtypes; with
-    no_half_vae the VAE is in float32.
-
-    Raises ValueError, one sentence that names the option, if the model is missing, incomplete or not SDXL.
-    """
+    """As family.Open; with no_half_vae the VAE is in float32."""
     options = settings[ModelOptions]
     dtypes = Dtypes(
         unet=denoiser_dtype or dtype,
@@ -63,23 +62,21 @@ def load(
     where = locate(options.pretrained_model_name_or_path, "an SDXL file")
     source = where if isinstance(where, Path) else download(where)
     if source.is_dir():
-        modules = _load_folder(source, dtypes, with_vae=not options.vae)
+        sources, extras = _open_folder(source, dtypes, device, with_vae=not options.vae), NO_EXTRAS
     else:
-        modules = load_file(source, dtypes, with_vae=not options.vae, mmap=mmap)
-    prepare_unet(modules.unet)
-    vae = modules.vae or _load_vae(str(options.vae), dtypes.vae, mmap=mmap)
-    encoders = [modules.text_encoder1, modules.text_encoder2]
-    for module in (modules.unet, vae, *encoders):
-        module.eval().requires_grad_(False).to(device)
-    return Components(
-        denoiser=modules.unet,
-        vae=vae,
-        text_encoders=encoders,
-        tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [e.config.vocab_size for e in encoders]),
+        sources = open_file(source, dtypes, device, with_vae=not options.vae, mmap=mmap)
+        extras = read_extras(source)
+    if options.vae:
+        sources[VAE] = _open_vae(options.vae, dtypes.vae, device, mmap=mmap)
+    unet = sources[DENOISER]
+    sources[DENOISER] = replace(unet, empty=prepare_unet(unet.empty), read=lambda: prepare_unet(unet.read()))
+    encoders: list[Any] = [sources[name].empty for name in ENCODERS]
+    return Components.opened(
+        sources,
+        tokenizers=load_tokenizers(source, options.tokenizer_cache_dir, [each.config.vocab_size for each in encoders]),
         source=where,
         extras={
-            "logit_scale": modules.logit_scale,
-            "marks": modules.marker_tensors,
+            **extras,
             "files": source,
             "vae_files": Path(options.vae) if options.vae else source,
             "schedule": {
@@ -91,7 +88,7 @@ def load(
     )
 
 
-def load_vae(settings: Settings, dtype: torch.dtype) -> AutoencoderKL:
+def load_vae(settings: Settings, dtype: torch.dtype) -> nn.Module:
     """Load only the VAE, frozen, in `dtype` or, with no_half_vae, in float32.
 
     Raises ValueError, one sentence that names the option, if it is missing or incomplete.
@@ -102,8 +99,7 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> AutoencoderKL:
         model = locate(options.pretrained_model_name_or_path, "an SDXL file")
         where = str(model if isinstance(model, Path) else download(model))
     vae_dtype = torch.float32 if options.no_half_vae else dtype
-    vae = _load_vae(where, vae_dtype, mmap=not options.disable_mmap_load_safetensors)
-    return vae.eval().requires_grad_(False)
+    return _open_vae(where, vae_dtype, "cpu", mmap=not options.disable_mmap_load_safetensors).load()
 
 
 def _check_folder(folder: Path) -> None:
@@ -113,27 +109,43 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"{MODEL}: {problem}")
 
 
-def _load_folder(folder: Path, dtypes: Dtypes, *, with_vae: bool) -> Modules:
+def _open_folder(
+    folder: Path, dtypes: Dtypes, device: torch.device | str, *, with_vae: bool
+) -> dict[str, WeightSource]:
     _check_folder(folder)
-    return Modules(
-        unet=load_component(UNet2DConditionModel, folder / "unet", MODEL, dtypes.unet),
-        vae=load_component(AutoencoderKL, folder / "vae", MODEL, dtypes.vae) if with_vae else None,
-        text_encoder1=load_component(CLIPTextModel, folder / "text_encoder", MODEL, dtypes.text_encoders),
-        text_encoder2=load_component(
-            CLIPTextModelWithProjection, folder / "text_encoder_2", MODEL, dtypes.text_encoders
-        ),
-        logit_scale=torch.tensor(LOGIT_SCALE),
-    )
+    kinds: dict[str, tuple[Any, str, torch.dtype]] = {
+        VAE: (AutoencoderKL, "vae", dtypes.vae),
+        "text_encoder1": (CLIPTextModel, "text_encoder", dtypes.text_encoders),
+        "text_encoder2": (CLIPTextModelWithProjection, "text_encoder_2", dtypes.text_encoders),
+        DENOISER: (UNet2DConditionModel, "unet", dtypes.unet),
+    }
+    return {
+        name: open_component(kind, folder / part, MODEL, dtype, device)
+        for name, (kind, part, dtype) in kinds.items()
+        if with_vae or name != VAE
+    }
 
 
-def _load_vae(vae: str, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
-    """Load the VAE of the option `vae`: a file, a diffusers folder (VAE or full model) or a Hugging Face id."""
+def _open_vae(vae: str, dtype: torch.dtype, device: torch.device | str, *, mmap: bool) -> WeightSource:
+    """The VAE of the option `vae`: a file, a diffusers folder (VAE or full model) or a Hugging Face id."""
     path = Path(vae)
     if path.is_file():
-        return load_vae_file(path, dtype, mmap=mmap)
+        return open_vae_file(path, dtype, device, mmap=mmap)
     if path.is_dir():
-        return load_component(AutoencoderKL, vae_folder(path), "vae", dtype)
+        return open_component(AutoencoderKL, vae_folder(path), VAE, dtype, device)
+    with _told_as_not_loaded(vae), init_empty_weights():
+        empty = AutoencoderKL.from_config(AutoencoderKL.load_config(vae))
+
+    def read() -> nn.Module:
+        with _told_as_not_loaded(vae):
+            return AutoencoderKL.from_pretrained(vae).to(dtype)
+
+    return WeightSource(empty=empty, read=read, device=device)
+
+
+@contextmanager
+def _told_as_not_loaded(vae: str) -> Iterator[None]:
     try:
-        return AutoencoderKL.from_pretrained(vae).to(dtype)
+        yield
     except (OSError, ValueError) as error:
         raise ValueError(f"vae: '{vae}' cannot be loaded: {str(error).strip().splitlines()[0].rstrip('.')}") from None

@@ -2,7 +2,6 @@
 
 import inspect
 import secrets
-from contextlib import ExitStack
 
 import torch
 from PIL import Image
@@ -12,7 +11,6 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.sampling import as_image, eval_mode, on_device
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.samplers import make_sampler
-from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
 from sd_scripts.options.loss import NoiseOptions
@@ -26,22 +24,27 @@ MULTIPLE = CARD.side_multiple
 
 
 @torch.no_grad()
-def sample(components: Components, prompt: SamplePrompt, settings: Settings) -> Image.Image:
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Image.Image:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
     Compiled blocks run eagerly (a compiled no_grad pass would need its own graphs), modes and devices are restored
     afterwards, and a seed gives the same noise on every device.
     """
     weight = next(components.denoiser.parameters())
-    modules = [components.denoiser, components.vae, *components.text_encoders]
-    with torch.compiler.set_stance("force_eager"), eval_mode(modules), ExitStack() as borrowed:
-        for module in modules:
-            borrowed.enter_context(on_device(module, weight.device))
-        latents = _denoise(components, prompt, settings, weight)
+    modules = [components.denoiser, components.vae]
+    with torch.compiler.set_stance("force_eager"), eval_mode(modules), on_device(components.vae, weight.device):
+        latents = _denoise(components, prompt, text, settings, weight)
         return as_image(decode_latents(components, latents)[0])
 
 
-def _denoise(components: Components, prompt: SamplePrompt, settings: Settings, weight: Tensor) -> Tensor:
+def prompt_captions(prompt: SamplePrompt) -> list[str]:
+    """The prompt, preceded by the negative prompt if guidance uses one."""
+    return [prompt.negative_prompt, prompt.prompt] if prompt.scale != 1 else [prompt.prompt]
+
+
+def _denoise(
+    components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings, weight: Tensor
+) -> Tensor:
     """(1, 4, h, w) float32 latents, scaled as the U-Net sees them."""
     height, width = size_of(prompt, MULTIPLE)
     sampler = make_sampler(
@@ -53,19 +56,17 @@ def _denoise(components: Components, prompt: SamplePrompt, settings: Settings, w
     generator = torch.Generator().manual_seed(secrets.randbits(32) if prompt.seed is None else prompt.seed)
     own = {"generator": generator} if "generator" in inspect.signature(sampler.step).parameters else {}
 
-    guided = prompt.scale != 1
-    captions = [prompt.negative_prompt, prompt.prompt] if guided else [prompt.prompt]
-    text = encode_text(components, tokenize(components, captions, settings))
+    captions = len(text["pool2"])
     context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(weight)
     pooled = text["pool2"].to(weight)
-    sizes = torch.tensor([[height, width, 0, 0, height, width]] * len(captions), device=weight.device)
+    sizes = torch.tensor([[height, width, 0, 0, height, width]] * captions, device=weight.device)
 
     latents = torch.randn((1, 4, height // MULTIPLE, width // MULTIPLE), generator=generator).to(weight.device)
     latents = latents * sampler.init_noise_sigma
     for t in sampler.timesteps:
-        noisy = sampler.scale_model_input(latents, t).expand(len(captions), -1, -1, -1)
-        out = predict(components.denoiser, noisy.to(weight.dtype), t.expand(len(captions)), context, pooled, sizes)
-        if guided:
+        noisy = sampler.scale_model_input(latents, t).expand(captions, -1, -1, -1)
+        out = predict(components.denoiser, noisy.to(weight.dtype), t.expand(captions), context, pooled, sizes)
+        if captions == 2:
             without, with_prompt = out.chunk(2)
             out = without + prompt.scale * (with_prompt - without)
         latents = sampler.step(out, t, latents, **own, return_dict=False)[0]

@@ -1,21 +1,23 @@
 """SDXL modules from one checkpoint file: built on the meta device from its shapes, then filled."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families import loading
+from sd_scripts.families.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.loading import Made, fill, make_empty, shapes_of, some
 from sd_scripts.families.model_file import MODEL, Header, recognise
 from sd_scripts.library import sdxl_model_util as sgm
-from sd_scripts.library.model_reader import read_shapes, read_weights
+from sd_scripts.library.model_reader import read_empty, read_shapes, read_weights
 
-VAE = "vae"
 LOGIT_SCALE = 4.6055
 """OpenCLIP bigG's value, for files saved without it."""
 MARKER_KEYS = ("v_pred", "ztsnr")
@@ -36,54 +38,78 @@ class Dtypes:
 
 @dataclass(kw_only=True)
 class Modules:
-    """The modules of an SDXL model."""
+    """The modules of an SDXL model, on the meta device."""
 
     unet: UNet2DConditionModel
     vae: AutoencoderKL | None
     """None where another VAE replaces it."""
     text_encoder1: CLIPTextModel
     text_encoder2: CLIPTextModelWithProjection
-    logit_scale: Tensor
-    marker_tensors: dict[str, Tensor] = field(default_factory=dict)
-    """Empty tensors whose keys tell programs what the model predicts."""
 
-    def checkpoint(self) -> dict[str, Tensor]:
+    def checkpoint(self, logit_scale: Tensor) -> dict[str, Tensor]:
         """Return the tensors in the single-file layout."""
         vae = self.vae.state_dict() if self.vae else {}
         encoders = (self.text_encoder1.state_dict(), self.text_encoder2.state_dict())
-        return sgm.checkpoint(self.unet.state_dict(), vae, *encoders, self.logit_scale)
+        return sgm.checkpoint(self.unet.state_dict(), vae, *encoders, logit_scale)
 
 
-def load_file(path: Path, dtypes: Dtypes, *, with_vae: bool, mmap: bool) -> Modules:
-    """Load a checkpoint. Raises ValueError in one sentence if it is not a complete SDXL checkpoint."""
-    file = read_weights(path, MODEL, mmap=mmap)
-    modules = _empty_modules(shapes_of(file), path, with_vae=with_vae)
-    require_matching_shapes(shapes_of(file), modules.checkpoint(), MODEL, path)
-    fill(modules.unet, sgm.read_unet(file, modules.unet.state_dict()), dtypes.unet)
-    fill(modules.text_encoder1, sgm.read_text_encoder1(file, modules.text_encoder1.state_dict()), dtypes.text_encoders)
-    fill(modules.text_encoder2, sgm.read_text_encoder2(file, modules.text_encoder2.state_dict()), dtypes.text_encoders)
-    if modules.vae:
-        fill(modules.vae, sgm.read_vae(file, modules.vae.state_dict()), dtypes.vae)
-    modules.logit_scale = file.get(sgm.LOGIT_SCALE, modules.logit_scale)
-    modules.marker_tensors = {key: file[key] for key in MARKER_KEYS if key in file}
-    return modules
+def open_file(
+    path: Path, dtypes: Dtypes, device: torch.device | str, *, with_vae: bool, mmap: bool
+) -> dict[str, WeightSource]:
+    """Check a checkpoint and return its components. Raises ValueError in one sentence if it is not a complete SDXL
+    checkpoint."""
+    shapes = read_shapes(path, MODEL)
+    modules = _empty_modules(shapes, path, with_vae=with_vae)
+    require_matching_shapes(shapes, modules.checkpoint(torch.empty(())), MODEL, path)
+
+    def source(
+        empty: nn.Module, take: Callable[[sgm.State, Iterable[str]], sgm.State], dtype: torch.dtype
+    ) -> WeightSource:
+        def read() -> nn.Module:
+            module = copy.deepcopy(empty)
+            return fill(module, take(read_weights(path, MODEL, mmap=mmap), module.state_dict()), dtype)
+
+        return WeightSource(empty=empty, read=read, device=device)
+
+    sources = {
+        "text_encoder1": source(modules.text_encoder1, sgm.read_text_encoder1, dtypes.text_encoders),
+        "text_encoder2": source(modules.text_encoder2, sgm.read_text_encoder2, dtypes.text_encoders),
+        DENOISER: source(modules.unet, sgm.read_unet, dtypes.unet),
+    }
+    return {VAE: source(modules.vae, sgm.read_vae, dtypes.vae), **sources} if modules.vae else sources
+
+
+def read_extras(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds beside its components and saving must write unchanged."""
+    file = read_weights(path, MODEL)
+    return {
+        "logit_scale": file.get(sgm.LOGIT_SCALE, torch.tensor(LOGIT_SCALE)).clone(),
+        "marks": {key: file[key].clone() for key in MARKER_KEYS if key in file},
+    }
 
 
 def check_file(path: Path, *, with_vae: bool) -> None:
     """Check as load_file does, reading only the header of a .safetensors file and nothing of a .ckpt."""
     if path.suffix == ".safetensors":
         shapes = read_shapes(path, MODEL)
-        require_matching_shapes(shapes, _empty_modules(shapes, path, with_vae=with_vae).checkpoint(), MODEL, path)
+        require_matching_shapes(
+            shapes, _empty_modules(shapes, path, with_vae=with_vae).checkpoint(torch.empty(())), MODEL, path
+        )
 
 
-def load_vae_file(path: Path, dtype: torch.dtype, *, mmap: bool) -> AutoencoderKL:
-    """Load a standalone VAE file: with a checkpoint's keys, the same without prefix, or diffusers' keys."""
-    file = with_vae_prefix(read_weights(path, VAE, mmap=mmap))
-    vae = _empty_vae(shapes_of(file), VAE, path)
+def open_vae_file(path: Path, dtype: torch.dtype, device: torch.device | str, *, mmap: bool) -> WeightSource:
+    """A standalone VAE file: with a checkpoint's keys, the same without prefix, or diffusers' keys."""
+    shapes = shapes_of(with_vae_prefix(read_empty(path, VAE)))
+    vae = _empty_vae(shapes, VAE, path)
     levels = len(vae.config["block_out_channels"])
     expected = {sgm.VAE_PREFIX + sgm.vae_key(name, levels): tensor for name, tensor in vae.state_dict().items()}
-    require_matching_shapes(shapes_of(file), expected, VAE, path)
-    return fill(vae, sgm.read_vae(file, vae.state_dict()), dtype)
+    require_matching_shapes(shapes, expected, VAE, path)
+
+    def read() -> nn.Module:
+        file = with_vae_prefix(read_weights(path, VAE, mmap=mmap))
+        return fill(copy.deepcopy(vae), sgm.read_vae(file, vae.state_dict()), dtype)
+
+    return WeightSource(empty=vae, read=read, device=device)
 
 
 def require_matching_shapes(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
@@ -105,7 +131,6 @@ def _empty_modules(shapes: sgm.Shapes, path: Path, *, with_vae: bool) -> Modules
         vae=_empty_vae(shapes, MODEL, path) if with_vae else None,
         text_encoder1=made(lambda: CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(shapes)))),
         text_encoder2=made(lambda: CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(shapes)))),
-        logit_scale=torch.tensor(LOGIT_SCALE),
     )
 
 

@@ -62,7 +62,7 @@ def write_miniature(folder: Path) -> Miniature:
     tokenizer = clip_tokenizer()
     for name in FOLDERS:
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
-    save_model(checkpoint, tiny_modules(len(tokenizer)).checkpoint(), {})
+    save_model(checkpoint, tiny_modules(len(tokenizer)).checkpoint(torch.tensor(LOGIT_SCALE)), {})
     return Miniature(family="sdxl", files={"pretrained_model_name_or_path": checkpoint}, data_dir=data_dir)
 
 
@@ -74,7 +74,6 @@ def tiny_modules(vocabulary: int) -> Modules:
         vae=AutoencoderKL(**VAE),
         text_encoder1=CLIPTextModel(clip_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
         text_encoder2=CLIPTextModelWithProjection(clip_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
-        logit_scale=torch.tensor(LOGIT_SCALE),
     )
     generator = torch.Generator().manual_seed(0)
     for part in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from diffusers import UNet2DConditionModel
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
@@ -38,12 +37,13 @@ class SharedProjections:
         return attn.to_out[0](attention(q, k, v, attention_mask))
 
 
-def prepare_unet(unet: UNet2DConditionModel) -> None:
-    """Give a loaded U-Net our attention, and equal blocks equal attributes, so that they share graphs."""
-    unet.set_attn_processor(SharedProjections())  # type: ignore[arg-type]
+def prepare_unet(unet: Any) -> Any:
+    """Give a U-Net our attention, and equal blocks equal attributes, so that they share graphs."""
+    unet.set_attn_processor(SharedProjections())
     for module in unet.modules():
         if isinstance(module, ResnetBlock2D):
             module.output_scale_factor = float(module.output_scale_factor)  # the middle block's is the integer 1
+    return unet
 
 
 def predict(

@@ -1,0 +1,80 @@
+"""How long the components of a base model are in memory: each from when it is loaded until nothing needs it."""
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from training_help import CAPTIONS_IN_THE_STEP, images, train, train_whole
+
+from sd_scripts.families.components import WeightSource
+
+VAE = "AutoencoderKL"
+ENCODERS = {"sdxl": ("CLIPTextModel", "CLIPTextModelWithProjection"), "flux": ("CLIPTextModel", "T5EncoderModel")}
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
+    """What is loaded, and which of the components loaded before are alive then: classes, in order."""
+    load, loads, made = WeightSource.load, [], []
+
+    def observed(source: WeightSource) -> nn.Module:
+        alive = {type(module).__name__ for each in made if (module := each()) is not None}
+        module = load(source)
+        if type(module).__name__ == VAE:  # the first one of a run
+            made.clear()
+        loads.append((type(module).__name__, alive))
+        made.append(weakref.ref(module))
+        return module
+
+    monkeypatch.setattr(WeightSource, "load", observed)
+    return loads
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a red circle --w 64 --h 64 --s 2 --d 7 --l 3 --n a blue square\n")
+    return path
+
+
+def test_each_component_is_freed_before_the_denoiser_is_loaded(
+    each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
+) -> None:
+    assert train(each_miniature, tmp_path / "out").status == 0
+    first, second = ENCODERS[each_miniature.family]
+    (denoiser, alive) = loads.pop()
+    assert loads == [(VAE, set()), (first, set()), (second, {first})]
+    assert alive == set(), denoiser
+
+
+def test_samples_need_no_text_encoder_and_show_the_same_image(
+    each_miniature: Any, tmp_path: Path, prompts: Path, loads: list[tuple[str, set[str]]]
+) -> None:
+    data = images(tmp_path / "images")
+    options = {"sample_prompts": prompts, "sample_at_first": True, "train_data_dir": data}
+    ahead = train(each_miniature, tmp_path / "ahead", **options)
+    assert loads[-1][1] == {VAE}
+    in_the_step = train(each_miniature, tmp_path / "in_the_step", **options, **CAPTIONS_IN_THE_STEP)
+    assert loads[-1][1] == {VAE, *ENCODERS[each_miniature.family]}
+    shown, wanted = (Path(run.told("sample")[0]["path"]).read_bytes() for run in (ahead, in_the_step))
+    assert shown == wanted
+
+
+def test_an_encoder_that_learns_stays_and_the_other_one_is_freed(
+    flux_miniature: Any, tmp_path: Path, prompts: Path, loads: list[tuple[str, set[str]]]
+) -> None:
+    rates = {"text_encoder_lr": [1.0, 0.0], "network_train_unet_only": None}
+    run = train(flux_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1, **rates)
+    assert loads[-1][1] == {VAE, "CLIPTextModel"}
+    assert len({Path(event["path"]).read_bytes() for event in run.told("sample")}) == 3
+
+
+def test_what_a_whole_model_is_saved_with_stays(
+    each_miniature: Any, tmp_path: Path, loads: list[tuple[str, set[str]]]
+) -> None:
+    """SDXL is saved with VAE and text encoders."""
+    assert train_whole(each_miniature, tmp_path / "out").status == 0
+    kept = {VAE, *ENCODERS["sdxl"]} if each_miniature.family == "sdxl" else set()
+    assert loads[-1][1] == kept
