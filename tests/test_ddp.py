@@ -128,8 +128,10 @@ def test_a_mistake_ends_both_processes_with_one_sentence(miniature: Any, tmp_pat
 
 
 def test_a_loss_that_is_no_number_ends_both_processes(miniature: Any, tmp_path: Path) -> None:
-    statuses, _ = train_group(configure(tmp_path, miniature, learning_rate=1e3, max_train_steps=20, max_grad_norm=0.0))
+    values = {"learning_rate": 1e3, "max_train_steps": 20, "max_grad_norm": 0.0}
+    statuses, told = train_group(configure(tmp_path, miniature, **values))
     assert statuses == [1, 1]
+    assert told.count("lower learning_rate (now 1000.0)") == 1
 
 
 def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ MEETING = 30.0
 """Seconds within which processes that fail at the same place all notice it, even if each compiles until then."""
 FAILED = "sd_scripts/failed"
 """Key in the processes' store: who failed first, and why."""
+FAILED_MAIN = "sd_scripts/failed/main"
+"""Key in the processes' store: why the main process failed."""
 
 
 @dataclass(kw_only=True)
@@ -204,9 +206,19 @@ class Context:
         mine = f"{self.rank} {why}"
         with contextlib.suppress(Exception):  # the process that keeps the store may be gone
             store = torch.distributed.distributed_c10d._get_default_store()
+            if self.is_main:
+                store.set(FAILED_MAIN, why)
             first = store.compare_set(FAILED, "", mine).decode()
             return "" if first == mine else str(first.partition(" ")[2])
         return ""
+
+    def main_fails_with(self, why: str, seconds: float) -> bool:
+        """Return whether the main process fails for the same reason within some seconds, so that it says so."""
+        with contextlib.suppress(Exception):  # it trains on, or is gone
+            store = torch.distributed.distributed_c10d._get_default_store()
+            store.wait([FAILED_MAIN], timedelta(seconds=seconds))
+            return bool(store.get(FAILED_MAIN).decode() == why)
+        return False
 
     def number(self, *key: object) -> int:
         """Return 63 bits that depend only on the seed and the key."""

@@ -149,12 +149,14 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
     details = "".join(traceback.format_exception(error))
     known = _explain(error, context.settings, training)
     sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
+    mine = sentence
     if (other := context.first_failure(sentence)) and not known:  # which ended what this process waited for
         known = sentence, remedy = f"another process of the run failed: {other}", ""
     remedy = "; ".join(filter(None, (remedy, context.emergency_advice())))
     with contextlib.suppress(OSError):  # a full disk takes no event either
         context.tell("failed", error=sentence, remedy=remedy, details=details)
-    if context.is_main or training:  # a mistake in the settings is the same in all processes
+    # a mistake in the settings is the same in all processes
+    if context.is_main or (training and not context.main_fails_with(mine, SECONDS_TO_SPEAK)):
         print(f"\n{sentence}" + (f"; {remedy}" if remedy else ""), file=sys.stderr, flush=True)
         if not known:
             print(details, file=sys.stderr, flush=True)
