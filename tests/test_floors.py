@@ -76,7 +76,16 @@ def test_the_gui_imports_floor_0_only():
 
 @pytest.mark.parametrize("floor", LIGHT)
 def test_floor_0_needs_only_the_standard_library_and_light_packages(floor):
-    allowed = {*sys.stdlib_module_names, "sd_scripts", "tomllib", "tomli", "tomlkit", "typing_extensions", "PIL"}
+    allowed = {
+        *sys.stdlib_module_names,
+        "sd_scripts",
+        "tomllib",
+        "tomli",
+        "tomlkit",
+        "typing_extensions",
+        "PIL",
+        "psutil",
+    }
     for file in files_of(floor):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
         assert not strange, f"{file.name} imports {strange}"

@@ -14,8 +14,8 @@ from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.family import Components
 from sd_scripts.families.registry import family_of
 from sd_scripts.finetune.tool import Reporter
+from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.context import DTYPES
 from sd_scripts.training.training_data import weights_digest
 
 
@@ -40,7 +40,7 @@ def encode(
         multiple=record.bucket_multiple,
         title=record.title.split()[0],
     )
-    vae = record.load_vae(settings, DTYPES[args.mixed_precision])
+    vae = record.load_vae(settings, PRECISIONS[args.mixed_precision])
     digest = weights_digest([vae])
     components = Components(denoiser=torch.nn.Module(), vae=vae.to(device), text_encoders=[], tokenizers=[], source="")
     try:

@@ -15,8 +15,8 @@ from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
 from sd_scripts.library.model_reader import DTYPES
 
-PRECISIONS = {"float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""save_precision -> dtype of the saved tensors."""
+PRECISIONS = {"no": torch.float32, "float": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""mixed_precision or save_precision -> dtype."""
 
 OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 

@@ -7,7 +7,6 @@ decrease. Rounded up or down at random, with the nearer value more likely, both 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import logging
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from sd_scripts.library.seeds import seed_from
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ class Key(NamedTuple):
     """0: the value, 1: its first moment, 2: its second moment."""
 
     def generator(self, device: torch.device) -> torch.Generator:
-        digest = hashlib.sha256("/".join(map(str, self)).encode()).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.Generator(device).manual_seed(seed_from(*self))
 
 
 class _HalfFormat(NamedTuple):

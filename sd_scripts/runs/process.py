@@ -1,7 +1,6 @@
 """Start a training process, find it again, and end it: gracefully, or by killing its process group."""
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -12,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.runs.folder import RunFolder, read_json
@@ -159,8 +160,8 @@ def find(folder: RunFolder, process_key: str = "") -> RunningRun | None:
         pid, born = record["pid"], str(record["born"])
     elif process_key:
         pid, born = int(process_key.partition(" ")[0]), process_key.partition(" ")[2]
-    elif marked := _marked(folder):
-        pid, born = marked, process_born(marked) or ""
+    elif marked := next(_marked(folder), None):
+        pid, born = marked[1], process_born(marked[1]) or ""
     else:
         return None
     run = RunningRun(folder, pid, born)
@@ -185,37 +186,19 @@ def group_members(leader: int, folder: RunFolder) -> list[int]:
     Group ids are reused, so only processes with the run's environment variable count. Systems that hide the
     environment of a process find no orphans.
     """
-    if sys.platform != "linux":
-        return []
     try:
         os.killpg(leader, 0)
-    except OSError:  # the usual case: the group is gone
+    except (OSError, AttributeError):  # the usual case: the group is gone; Windows has none
         return []
-    return [pid for pid, group in _groups_linux() if group == leader and _carries_mark(pid, folder)]
+    return [pid for pid, group in _marked(folder) if group == leader]
 
 
-def _marked(folder: RunFolder) -> int | None:
-    """Return the group id of the processes that carry a run's environment variable; the leader itself may be gone."""
-    groups = _groups_linux() if sys.platform == "linux" else iter(())
-    return next((group for pid, group in groups if _carries_mark(pid, folder)), None)
-
-
-def _groups_linux() -> Iterator[tuple[int, int]]:
-    """Yield all live processes, each with its group id."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # it just exited
-                state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                if state != "Z":
-                    yield int(entry.name), int(group)
-
-
-def _carries_mark(pid: int, folder: RunFolder) -> bool:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # another user's, or it just exited
-        return False
-    return f"{MARK}={folder.path.absolute()}".encode() in environment
+def _marked(folder: RunFolder) -> Iterator[tuple[int, int]]:
+    """Yield the processes that carry a run's environment variable, with their groups; the leader may be gone."""
+    for pid in psutil.pids() if os.name == "posix" else ():
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or it just exited
+            if psutil.Process(pid).environ().get(MARK) == str(folder.path.absolute()):
+                yield pid, os.getpgid(pid)
 
 
 def process_born(pid: int) -> str | None:
@@ -223,7 +206,10 @@ def process_born(pid: int) -> str | None:
     if sys.platform == "linux":
         return _born_linux(pid)
     if sys.platform == "win32":
-        return _born_windows(pid)
+        with contextlib.suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())
+        return None
+    # psutil's time follows adjustments of the clock here, as if the process were another one
     shown = subprocess.run(["ps", "-o", "lstart=,stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     words = shown.stdout.split()
     return None if not words or words[-1].startswith("Z") else " ".join(words[:-1])
@@ -237,17 +223,3 @@ def _born_linux(pid: int) -> str | None:
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may contain spaces
     return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
-
-
-def _born_windows(pid: int) -> str | None:
-    kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
-    handle = kernel.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
-    if not handle:
-        return None
-    try:
-        born, ended, in_kernel, in_user = (ctypes.c_ulonglong() for _ in range(4))
-        times = (ctypes.byref(born), ctypes.byref(ended), ctypes.byref(in_kernel), ctypes.byref(in_user))
-        known = kernel.GetProcessTimes(handle, *times)
-        return str(born.value) if known and ended.value == 0 else None
-    finally:
-        kernel.CloseHandle(handle)

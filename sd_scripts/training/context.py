@@ -1,7 +1,6 @@
 """What every part of a run shares: settings, processes, seed, events and logging."""
 
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
@@ -16,6 +15,8 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 from torch import Tensor
 
+from sd_scripts.library.safetensors_io import PRECISIONS
+from sd_scripts.library.seeds import seed_from
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import SavingOptions
@@ -26,8 +27,6 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.trackers import Trackers, tracker_folder
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Failed(Exception):
@@ -81,7 +80,7 @@ class Context:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the model computes in."""
-        return DTYPES[self.settings[TrainingOptions].mixed_precision]
+        return PRECISIONS[self.settings[TrainingOptions].mixed_precision]
 
     @property
     def rank(self) -> int:
@@ -222,8 +221,7 @@ class Context:
 
     def number(self, *key: object) -> int:
         """Return 63 bits that depend only on the seed and the key."""
-        digest = hashlib.sha256("/".join(map(str, (self.seed, *key))).encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 1
+        return seed_from(self.seed, *key)
 
 
 def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog]) -> Context:

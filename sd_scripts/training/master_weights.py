@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.training.context import DTYPES
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Weight:
 def held_dtype(settings: Settings) -> torch.dtype:
     """Return the dtype that trained weights are held in."""
     training = settings[TrainingOptions]
-    return DTYPES[training.mixed_precision] if training.full_bf16 or training.full_fp16 else torch.float32
+    return PRECISIONS[training.mixed_precision] if training.full_bf16 or training.full_fp16 else torch.float32
 
 
 def gradients_of(weights: Iterable[Weight]) -> list[Tensor]:
