@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ import pytest
 import torch
 from data_help import loader_of, make_folder, make_image, plan_of, settings_of
 from PIL import Image
+from safetensors import safe_open
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb
-from sd_scripts.data.cache_files import open_arrays
-from sd_scripts.data.caches import LatentStore, TextStore
+from sd_scripts.data.cache_files import open_arrays, open_cache
+from sd_scripts.data.caches import CacheJob, LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.text_caching import cache_text
+from sd_scripts.families.flux.vae import LATENTS as FLUX
+from sd_scripts.families.sdxl.vae import LATENTS as SDXL
 
 
 class Encoders:
@@ -47,10 +51,26 @@ class Encoders:
         }
 
     def cache_latents(self, plan: DataPlan, *, vae: str = "vae", **how: Any) -> LatentStore:
-        return cache_latents(plan, self.images, cache_key=vae, warn=self.told.append, **{"to_disk": True, **how})
+        return cache_latents(plan, self.images, cache_key=vae, layout=SDXL, job=self.job(**how))
 
     def cache_text(self, plan: DataPlan, *, encoder: str = "te", **how: Any) -> TextStore:
-        return cache_text(plan, self.text, cache_key=encoder, warn=self.told.append, **{"to_disk": True, **how})
+        return cache_text(plan, self.text, cache_key=encoder, suffix="te_outputs", job=self.job(**how))
+
+    def job(self, **how: Any) -> CacheJob:
+        return CacheJob(**{"warn": self.told.append, "to_disk": True, **how})
+
+
+def as_npz_of_earlier_versions(folder: Path) -> None:
+    """Turn the caches in a folder into what versions before safetensors would have written."""
+    for file in folder.glob("*.safetensors"):
+        with open_cache(file) as found:
+            arrays: dict[str, Any] = {name: found[name].float().numpy() for name in found}
+            for size in {re.sub("^[a-z_0-9]*?(_[0-9]+x[0-9]+)?$", r"\1", name) for name in found}:
+                arrays["fingerprint" + size] = np.array(found.cache_key(size))
+        for name in [name for name in arrays if name.startswith("alpha_mask")]:
+            arrays[name] = arrays[name] / 255
+        np.savez(file.with_suffix(".npz"), **arrays)
+        file.unlink()
 
 
 @pytest.fixture
@@ -81,8 +101,7 @@ def test_cached_latents_equal_the_encoded_images_flips_included(
         assert batch.pixels is None
         assert batch.latents is not None
         assert fresh.pixels is not None
-        assert batch.latents.dtype == torch.float32
-        assert torch.equal(batch.latents, encoders.images(fresh.pixels).float())
+        assert torch.equal(batch.latents, encoders.images(fresh.pixels)), "in the dtype of the encoder"
         assert torch.equal(batch.conditioning["sizes"], fresh.conditioning["sizes"])
 
 
@@ -127,10 +146,10 @@ def test_latents_are_made_again_for_another_image_or_autoencoder(root: Path, enc
 def test_several_sizes_of_a_image_live_in_one_file(root: Path, encoders: Encoders) -> None:
     encoders.cache_latents(plan_of(root))
     encoders.cache_latents(plan_of(root, resolution="96"))
-    with np.load(root / "2_cat/00_0064x0064_sdxl.npz") as arrays:
-        assert {"latents_8x8", "latents_12x12", "original_size_8x8", "crop_ltrb_8x8"} <= set(arrays.files)
-        assert arrays["latents_8x8"].dtype == np.float32
-        assert arrays["original_size_8x8"].tolist() == [64, 64]
+    with safe_open(root / "2_cat/00_0064x0064_sdxl.safetensors", "pt") as file:
+        assert set(file.keys()) == {"latents_8x8", "latents_12x12"}
+        assert file.get_tensor("latents_8x8").dtype == torch.bfloat16
+        assert {"cache_key_8x8", "cache_key_12x12"} <= set(file.metadata())
     encoders.cache_latents(plan_of(root))
     assert encoders.encoded == 8
 
@@ -165,16 +184,21 @@ def test_files_that_were_written_for_another_model_are_not_used(root: Path, enco
     def images(pixels: Tensor) -> Tensor:
         return encoders.images(pixels).repeat(1, 4, 1, 1)
 
-    plan, told, how = plan_of(root), list[str](), {"to_disk": True, "suffix": "flux", "channels": 16}
+    def cache(**how: Any) -> LatentStore:
+        return cache_latents(plan, images, cache_key="vae", layout=FLUX, job=encoders.job(**how))
+
+    plan = plan_of(root)
     write_foreign(root, plan, "", "{stem}.npz")
-    cache_latents(plan, images, cache_key="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
+    cache(skip_check=True)
     assert encoders.encoded == 4
 
     write_foreign(root, plan, "_{h}x{w}", "{stem}_{w:04d}x{h:04d}_flux.npz")
-    latents = cache_latents(plan, images, cache_key="vae", warn=told.append, skip_check=True, **how)  # type: ignore[arg-type]
+    for file in (root / "2_cat").glob("*.safetensors"):
+        file.unlink()
+    latents = cache(skip_check=True)
     with pytest.raises(ValueError, match=r"latents have shape \(4, 8, 8\); turn off skip_cache_check$"):
-        list(loader_of(plan, warn=told.append, latents=latents).epoch(1))
-    latents = cache_latents(plan, images, cache_key="vae", warn=told.append, **how)  # type: ignore[arg-type]
+        list(loader_of(plan, warn=encoders.told.append, latents=latents).epoch(1))
+    latents = cache()
     assert {batch.latents.shape[1] for batch in epoch_of(plan, latents=latents) if batch.latents is not None} == {16}
 
 
@@ -184,12 +208,13 @@ def test_files_written_elsewhere_for_another_size_are_not_used(root: Path, encod
     assert encoders.encoded == 4
 
 
-def test_a_truncated_cache_is_reported_and_rebuilt(root: Path, encoders: Encoders) -> None:
+@pytest.mark.parametrize("left", [0, 5, 300, -1])
+def test_a_truncated_cache_is_reported_and_rebuilt(root: Path, encoders: Encoders, left: int) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
-    for file in (root / "2_cat").glob("00_*.npz"):
-        file.write_bytes(file.read_bytes()[:300])
+    for file in (root / "2_cat").glob("00_*.safetensors"):
+        file.write_bytes(file.read_bytes()[:left])
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
     assert len(encoders.told) == 2
@@ -284,6 +309,7 @@ def test_a_damaged_or_foreign_cache_is_reported_and_rebuilt(root: Path, encoders
     encoders.cache_text(plan)
     names = ("00_0064x0064_sdxl.npz", "00_te_outputs.npz")
     for name in names:
+        (root / "2_cat" / name).with_suffix(".safetensors").unlink()
         (root / "2_cat" / name).write_bytes(DAMAGE[damage])
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
     assert (encoders.encoded, len(encoders.captions)) == (5, 5)
@@ -295,12 +321,12 @@ def test_a_damaged_or_foreign_cache_is_reported_and_rebuilt(root: Path, encoders
     assert (encoders.encoded, len(encoders.captions), encoders.told) == (5, 5, [])
 
 
-@pytest.mark.parametrize("at", [0.2, 0.4])
+@pytest.mark.parametrize("at", [0.4, 0.7, 0.9])
 def test_a_flipped_bit_in_a_cache_is_found_before_the_first_step(root: Path, encoders: Encoders, at: float) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan)
     encoders.cache_text(plan)
-    for name in ("02_0128x0064_sdxl.npz", "02_te_outputs.npz"):
+    for name in ("02_0128x0064_sdxl.safetensors", "02_te_outputs.safetensors"):
         file = root / "2_cat" / name
         file.write_bytes(flipped(file.read_bytes(), at))
     latents, text = encoders.cache_latents(plan), encoders.cache_text(plan)
@@ -330,7 +356,8 @@ def test_an_image_replaced_under_the_same_size_and_time_is_encoded_again(root: P
 
 
 def with_earlier_fingerprint(plan: DataPlan) -> None:
-    """What earlier versions wrote, which asked for the size and the time of the image."""
+    """What the first versions wrote, which asked for the size and the time of the image."""
+    as_npz_of_earlier_versions(plan.items[0].path.parent)
     for item in plan.items:
         (file,) = item.path.parent.glob(f"{item.path.stem}_*_sdxl.npz")
         with np.load(file) as found:
@@ -357,6 +384,27 @@ def test_caches_of_earlier_versions_hold_unless_these_read_other_colours(root: P
     assert encoders.encoded == 4 + 3
     encoders.cache_latents(plan_of(root))
     assert encoders.encoded == 4 + 3
+
+
+@pytest.mark.parametrize("options", [{}, {"flip_aug": True, "alpha_mask": True}])
+def test_npz_caches_of_earlier_versions_are_read_until_what_they_were_made_from_changes(
+    root: Path, encoders: Encoders, options: dict[str, Any]
+) -> None:
+    make_image(root / "2_cat/01.png", mode="RGBA")
+    plan = plan_of(root, **options)
+    fresh = epoch_of(plan, latents=encoders.cache_latents(plan), text=encoders.cache_text(plan))
+    as_npz_of_earlier_versions(root / "2_cat")
+    made = (encoders.encoded, len(encoders.captions))
+    read = epoch_of(plan, latents=encoders.cache_latents(plan), text=encoders.cache_text(plan))
+    assert (encoders.encoded, len(encoders.captions)) == made
+    for one, other in zip(read, fresh, strict=True):
+        assert one.latents.dtype == torch.float32
+        assert torch.equal(one.latents, other.latents.float())
+        assert one.mask is other.mask or torch.equal(one.mask, other.mask)
+        assert all(torch.equal(one.text[name], other.text[name].float()) for name in other.text)
+    encoders.cache_latents(plan_of(root, **options, resize_interpolation="nearest"))
+    encoders.cache_text(plan_of(root, **options, caption_suffix="y"))
+    assert (encoders.encoded, len(encoders.captions)) == (2 * made[0], 2 * made[1])
 
 
 def test_with_skip_cache_check_a_file_that_is_there_is_believed(root: Path, encoders: Encoders) -> None:
@@ -456,12 +504,12 @@ def test_latents_that_are_not_finite_name_the_image_and_the_remedy(root: Path, e
         return pixels * float("nan")
 
     with pytest.raises(ValueError, match=r"vae: the latents of .*png are not finite; turn on no_half_vae"):
-        cache_latents(plan_of(root), broken, cache_key="v", warn=pytest.fail, to_disk=False)
+        cache_latents(plan_of(root), broken, cache_key="v", layout=SDXL, job=encoders.job(to_disk=False))
 
 
 def test_a_cache_that_cannot_be_written_is_reported_in_one_sentence(root: Path, encoders: Encoders) -> None:
-    (root / "2_cat/00_0064x0064_sdxl.npz").mkdir()
-    with pytest.raises(OSError, match=r"00_0064x0064_sdxl\.npz cannot be written: .*; free some space"):
+    (root / "2_cat/00_0064x0064_sdxl.safetensors").mkdir()
+    with pytest.raises(OSError, match=r"00_0064x0064_sdxl\.safetensors cannot be written: .*; free some space"):
         encoders.cache_latents(plan_of(root))
     assert not list((root / "2_cat").glob("*.part"))
 

@@ -262,7 +262,7 @@ def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, sourc
     time.sleep(FRESH)
     run_state = job.watched.refresh()
     assert (run_state.state, run_state.done, run_state.total) == ("finished", 3, 3), run_state.failure
-    assert len(list(source.glob("*.npz"))) == 3
+    assert len(list(source.glob("*.safetensors"))) == 3
     assert {tuple(e["train_resolution"]) for e in json.loads(asked.latents_file.read_text()).values()} == {(64, 64)}
     assert "Cached the latents of 3 images" in latents_view(run_state, asked.latents_file)
     job.start(asked, values, "sdxl")  # the former one is over

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -19,6 +18,7 @@ from runs_help import wait_for
 from training_help import SHORT, Run, images, train, train_whole
 
 from sd_scripts import sdxl_train_network
+from sd_scripts.data.cache_files import CACHE_KEY, open_cache, write_cache
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
@@ -35,17 +35,18 @@ def data(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three images with their latents on disk, one of which hold no numbers."""
     root = tmp_path_factory.mktemp("data")
     train(miniature, root / "out", train_data_dir=images(root / "in", count=3), max_train_steps=1, **FROM_DISK)
-    spoil(root / "in" / "1_noise" / "01_0064x0064_sdxl.npz")
+    spoil(root / "in" / "1_noise" / "01_0064x0064_sdxl.safetensors")
     return root / "in"
 
 
 def spoil(cache: Path) -> None:
     """Numbers that a cache may hold, and whose square is none."""
-    with np.load(cache) as held:
-        arrays = dict(held)
-    name = next(name for name in arrays if name.startswith("latents"))
-    arrays[name] = np.full_like(arrays[name], 1e30)
-    np.savez(cache, **arrays)
+    with open_cache(cache) as held:
+        tensors = dict(held)
+        (size,) = (name.removeprefix("latents") for name in tensors)
+        key = held.cache_key(size)
+    tensors["latents" + size].fill_(1e30)
+    write_cache(cache, tensors, {CACHE_KEY + size: key})
 
 
 def sound(made: Run) -> bool:
@@ -102,7 +103,7 @@ def test_whole_models_in_bf16_survive_it_too(data: Path, miniature: Any, tmp_pat
     # latents in bf16 are others than those on disk, so they are made anew, spoilt, and found again
     first = train_whole(miniature, tmp_path / "out", **values)
     assert first.status == 0
-    for cache in data.rglob("01_*_sdxl.npz"):
+    for cache in data.rglob("01_*_sdxl.safetensors"):
         spoil(cache)
     made = train_whole(miniature, tmp_path / "out", **values, full_bf16=True)
     assert made.status == 0

@@ -114,10 +114,10 @@ def test_cached_captions_give_the_losses_of_captions(plain: Run, each_miniature:
 def test_caches_on_disk_are_read_by_the_second_run(plain: Run, each_miniature: Any, tmp_path: Path) -> None:
     cached = {"cache_latents_to_disk": True, "cache_text_encoder_outputs_to_disk": True}
     first = train(each_miniature, tmp_path / "first", **cached)
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "images").rglob("*.npz")}
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "images").rglob("*.safetensors")}
     second = train(each_miniature, tmp_path / "second", **cached)
     assert len(made) == 4
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "images").rglob("*.npz")} == made
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "images").rglob("*.safetensors")} == made
     assert second.losses == first.losses == pytest.approx(plain.losses, rel=1e-5)
 
 

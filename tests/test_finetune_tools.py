@@ -13,8 +13,10 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Extent, crop_ltrb, fit_into
+from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.latent_caching import cache_latents
+from sd_scripts.families.sdxl.vae import LATENTS
 from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
@@ -110,7 +112,8 @@ def refuse(pixels: Tensor) -> Tensor:
 
 
 def learned(plan: DataPlan, encoder: Any = encode) -> list[Batch]:
-    latents = cache_latents(plan, encoder, cache_key="vae", warn=pytest.fail, to_disk=True)
+    job = CacheJob(warn=pytest.fail, to_disk=True)
+    latents = cache_latents(plan, encoder, cache_key="vae", layout=LATENTS, job=job)
     return list(loader_of(plan, latents=latents).epoch(1))
 
 
@@ -271,14 +274,14 @@ def test_a_run_uses_what_was_prepared_and_learns_the_same(
     sizes = {key: entry["train_resolution"] for key, entry in written(lat).items()}
     assert sizes == {"a": [96, 96], "b": [128, 64], "below/c": [96, 96]}
     assert {key: entry["caption"] for key, entry in written(lat).items()}["b"] == "image b.png"
-    caches = {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.npz")}
+    caches = {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.safetensors")}
     assert len(caches) == 3
     prepared = training_help.train(
         each_miniature, tmp_path / "prepared", **data, in_json=lat, cache_latents_to_disk=True
     )
     first = next(e for e in prepared.told("phase") if e["name"] == "caching latents" and "done" in e)
     assert (first["done"], first["total"]) == (3, 3)
-    assert {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.npz")} == caches
+    assert {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.safetensors")} == caches
     assert prepared.losses == plain.losses
     assert prepared.told("warning") == plain.told("warning") == []
 
@@ -286,7 +289,7 @@ def test_a_run_uses_what_was_prepared_and_learns_the_same(
 def test_what_is_prepared_is_kept_and_what_changed_is_made_again(miniature: Any, captions: Path) -> None:
     flags = flags_of(miniature, captions)
     assert prepare_buckets_latents.main(flags) == 0
-    caches = sorted((captions.parent / "images").rglob("*.npz"))
+    caches = sorted((captions.parent / "images").rglob("*.safetensors"))
     before = [path.read_bytes() for path in caches]
     make_image(captions.parent / "images/a.png", (64, 64), 9)
     assert prepare_buckets_latents.main([*flags, "--skip_existing"]) == 0

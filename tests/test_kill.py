@@ -66,9 +66,9 @@ MOMENTS = (
     Moment("phase", "loading", later=0.05),
     # caching
     Moment("phase", "caching latents", time=2),
-    Moment("open", r"\.npz\.\d+\.part", time=2),
-    Moment("os.rename", r"\.npz", time=3),
-    Moment("os.rename", r"\.npz", time=4),
+    Moment("open", r"_(sdxl|te_outputs)\.safetensors\.\d+\.part", time=2),
+    Moment("os.rename", r"_(sdxl|te_outputs)\.safetensors", time=3),
+    Moment("os.rename", r"_(sdxl|te_outputs)\.safetensors", time=4),
     # steps
     Moment("started"),
     Moment("step", "'step': 1,"),

@@ -9,12 +9,13 @@ import torch
 from data_help import loader_of, make_folder, plan_of
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 from flux_help import flux_settings
+from safetensors.torch import load_file
 from torch import nn
 from training_help import TEXT_ENCODERS_TOO, Run, train
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.caches import TextStore
+from sd_scripts.data.caches import CacheJob, TextStore
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
@@ -192,10 +193,9 @@ class Caching:
             self.plan,
             self._encode,
             cache_key=str(text_cache_key(components, flux_settings())),
-            warn=pytest.fail,
             suffix="flux_te",
-            fits=lambda arrays: text_cache_fits(components, arrays),
-            **{"to_disk": True, **how},
+            job=CacheJob(**{"warn": pytest.fail, "to_disk": True, **how}),
+            fits=lambda tensors: text_cache_fits(components, tensors),
         )
 
     @torch.no_grad()
@@ -217,21 +217,19 @@ def test_cached_outputs_are_what_the_encoders_give(root: Path, components: Compo
         torch.testing.assert_close(batch.text[name], tensor)
 
 
-def test_a_cache_file_has_the_fields_arrays_and_names(root: Path) -> None:
-    """In bf16, which numpy lacks: states are float32 then."""
+def test_a_cache_file_has_the_fields_names_and_the_dtypes_of_the_encoders(root: Path) -> None:
     components = tiny_parts(masked=True)
     for encoder in components.text_encoders:
         encoder.to(torch.bfloat16)
     Caching(root, components)
-    with np.load(root / "1_cat/00_flux_te.npz") as arrays:
-        facts = {name: (arrays[name].shape, arrays[name].dtype.name) for name in arrays.files if name != "fingerprint"}
-        assert bool(arrays["apply_t5_attn_mask"])
-    assert facts == {
-        "l_pooled": ((32,), "float32"),
-        "t5_out": ((24, 48), "float32"),
-        "txt_ids": ((24, 3), "float32"),
-        "t5_attn_mask": ((24,), "int64"),
-        "apply_t5_attn_mask": ((), "bool"),
+    tensors = load_file(root / "1_cat/00_flux_te.safetensors")
+    assert bool(tensors["apply_t5_attn_mask"])
+    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} == {
+        "l_pooled": ((32,), torch.bfloat16),
+        "t5_out": ((24, 48), torch.bfloat16),
+        "txt_ids": ((24, 3), torch.bfloat16),
+        "t5_attn_mask": ((24,), torch.int64),
+        "apply_t5_attn_mask": ((), torch.bool),
     }
 
 

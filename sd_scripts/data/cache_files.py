@@ -1,23 +1,33 @@
-"""Read and write the npz files of caches: atomic writes, one error type for damage, and digests for cache keys.
+"""Read and write cache files: atomic writes, one error type for damage, and digests for cache keys.
 
-Each entry that we write stores its cache key under the name "fingerprint"; a key that differs means a rebuild.
+We write safetensors with the cache key of each entry in the metadata; a key that differs means a rebuild. We read the
+npz files of earlier versions too, which have the key in an array named "fingerprint", and those of other trainers,
+which have none.
 """
 
 import hashlib
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sd_scripts.formats.atomic_files import atomic_file
+from sd_scripts.library.model_reader import DTYPES
+from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 
+SUFFIX = ".safetensors"
+CACHE_KEY, CHECKSUM = "cache_key", "crc32."
+FINGERPRINT = "fingerprint"
 PIECES, PIECE_BYTES = 4, 65536
 READERS = 8
 NPY_TYPE = re.compile(r"'descr':\s*'([<>|=]?[a-zA-Z]\d*)'")
@@ -26,15 +36,25 @@ NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an npz file atomically; raise OSError with one sentence if it cannot be written."""
+def write_cache(path: Path, tensors: Mapping[str, Tensor], cache_keys: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically, in the dtypes of the tensors. Its metadata hold the cache keys and the
+    checksums of the tensors. Raise OSError with one sentence if it cannot be written."""
+    checksums = {f"{CHECKSUM}{name}": _checksum(_bytes_of(tensor)) for name, tensor in tensors.items()}
     try:
-        with atomic_file(path) as part, part.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        with atomic_file(path) as part:
+            write_tensors(part, tensors, {**cache_keys, **checksums})
     except OSError as error:
         why = error.strerror or error
         remedy = "free some space, or turn off cache_latents_to_disk and cache_text_encoder_outputs_to_disk"
         raise OSError(f"{path} cannot be written: {why}; {remedy}") from error
+
+
+def _checksum(content: bytearray | memoryview) -> str:
+    return f"{zlib.crc32(content):08x}"
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return on_cpu(tensor).flatten().view(torch.uint8).numpy().data
 
 
 class DamagedCache(ValueError):
@@ -60,6 +80,59 @@ def find_missing(jobs: Sequence[Job], check: Callable[[Job], CacheStatus], warn:
             if found is not True:
                 missing.append(job)
     return missing
+
+
+class CacheFile(Mapping[str, Tensor]):
+    """The tensors of a cache file, each read and checked against its checksum on access."""
+
+    def cache_key(self, size: str = "") -> str | None:
+        """Return the cache key of the entry whose names end with `size`; None if another program wrote it."""
+        raise NotImplementedError
+
+
+class _Safetensors(CacheFile):
+    def __init__(self, file: BinaryIO):
+        length = int.from_bytes(file.read(8), "little")
+        self._entries = json.loads(file.read(length))
+        self._metadata = self._entries.pop("__metadata__", {})
+        self._file, self._start = file, 8 + length
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        begin, end = entry["data_offsets"]
+        self._file.seek(self._start + begin)
+        content = bytearray(self._file.read(end - begin))
+        if _checksum(content) != self._metadata.get(CHECKSUM + name):
+            raise ValueError("its content does not match its checksum")
+        return torch.frombuffer(content, dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def cache_key(self, size: str = "") -> str | None:
+        return self._metadata.get(CACHE_KEY + size)
+
+
+class _TensorsOfNpz(CacheFile):
+    def __init__(self, arrays: Arrays):
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Tensor:
+        array = self._arrays[name]
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._arrays if not name.startswith(FINGERPRINT))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def cache_key(self, size: str = "") -> str | None:
+        key = self._arrays.get(FINGERPRINT + size)
+        return None if key is None else str(key)
 
 
 class _Npz(Mapping[str, NDArray[Any]]):
@@ -106,14 +179,30 @@ def _parse_npy(content: bytes) -> NDArray[Any]:
 
 
 @contextmanager
+def open_cache(path: Path) -> Iterator[CacheFile]:
+    """Open a cache file, safetensors or npz; raise DamagedCache if it is anything else."""
+    if path.suffix != SUFFIX:
+        with open_arrays(path) as arrays:
+            yield _TensorsOfNpz(arrays)
+        return
+    with _damage(path), path.open("rb") as file:
+        yield _Safetensors(file)
+
+
+@contextmanager
 def open_arrays(path: Path) -> Iterator[Arrays]:
     """Open an npz file whose arrays are read on access; raise DamagedCache if it is anything else."""
+    with _damage(path), zipfile.ZipFile(path) as archive:
+        yield _Npz(archive)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield _Npz(archive)
+        yield
     except DamagedCache:
         raise
-    except Exception as error:  # zlib, zipfile, NumPy and memory errors all mean damage here
+    except Exception as error:  # zlib, zipfile, NumPy, JSON and memory errors all mean damage here
         raise DamagedCache(path, error) from error
 
 

@@ -1,21 +1,56 @@
-"""Define what latent and text caches share: the loader's interface to them, and their file names."""
+"""Define what latent and text caches share: how they are filled, how the loader reads them, and their file names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from sd_scripts.data.blueprint import Warn
+from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheJob:
+    """How a cache is filled.
+
+    On disk, current files are kept and each of `world` ranks encodes its share: wait for all ranks before loading. In
+    memory, every rank encodes everything. With `skip_check` any existing file is trusted.
+    """
+
+    warn: Warn
+    to_disk: bool
+    batch_size: int = 1
+    skip_check: bool = False
+    progress: Progress = lambda done, total: None
+    rank: int = 0
+    world: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentLayout:
+    """What a family's latents look like, and what their files are called."""
+
+    suffix: str
+    """Ends the names of cache files: "sdxl" in `name_1024x1024_sdxl.safetensors`."""
+    shape: Callable[[Extent], tuple[int, ...]]
+    """Shape (C, *S) of the latents of one sample."""
+    named_after_image: bool = False
+    """Whether older trainers named this family's files after the image alone: `name.npz`."""
 
 
 class LatentStore(Protocol):
     """Where the loader reads latents from."""
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        """Return latents (C, H/8, W/8) float32 and, for an alpha_mask subset, the unflipped opacity; may raise
-        UnreadableImage."""
+        """Return latents (C, *S) in their encoder's dtype and, for an alpha_mask subset, the unflipped opacity; may
+        raise UnreadableImage."""
         ...
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
-from sd_scripts.data.cache_files import DamagedCache, open_arrays
+from sd_scripts.data.cache_files import SUFFIX, DamagedCache, open_arrays
 from sd_scripts.data.images import Pixels, UnreadableImage, read_mask, read_size
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions
@@ -279,7 +279,8 @@ class _ImageLookup:
             # add an extension where there is none, or with_suffix would cut the name at a dot
             path = place if is_readable(place) else place.with_name(f"{place.name}.png")
             named_alike = path.with_suffix(".npz")
-            sized = (c for c in sorted(path.parent.glob(f"{glob.escape(path.stem)}_*.npz")) if _size_in_name(path, c))
+            beside = sorted(path.parent.glob(f"{glob.escape(path.stem)}_*"))
+            sized = (c for c in beside if c.suffix in (SUFFIX, ".npz") and _size_in_name(path, c))
             if cache := next(sized, named_alike if named_alike.is_file() else None):
                 return path, cache
         return Path(key), None

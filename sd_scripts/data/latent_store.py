@@ -1,29 +1,32 @@
-"""Store latents in memory, or in npz files beside the images.
+"""Store latents in memory, or in files beside the images.
 
-We read array names with and without the `_{height}x{width}` of the latents, as sd-scripts has used both, and write
-them with it, so that several sizes of an image share a file.
+Tensor names end with the size of the latents, such as `_128x128`, so that several sizes of an image share a file. The
+npz files of other trainers are read with these names and without.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sd_scripts.data.buckets import Extent, crop_ltrb
-from sd_scripts.data.cache_files import Arrays, DamagedCache, content_digest, digest, open_arrays, write_arrays
-from sd_scripts.data.caches import claim_files
+from sd_scripts.data.cache_files import (
+    CACHE_KEY,
+    SUFFIX,
+    CacheFile,
+    DamagedCache,
+    content_digest,
+    digest,
+    open_cache,
+    write_cache,
+)
+from sd_scripts.data.caches import LatentLayout, claim_files
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_differently
-
-PIXELS_PER_LATENT = 8
-UNSUFFIXED = "sdxl"
-"""Suffix of the family whose cache files once had none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,30 +58,42 @@ class LatentsInMemory:
 class LatentsOnDisk:
     """Latents in one file per image, which holds all its sizes."""
 
-    def __init__(self, items: Iterable[Item], suffix: str, channels: int):
-        self._suffix, self._channels = suffix, channels
-        self._files = claim_files({item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{suffix}.npz" for item in items})
+    def __init__(self, items: Iterable[Item], layout: LatentLayout):
+        self._layout = layout
+        endings = {item.path: f"_{item.size[0]:04d}x{item.size[1]:04d}_{layout.suffix}{SUFFIX}" for item in items}
+        self._files = claim_files(endings)
 
     def file(self, item: Item) -> Path:
+        """Return the file that is written."""
         return self._files[item.path]
 
     def find(self, item: Item) -> Path | None:
-        """Return the file to read: ours, or one that older SDXL trainers named after the image alone."""
-        old = [item.path.with_suffix(".npz")] if self._suffix == UNSUFFIXED else []
-        return next((path for path in (self.file(item), *old) if path.is_file()), None)
+        """Return the file to read: ours if it has this size, else an npz of an earlier version or another trainer."""
+        own = self.file(item)
+        if own.is_file() and self._has_size(own, item):
+            return own
+        npz = [own.with_suffix(".npz"), *[item.path.with_suffix(".npz")] * self._layout.named_after_image]
+        return next((path for path in npz if path.is_file()), None)
+
+    def _has_size(self, own: Path, item: Item) -> bool:
+        try:
+            with open_cache(own) as tensors:
+                return "latents" + self._size(item) in tensors
+        except DamagedCache:  # reported where it is checked or read
+            return True
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
         try:
-            with open_arrays(self.find(item) or self.file(item)) as arrays:
-                name = _key("latents_flipped" if flipped else "latents", item, arrays)
-                latents = torch.from_numpy(arrays[name].astype(np.float32, copy=False))
-                if not self._has_expected_shape(latents, item, name):  # skip_cache_check trusted the file
+            with open_cache(self.find(item) or self.file(item)) as tensors:
+                size = self._written_size(item, tensors)
+                latents = tensors[("latents_flipped" if flipped else "latents") + size]
+                if tuple(latents.shape) != self._shape(item):  # skip_cache_check trusted the file
                     raise ValueError(f"its latents have shape {tuple(latents.shape)}; turn off skip_cache_check")
                 wants_alpha = item.subset.augmentation.alpha_mask and item.mask is None
-                alpha = np.rint(arrays[_key("alpha_mask", item, arrays)] * 255) if wants_alpha else None
+                alpha = _opacity(tensors["alpha_mask" + size]) if wants_alpha else None
         except DamagedCache as error:
             raise UnreadableImage(self.file(item), error.why) from error
-        return latents, None if alpha is None else alpha.astype(np.uint8)
+        return latents, alpha
 
     def is_current(self, item: Item, encoder: str, *, flip: bool, alpha: bool) -> bool:
         """Return whether the file holds what `encoder` would produce now; raise DamagedCache if it is broken.
@@ -89,42 +104,48 @@ class LatentsOnDisk:
         path = self.find(item)
         if path is None:
             return False
-        with open_arrays(path) as arrays:
-            keys = [
-                _key(name, item, arrays) for name in ("latents", *["latents_flipped"] * flip, *["alpha_mask"] * alpha)
-            ]
-            if any(key not in arrays for key in keys):
+        with open_cache(path) as tensors:
+            size = self._written_size(item, tensors)
+            names = [name + size for name in ("latents", *["latents_flipped"] * flip, *["alpha_mask"] * alpha)]
+            if any(name not in tensors for name in names):
                 return False
-            written = arrays.get(_key("fingerprint", item, arrays))
-            if written is None or not item.path.is_file():  # without the image there is no key to compare
-                return self._is_valid(arrays, keys, item) and _same_size_and_crop(arrays, item)
-            return _is_made_from(str(written), item, encoder, alpha=alpha) and self._is_valid(arrays, keys, item)
+            written = tensors.cache_key(size)
+            if written is None and not _same_size_and_crop(tensors, size, item):
+                return False
+            # without the image there is no key to compare
+            if written and item.path.is_file() and not _is_made_from(written, item, encoder, alpha=alpha):
+                return False
+            return self._is_valid(tensors, names, item)
 
-    def _is_valid(self, arrays: Arrays, keys: Sequence[str], item: Item) -> bool:
-        found = {key: arrays[key] for key in keys}
-        if any(not np.isfinite(array).all() for array in found.values()):
+    def _is_valid(self, tensors: CacheFile, names: Sequence[str], item: Item) -> bool:
+        found = {name: tensors[name] for name in names}
+        if any(not torch.isfinite(tensor).all() for tensor in found.values()):
             raise ValueError("it contains non-finite values")
-        return all(self._has_expected_shape(array, item, key) for key, array in found.items())
-
-    def _has_expected_shape(self, array: NDArray[Any] | Tensor, item: Item, name: str) -> bool:
-        wanted = item.fit.bucket.size[::-1] if name.startswith("alpha_mask") else (self._channels, *_latent_size(item))
-        return tuple(array.shape) == wanted
+        height_width = item.fit.bucket.size[::-1]
+        shapes = {name: height_width if name.startswith("alpha_mask") else self._shape(item) for name in names}
+        return all(tuple(tensor.shape) == shapes[name] for name, tensor in found.items())
 
     def write(self, item: Item, entry: LatentEntry, cache_key: str) -> None:
         """Add or replace the entry of one size, keeping those of other sizes."""
-        size = _size_suffix(item)
-        arrays: dict[str, Any] = {
-            "latents": entry.latents.numpy(),
-            "original_size": np.array(item.size),
-            "crop_ltrb": np.array(crop_ltrb(item.fit.bucket.size, item.size)),
-            "fingerprint": np.array(cache_key),
-        }
+        size = self._size(item)
+        tensors, keys = _other_sizes(self.file(item), size)
+        tensors["latents" + size] = entry.latents
         if entry.flipped is not None:
-            arrays["latents_flipped"] = entry.flipped.numpy()
+            tensors["latents_flipped" + size] = entry.flipped
         if entry.alpha is not None:
-            arrays["alpha_mask"] = entry.alpha.astype(np.float32) / 255
-        others = {name: array for name, array in _other_sizes(self.file(item)).items() if not name.endswith(size)}
-        write_arrays(self.file(item), others | {name + size: array for name, array in arrays.items()})
+            tensors["alpha_mask" + size] = torch.from_numpy(entry.alpha)
+        write_cache(self.file(item), tensors, {**keys, CACHE_KEY + size: cache_key})
+
+    def _shape(self, item: Item) -> tuple[int, ...]:
+        return self._layout.shape(item.fit.bucket)
+
+    def _size(self, item: Item) -> str:
+        return "_" + "x".join(map(str, self._shape(item)[1:]))
+
+    def _written_size(self, item: Item, tensors: CacheFile) -> str:
+        """Return what names in this file end with: the size, or nothing."""
+        size = self._size(item)
+        return size if "latents" + size in tensors else ""
 
 
 def latent_cache_key(item: Item, encoder: str, *, alpha: bool) -> str | None:
@@ -150,37 +171,32 @@ def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> boo
 
 def _resize_key(item: Item) -> list[object]:
     """Return what determines the resize and crop of an image."""
-    return [item.fit.bucket.size, item.fit.resized, item.subset.augmentation.resize_interpolation]
+    bucket = item.fit.bucket
+    extent = bucket.size if bucket.frames == 1 else (*bucket.size, bucket.frames)
+    return [extent, item.fit.resized, item.subset.augmentation.resize_interpolation]
 
 
-def _latent_size(item: Item) -> tuple[int, int]:
-    return item.fit.bucket.height // PIXELS_PER_LATENT, item.fit.bucket.width // PIXELS_PER_LATENT
-
-
-def _size_suffix(item: Item) -> str:
-    height, width = _latent_size(item)
-    return f"_{height}x{width}"
-
-
-def _key(name: str, item: Item, arrays: Arrays) -> str:
-    """Return the array's name as this file spells it, with or without the size."""
-    size = _size_suffix(item)
-    return name + size if "latents" + size in arrays else name
-
-
-def _same_size_and_crop(arrays: Arrays, item: Item) -> bool:
-    size, crop = arrays.get(_key("original_size", item, arrays)), arrays.get(_key("crop_ltrb", item, arrays))
-    if size is None or tuple(int(side) for side in size) != item.size:
+def _same_size_and_crop(tensors: CacheFile, size: str, item: Item) -> bool:
+    """Return whether an entry of another program was made from an image of this size with this crop."""
+    original, crop = tensors.get("original_size" + size), tensors.get("crop_ltrb" + size)
+    if original is None or tuple(int(side) for side in original) != item.size:
         return False
     return crop is not None and np.allclose(crop, crop_ltrb(item.fit.bucket.size, item.size), atol=1)
 
 
-def _other_sizes(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays with a size in their name; none if the file is missing or broken."""
+def _opacity(alpha: Tensor) -> Pixels:
+    """Return 8-bit opacity; npz files hold it as 0..1."""
+    return (alpha if alpha.dtype == torch.uint8 else (alpha * 255).round().to(torch.uint8)).numpy()
+
+
+def _other_sizes(path: Path, size: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and cache keys of sizes other than `size`; none if the file is missing or broken."""
     if not path.is_file():
-        return {}
+        return {}, {}
     try:
-        with open_arrays(path) as arrays:
-            return {name: array for name, array in arrays.items() if re.search(r"_\d+x\d+$", name)}
+        with open_cache(path) as file:
+            tensors = {name: file[name] for name in file if not name.endswith(size)}
+            sizes = {match[0] for name in tensors if (match := re.search(r"_\d+(x\d+)+$", name))}
+            return tensors, {CACHE_KEY + each: key for each in sizes if (key := file.cache_key(each))}
     except DamagedCache:
-        return {}
+        return {}, {}

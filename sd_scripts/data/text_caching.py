@@ -6,12 +6,10 @@ from random import Random
 
 from torch import Tensor
 
-from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.cache_files import Arrays, CacheStatus, DamagedCache, find_missing
-from sd_scripts.data.caches import TextStore
+from sd_scripts.data.cache_files import CacheFile, CacheStatus, DamagedCache, find_missing
+from sd_scripts.data.caches import CacheJob, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.latent_caching import Progress
 from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_cache_key
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
@@ -23,48 +21,41 @@ def cache_text(
     encode: EncodeText,
     *,
     cache_key: str,
-    warn: Warn,
-    to_disk: bool,
-    suffix: str = "te_outputs",
-    batch_size: int = 16,
-    skip_check: bool = False,
-    fits: Callable[[Arrays], bool] | None = None,
-    progress: Progress = lambda done, total: None,
-    rank: int = 0,
-    world: int = 1,
+    suffix: str,
+    job: CacheJob,
+    fits: Callable[[CacheFile], bool] | None = None,
 ) -> TextStore:
     """Encode each distinct caption once, with prefix, suffix, first line and separators applied.
 
-    `cache_key` identifies the encoders and all that changes their output. ValueError names the options that vary
-    captions between steps. Ranks and `skip_check` as in cache_latents, but a file that `fits` rejects is always
-    rebuilt. In memory, outputs keep the dtype of the encoders.
+    `cache_key` identifies the encoders and all that changes their output; `suffix` ends the names of the files. With
+    job.skip_check a file that `fits` rejects is rebuilt nevertheless. ValueError names the options that vary captions
+    between steps.
     """
     require_static_captions(plan)
     pairs = [(item, static_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
-    disk = TextOnDisk(pairs, suffix) if to_disk else None
+    disk = TextOnDisk(pairs, suffix) if job.to_disk else None
     if disk is not None:
-        check = partial(_check_text, disk, cache_key=None if skip_check else cache_key, fits=fits)
-        pairs = list({disk.file(*pair): pair for pair in pairs}.values())[rank::world]
-        pairs = find_missing(pairs, check, warn)
+        check = partial(_check_text, disk, cache_key=None if job.skip_check else cache_key, fits=fits)
+        pairs = list({disk.file(*pair): pair for pair in pairs}.values())[job.rank :: job.world]
+        pairs = find_missing(pairs, check, job.warn)
     by_caption: dict[str, list[Item]] = {}
     for item, caption in pairs:
         by_caption.setdefault(caption, []).append(item)
     captions = list(by_caption)
-    progress(0, len(captions))
-    for start in range(0, len(captions), batch_size):
-        batch = captions[start : start + batch_size]
+    job.progress(0, len(captions))
+    for start in range(0, len(captions), job.batch_size):
+        batch = captions[start : start + job.batch_size]
         outputs = {name: tensor.detach().cpu() for name, tensor in encode(batch).items()}
         for row, caption in enumerate(batch):
             # cloned: a view would keep the whole batch alive
             entry = {name: tensor[row].clone() for name, tensor in outputs.items()}
-            memory.entries[caption] = entry
-            if disk is not None:
-                for item in by_caption[caption]:
-                    disk.write(item, caption, entry, text_cache_key(caption, cache_key))
-        if disk is not None:
-            memory.entries.clear()
-        progress(min(start + batch_size, len(captions)), len(captions))
+            if disk is None:
+                memory.entries[caption] = entry
+                continue
+            for item in by_caption[caption]:
+                disk.write(item, caption, entry, text_cache_key(caption, cache_key))
+        job.progress(min(start + job.batch_size, len(captions)), len(captions))
     return disk or memory
 
 
@@ -78,7 +69,7 @@ def _check_text(
     pair: tuple[Item, str],
     *,
     cache_key: str | None,
-    fits: Callable[[Arrays], bool] | None,
+    fits: Callable[[CacheFile], bool] | None,
 ) -> CacheStatus:
     """Return whether the file is usable; without `cache_key` only `fits` is checked."""
     item, caption = pair

@@ -1,13 +1,12 @@
-"""Encoded captions, in memory or in npz files beside the images."""
+"""Encoded captions, in memory or in files beside the images."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sd_scripts.data.cache_files import Arrays, DamagedCache, digest, open_arrays, write_arrays
+from sd_scripts.data.cache_files import CACHE_KEY, SUFFIX, CacheFile, DamagedCache, digest, open_cache, write_cache
 from sd_scripts.data.caches import claim_files
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import UnreadableImage
@@ -31,23 +30,29 @@ class TextOnDisk:
         for item, caption in captions:
             if caption not in by_path.setdefault(item.path, []):
                 by_path[item.path].append(caption)
-        first = claim_files(dict.fromkeys(by_path, f"_{suffix}.npz"))
+        first = claim_files(dict.fromkeys(by_path, f"_{suffix}{SUFFIX}"))
         self._files = {
             (path, caption): first[path]
             if place == 0
-            else first[path].with_name(f"{first[path].stem}_{digest(caption)[:8]}.npz")
+            else first[path].with_name(f"{first[path].stem}_{digest(caption)[:8]}{SUFFIX}")
             for path, texts in by_path.items()
             for place, caption in enumerate(texts)
         }
 
     def file(self, item: Item, caption: str) -> Path:
+        """Return the file that is written."""
         return self._files[item.path, caption]
 
+    def find(self, item: Item, caption: str) -> Path | None:
+        """Return the file to read: ours, or an npz of an earlier version or another trainer."""
+        own = self.file(item, caption)
+        return next((path for path in (own, own.with_suffix(".npz")) if path.is_file()), None)
+
     def read(self, item: Item, caption: str) -> dict[str, Tensor]:
-        path = self.file(item, caption)
+        path = self.find(item, caption) or self.file(item, caption)
         try:
-            with open_arrays(path) as arrays:
-                return {name: torch.from_numpy(array) for name, array in arrays.items() if name != "fingerprint"}
+            with open_cache(path) as tensors:
+                return dict(tensors)
         except DamagedCache as error:
             raise UnreadableImage(path, error.why) from error
 
@@ -56,33 +61,27 @@ class TextOnDisk:
 
         A file without a cache key is not current.
         """
-        path = self.file(item, caption)
-        if not path.is_file():
+        path = self.find(item, caption)
+        if path is None:
             return False
-        with open_arrays(path) as arrays:
-            if "fingerprint" not in arrays or str(arrays["fingerprint"]) != cache_key:
+        with open_cache(path) as tensors:
+            if tensors.cache_key() != cache_key:
                 return False
-            for array in arrays.values():  # read everything now: later the encoders are unloaded
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
+            for tensor in tensors.values():  # read everything now: later the encoders are unloaded
+                if not torch.isfinite(tensor).all():
                     raise ValueError("it contains non-finite values")
             return True
 
-    def fits(self, item: Item, caption: str, fits: Callable[[Arrays], bool] | None) -> bool:
+    def fits(self, item: Item, caption: str, fits: Callable[[CacheFile], bool] | None) -> bool:
         """Return whether the file exists and, if `fits` is given, passes it; any program may have written it."""
-        path = self.file(item, caption)
-        if fits is None or not path.is_file():
-            return path.is_file()
-        with open_arrays(path) as arrays:
-            return fits(arrays)
+        path = self.find(item, caption)
+        if fits is None or path is None:
+            return path is not None
+        with open_cache(path) as tensors:
+            return fits(tensors)
 
     def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], cache_key: str) -> None:
-        """Write sd-scripts' format; bfloat16, which NumPy lacks, becomes float32."""
-        arrays = {name: _storable(tensor).numpy() for name, tensor in outputs.items()}
-        write_arrays(self.file(item, caption), {**arrays, "fingerprint": np.array(cache_key)})
-
-
-def _storable(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        write_cache(self.file(item, caption), outputs, {CACHE_KEY: cache_key})
 
 
 def text_cache_key(caption: str, encoder: str) -> str:

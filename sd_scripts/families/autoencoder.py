@@ -18,14 +18,15 @@ LARGEST_AT_ONCE = 6
 
 @torch.no_grad()
 def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
-    """Encode (B, 3, H, W) in -1..1 -> latents (B, C, H/8, W/8) float32 on the VAE's device, neither shifted nor scaled.
+    """Encode (B, 3, H, W) in -1..1 -> latents (B, C, H/8, W/8), neither shifted nor scaled, in the VAE's dtype on its
+    device.
 
     Returns the mean of the VAE's distribution: it is so narrow that sampling would only make caches differ between
     runs. Overflows give non-finite values.
     """
     at_once = max(1, PIXELS_AT_ONCE // (pixels.shape[-2] * pixels.shape[-1]))
     slices = [vae.encode(part.to(vae.device, vae.dtype)).latent_dist.mode() for part in pixels.split(at_once)]
-    return torch.cat(slices).float()
+    return torch.cat(slices)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from sd_scripts.options.settings import Settings
 
 if TYPE_CHECKING:
     from sd_scripts.data.batch import Batch
-    from sd_scripts.data.cache_files import Arrays
+    from sd_scripts.data.caches import LatentLayout
     from sd_scripts.data.dataset import Item
 
 
@@ -62,14 +62,12 @@ class Family:
     implementation: str
     """modelspec.implementation."""
     bucket_multiple: int
-    latent_channels: int
-    latent_suffix: str
-    """Suffix of latent cache files: "sdxl" in `name_1024x1024_sdxl.npz`."""
+    latents: LatentLayout
     text_cache_suffix: str
-    """Suffix of text cache files: "te_outputs" in `name_te_outputs.npz`."""
+    """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
     text_cache_key: Callable[[Components, Settings], tuple[object, ...]]
     """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
-    text_cache_fits: Callable[[Components, Arrays], bool] | None = None
+    text_cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
     """Whether a cache file of unknown origin can be used; None: any."""
     trains_text_encoders: bool = False
     """Whether full training can train its text encoders."""

@@ -8,6 +8,7 @@ import torch
 
 from sd_scripts.data.blueprint import parse_resolution
 from sd_scripts.data.buckets import BucketRules, Size
+from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.dataset import plan_images
 from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
@@ -48,13 +49,14 @@ def encode(
             plan,
             lambda pixels: record.encode_images(components, pixels),
             cache_key=digest,
-            warn=reporter.warn,
-            to_disk=True,
-            suffix=record.latent_suffix,
-            channels=record.latent_channels,
-            batch_size=args.batch_size,
-            skip_check=args.skip_existing,
-            progress=reporter.phase("caching latents"),
+            layout=record.latents,
+            job=CacheJob(
+                warn=reporter.warn,
+                to_disk=True,
+                batch_size=args.batch_size,
+                skip_check=args.skip_existing,
+                progress=reporter.phase("caching latents"),
+            ),
         )
     except torch.OutOfMemoryError:
         raise ValueError("batch_size: out of GPU memory; lower batch_size or max_resolution") from None

@@ -306,7 +306,7 @@ class CacheOptions(OptionGroup, title="Caches"):
     )
     cache_latents_to_disk: bool = option(
         False,
-        "Keep latents on disk between runs, as .npz files next to the images. Stale files are rebuilt.",
+        "Keep latents on disk between runs, as .safetensors files next to the images. Stale files are rebuilt.",
     )
     vae_batch_size: int = option(
         1, "Images that the VAE encodes at once while caching.", label="VAE batch size", within=(1, 1024)
@@ -324,7 +324,7 @@ class CacheOptions(OptionGroup, title="Caches"):
     )
     cache_text_encoder_outputs_to_disk: bool = option(
         False,
-        "Keep encoded captions on disk between runs, as .npz files next to the images.",
+        "Keep encoded captions on disk between runs, as .safetensors files next to the images.",
         label="Cache text encoder outputs to disk",
     )
     text_encoder_batch_size: int | None = option(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.caches import LatentStore, TextStore
+from sd_scripts.data.caches import CacheJob, LatentStore, Progress, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
-from sd_scripts.data.latent_caching import Progress, cache_latents, require_static_images
+from sd_scripts.data.latent_caching import cache_latents, require_static_images
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.text_caching import cache_text, require_static_captions
@@ -191,35 +191,23 @@ def _cache_latents(training_data: TrainingData, tried: Callable[[Callable[[], Te
             training_data.plan,
             lambda pixels: tried(partial(family.encode_images, components, pixels)),
             cache_key=weights_digest([components.vae]),
-            warn=context.warn,
-            to_disk=cache.cache_latents_to_disk,
-            suffix=family.latent_suffix,
-            channels=family.latent_channels,
-            batch_size=cache.vae_batch_size,
-            skip_check=cache.skip_cache_check,
-            progress=_cancellable_progress(context, "caching latents"),
-            rank=context.rank,
-            world=context.world,
+            layout=family.latents,
+            job=_cache_job(context, "caching latents", cache.cache_latents_to_disk, cache.vae_batch_size),
         )
 
 
 def _cache_text(training_data: TrainingData) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text_cache_fits
+    to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS
     with _on_device(context, components.text_encoders):
         training_data.text = cache_text(
             training_data.plan,
             lambda captions: _encode_captions(training_data, captions),
             cache_key=weights_digest(components.text_encoders, *family.text_cache_key(components, context.settings)),
-            warn=context.warn,
-            to_disk=cache.cache_text_encoder_outputs_to_disk,
             suffix=family.text_cache_suffix,
-            batch_size=cache.text_encoder_batch_size or CAPTIONS,
-            skip_check=cache.skip_cache_check,
+            job=_cache_job(context, "caching text", to_disk, batch_size),
             fits=partial(fits, components) if fits else None,
-            progress=_cancellable_progress(context, "caching text"),
-            rank=context.rank,
-            world=context.world,
         )
         training_data.encode_prompts()
 
@@ -234,6 +222,18 @@ def place_on_device(training_data: TrainingData) -> None:
     for encoder, learns in zip(components.text_encoders, training_data.learns_text, strict=True):
         if training_data.text is None or learns:
             encoder.to(device)
+
+
+def _cache_job(context: Context, phase: str, to_disk: bool, batch_size: int) -> CacheJob:
+    return CacheJob(
+        warn=context.warn,
+        to_disk=to_disk,
+        batch_size=batch_size,
+        skip_check=context.settings[CacheOptions].skip_cache_check,
+        progress=_cancellable_progress(context, phase),
+        rank=context.rank,
+        world=context.world,
+    )
 
 
 def _cancellable_progress(context: Context, phase: str) -> Progress:

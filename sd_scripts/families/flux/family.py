@@ -9,7 +9,7 @@ from sd_scripts.families.flux.objective import architecture, loss, metadata, ste
 from sd_scripts.families.flux.sampling import prompt_captions, sample
 from sd_scripts.families.flux.saving import save, saved_form
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
-from sd_scripts.families.flux.vae import encode_images
+from sd_scripts.families.flux.vae import LATENTS, encode_images
 
 FAMILY = FLUX = Family(
     name="flux",
@@ -18,8 +18,7 @@ FAMILY = FLUX = Family(
     architecture=architecture,
     implementation="https://github.com/black-forest-labs/flux",
     bucket_multiple=32,
-    latent_channels=16,
-    latent_suffix="flux",
+    latents=LATENTS,
     text_cache_suffix="flux_te",
     text_cache_key=text_cache_key,
     text_cache_fits=text_cache_fits,

@@ -1,11 +1,10 @@
 """Captions to what FLUX.1 reads: token ids on the CPU, then CLIP's pooled state and T5's states."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from sd_scripts.data.cache_files import Arrays
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.library.clip_tokenizer import LENGTH
@@ -71,12 +70,12 @@ def text_cache_key(components: Components, settings: Settings) -> tuple[object, 
     return components.extras["t5_length"], components.extras["apply_t5_attn_mask"]
 
 
-def text_cache_fits(components: Components, arrays: Arrays) -> bool:
+def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
     """Whether a cache file is whole, and of T5's length and mask as they are now; it need not read the states."""
-    if any(name not in arrays for name in OUTPUTS):
+    if any(name not in tensors for name in OUTPUTS):
         return False
-    masked = bool(arrays["apply_t5_attn_mask"]) == components.extras["apply_t5_attn_mask"]
-    return masked and len(arrays["t5_attn_mask"]) == components.extras["t5_length"]
+    masked = bool(tensors["apply_t5_attn_mask"]) == components.extras["apply_t5_attn_mask"]
+    return masked and len(tensors["t5_attn_mask"]) == components.extras["t5_length"]
 
 
 def adapted_encoders(settings: Settings) -> tuple[bool, ...]:

@@ -5,8 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.caches import LatentLayout
 from sd_scripts.families.autoencoder import vae_decode, vae_encode
 from sd_scripts.families.family import Components
+
+LATENTS = LatentLayout(suffix="flux", shape=lambda extent: (16, extent.height // 8, extent.width // 8))
 
 
 def encode_images(components: Components, pixels: Tensor) -> Tensor:
@@ -15,7 +18,7 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     Raises ValueError where they are not finite.
     """
     vae: Any = components.vae
-    latents = vae_encode(vae, pixels)
+    latents = vae_encode(vae, pixels).float()  # scaling in half precision would round
     if torch.isfinite(latents).all():
         return (latents - vae.config.shift_factor) * vae.config.scaling_factor
     if vae.dtype == torch.float16:

@@ -9,7 +9,7 @@ from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.saving import save, saved_form
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
-from sd_scripts.families.sdxl.vae import encode_images
+from sd_scripts.families.sdxl.vae import LATENTS, encode_images
 from sd_scripts.options.model import ModelOptions
 
 FAMILY = SDXL = Family(
@@ -19,8 +19,7 @@ FAMILY = SDXL = Family(
     architecture=lambda components: "stable-diffusion-xl-v1-base",
     implementation="https://github.com/Stability-AI/generative-models",
     bucket_multiple=32,
-    latent_channels=4,
-    latent_suffix="sdxl",
+    latents=LATENTS,
     text_cache_suffix="te_outputs",
     text_cache_key=text_cache_key,
     trains_text_encoders=True,

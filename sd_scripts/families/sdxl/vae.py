@@ -5,12 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sd_scripts.data.caches import LatentLayout
 from sd_scripts.families.autoencoder import vae_decode, vae_encode
 from sd_scripts.families.family import Components
 
+LATENTS = LatentLayout(
+    suffix="sdxl", shape=lambda extent: (4, extent.height // 8, extent.width // 8), named_after_image=True
+)
+
 
 def encode_images(components: Components, pixels: Tensor) -> Tensor:
-    """(B, 3, H, W) in -1..1 -> latents (B, 4, H/8, W/8) float32 on the VAE's device, not yet scaled.
+    """(B, 3, H, W) in -1..1 -> latents (B, 4, H/8, W/8) in the VAE's dtype on its device, not yet scaled.
 
     Raises ValueError where the VAE overflowed, as SDXL's own does in half precision.
     """
