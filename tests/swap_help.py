@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library.block_swap import BlockSwap, SwapGroup, swap_counts
-from sd_scripts.networks.layers import Dropouts, LoraLinear
+from sd_scripts.networks.adapters.lora import LoraLinear
+from sd_scripts.networks.layers import Dropouts
 
 CPU = torch.device("cpu")
 SHAPE = FluxParams(

@@ -12,7 +12,8 @@ from sd_scripts.families.flux.memory import checkpoint_gradients, holds_t5_in_fp
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import fp8
 from sd_scripts.library.frozen_linear import frozen_linear
-from sd_scripts.networks.layers import Dropouts, LoraLinear
+from sd_scripts.networks.adapters.lora import LoraLinear
+from sd_scripts.networks.layers import Dropouts
 
 CAN_MULTIPLY = fp8.compute_problem(CPU) is None
 MODES = [False, pytest.param(True, marks=pytest.mark.skipif(not CAN_MULTIPLY, reason="this CPU cannot multiply fp8"))]

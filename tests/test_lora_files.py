@@ -17,7 +17,7 @@ from safetensors import safe_open
 from sd_scripts.families.family import Components
 from sd_scripts.families.model_file import describe
 from sd_scripts.families.sdxl.family import SDXL
-from sd_scripts.networks.lora import adaptable
+from sd_scripts.networks.targets import adaptable
 from sd_scripts.options import preflight
 
 pytestmark = [
@@ -212,17 +212,19 @@ def test_base_weights_are_the_lora_merged(
     model: Path, trained: tuple[Prepared, Path], tmp_path: Path, strength: float, names: str
 ) -> None:
     prepared, file = trained
+    ups = [layer.up for layer in prepared.network.layers]
     if names == "diffusers":
         safetensors.torch.save_file(with_diffusers_names(file, base(model)), tmp_path / "theirs.safetensors")
         file = tmp_path / "theirs.safetensors"
     merged = prepare(model, tmp_path, base_weights=[str(file)], base_weights_multiplier=[strength])
     try:
-        prepared.network.multiplier = strength
-        prepared.network.refresh()
         with torch.no_grad():
+            torch._foreach_mul_(ups, strength)
+            prepared.network.refresh()
             torch.testing.assert_close(losses(merged.components), losses(prepared.components), rtol=1e-4, atol=1e-5)
     finally:
-        prepared.network.multiplier = 1.0
+        with torch.no_grad():
+            torch._foreach_div_(ups, strength)
         prepared.network.refresh()
 
 

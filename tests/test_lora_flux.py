@@ -22,9 +22,11 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
 from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules
-from sd_scripts.networks.layers import Dropouts, LoraLinear, SplitLoraLinear
-from sd_scripts.networks.lora import LoraNetwork, attach, read_pair
+from sd_scripts.networks.adapter import read_layer
+from sd_scripts.networks.adapters.lora import LoraLinear, SplitLoraLinear
+from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.lora_files import merge, read_plain_lora
+from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import (
     AdaptedModule,
     NetworkArgs,
@@ -94,7 +96,7 @@ def plan(modules: list[AdaptedModule], *args: str, **options: Any) -> dict[str, 
     return {each.name.removeprefix("lora_unet_"): each.rank for each in plans}
 
 
-def make(model: nn.Module, *args: str, **options: Any) -> LoraNetwork:
+def make(model: nn.Module, *args: str, **options: Any) -> AdapterNetwork:
     """A LoRA with random ups, so that it says something."""
     args_ = read(*args, **options)
     network = attach(
@@ -483,7 +485,7 @@ def test_diffusers_reads_a_single_block_of_the_real_width() -> None:
         meta = attach(plan_layers(adapted(block), read("train_blocks=single", *args)), Dropouts(), torch.Generator())
         layer = next(layer for layer in meta.layers if layer.name.endswith("linear1"))
         down, up = (torch.randn(part.shape) for part in (layer.down, layer.up))
-        layer.down, layer.up = nn.Parameter(down), nn.Parameter(up)
+        layer.masters = [nn.Parameter(down), nn.Parameter(up)]
         pair = layer.pair()
         start = layer.name
         tensors = {f"{start}.lora_down.weight": pair.down, f"{start}.lora_up.weight": pair.up}
@@ -568,17 +570,17 @@ def test_the_state_of_a_run_with_noise_goes_on_bit_for_bit() -> None:
         return LoraTrainable(network, parameter_groups(network), [model])
 
     first, again = trainable(), trainable()
-    predict(first._modules[0]).square().mean().backward()  # type: ignore[arg-type]
+    predict(first.modules[0]).square().mean().backward()  # type: ignore[arg-type]
     first.collect_gradients()
     first.updated()
     again.load_state_dict(first.state_dict())
     torch.manual_seed(3)
-    expected = predict(first._modules[0])  # type: ignore[arg-type]
+    expected = predict(first.modules[0])  # type: ignore[arg-type]
     torch.manual_seed(3)
-    assert torch.equal(predict(again._modules[0]), expected)  # type: ignore[arg-type]
+    assert torch.equal(predict(again.modules[0]), expected)  # type: ignore[arg-type]
 
 
-def placed(swap: int, *args: str) -> tuple[FluxTransformer, LoraNetwork]:
+def placed(swap: int, *args: str) -> tuple[FluxTransformer, AdapterNetwork]:
     """A transformer held in fp8 whose blocks may take turns on the device, with a LoRA."""
     torch.manual_seed(0)
     model = FluxTransformer(replace(SHAPE, double_blocks=5, single_blocks=8)).requires_grad_(False)
@@ -620,4 +622,4 @@ def test_a_file_names_every_layer_of_the_network() -> None:
     tensors = network.file_tensors(torch.bfloat16)
     assert len(tensors) == 3 * len(network.layers)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert all(read_pair(tensors, layer.name) for layer in network.layers)
+    assert all(read_layer(tensors, layer.name) for layer in network.layers)

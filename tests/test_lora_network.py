@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from lora_help import adapt, fill_ups, plain, plain_gradients
+from lora_help import adapt, fill_ups, plain_gradients
 from torch import Tensor, nn
 
-from sd_scripts.networks.lora import LoraNetwork
+from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.training.lora import LoraTrainable
 
 
@@ -23,7 +23,7 @@ def model() -> nn.Sequential:
 RANKS, ALPHAS = {"0": 3, "1": 1, "3": 4}, {"0": 1.0, "1": 2.0, "3": 4.0}
 
 
-def backward(network: LoraNetwork, of: nn.Module, x: Tensor) -> None:
+def backward(network: AdapterNetwork, of: nn.Module, x: Tensor) -> None:
     of(x).square().sum().backward()
     network.collect_gradients()
 
@@ -141,19 +141,6 @@ def test_masters_may_be_bf16_themselves() -> None:
     assert {tensor.dtype for tensor in network.file_tensors(None).values()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("multiplier", [0.0, 0.5, -2.0])
-def test_the_multiplier_is_in_the_output_and_in_the_gradient(multiplier: float) -> None:
-    base = nn.Sequential(nn.Linear(6, 8))
-    network, x = adapt(base, 3, 1.5), torch.randn(4, 6)
-    network.multiplier = multiplier
-    network.refresh()
-    layer = network.layers[0]
-    torch.testing.assert_close(base(x), plain(layer, x, layer.down, layer.up, multiplier))
-    backward(network, base, x)
-    for parameter, expected in zip((layer.down, layer.up), plain_gradients(layer, x, multiplier), strict=False):
-        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_clipping_is_that_of_torch() -> None:
     base, x = model(), torch.randn(2, 3, 4, 4)
     network = adapt(base, RANKS, ALPHAS)
@@ -186,18 +173,16 @@ def test_scale_weight_norms_shortens_what_is_too_long_and_nothing_else() -> None
         network.layers[2].up.zero_()
     norms = [full_norm(layer) for layer in network.layers]
     before = [(layer.down.clone(), layer.up.clone()) for layer in network.layers]
-    count, mean, largest = network.limit_norms(1.0)
+    network.limit_norms(1.0)
 
     assert norms[0] > 1 > norms[1] > norms[2] == 0
-    assert int(count) == 1
+    assert full_norm(network.layers[0]).item() == pytest.approx(1)
     shrunk = (1 / norms[0]).sqrt()  # shared by both matrices
     torch.testing.assert_close(network.layers[0].down.detach(), before[0][0] * shrunk)
     torch.testing.assert_close(network.layers[0].up.detach(), before[0][1] * shrunk)
     for layer, (down, up) in zip(network.layers[1:], before[1:], strict=True):
         assert torch.equal(layer.down, down)
         assert torch.equal(layer.up, up)
-    after = torch.stack([full_norm(layer) for layer in network.layers])
-    torch.testing.assert_close(torch.stack([mean, largest]), torch.stack([after.mean(), after.max()]))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])

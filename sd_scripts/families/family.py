@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sd_scripts.families.components import Components as Components
 from sd_scripts.library.prompts import SamplePrompt
-from sd_scripts.networks.lora import LoraTarget
+from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.settings import Settings
 
 if TYPE_CHECKING:

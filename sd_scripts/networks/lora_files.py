@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from sd_scripts.library import fp8
 from sd_scripts.library.compile_utils import maybe_uncompile_state_dict
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.networks.lora import adaptable, read_pair
-from sd_scripts.networks.lora_names import XLABS_SINGLE, Tensors, with_our_names
+from sd_scripts.networks.adapter import Tensors, adapter_kinds, read_layer
+from sd_scripts.networks.lora_names import XLABS_SINGLE, with_our_names
 from sd_scripts.networks.plan import AdaptedModule
+from sd_scripts.networks.targets import adaptable
 
 OTHER_METHODS = {
     "dora_scale": "DoRA",
@@ -20,7 +21,8 @@ OTHER_METHODS = {
     "lora_mid": "LoRA in Tucker form",
     "oft_": "OFT",
 }
-"""Start of a tensor's name after its layer -> method of the file; such layers are not plain up · down."""
+"""Start of a tensor's name after its layer -> method of the file. Such layers are read if an adapter kind has these
+endings."""
 
 
 def read_lora(option: str, path: Path) -> Tensors:
@@ -29,13 +31,16 @@ def read_lora(option: str, path: Path) -> Tensors:
 
 
 def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -> Tensors:
-    """Read a LoRA whose layers are plain up · down, under sd-scripts' names for the layers of `modules`.
+    """Read a LoRA of the built-in adapter kinds, under sd-scripts' names for the layers of `modules`.
 
-    Raises ValueError for other network types.
+    Raises ValueError for other kinds.
     """
     modules = list(modules)
     tensors = with_our_names(read_lora(option, path), modules)
+    known = tuple(f".{ending}" for kind in adapter_kinds().values() for ending in kind.endings)
     for key in tensors:
+        if key.endswith(known):
+            continue
         if XLABS_SINGLE.search(key):
             raise ValueError(
                 f"{option}: '{path}' is a LoRA of XLabs with single blocks ({key}), which do not map to "
@@ -53,30 +58,26 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -
     return tensors
 
 
-def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
-    return {key.removesuffix(".lora_down.weight") for key in tensors if key.endswith(".lora_down.weight")}
-
-
 @torch.no_grad()
 def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> None:
-    """Add strength · alpha/rank · up · down to every layer that the file has.
+    """Add `strength` times the update of the file to every layer that it has.
 
     Raises ValueError naming base_weights if the shapes differ.
     """
     for each in modules:
         for path, layer in adaptable(each.module, each.target, conv=True):
             name = each.target.name(path)
-            pair = read_pair(tensors, name)
-            if pair is None:
+            found = read_layer(tensors, name)
+            if found is None:
                 continue
-            weight = layer.weight
-            down, up = (part.to(weight.device).float().flatten(1) for part in (pair.down, pair.up))
-            if (up.shape[0], down.shape[1]) != weight.flatten(1).shape:
+            (kind, of_layer), weight = found, layer.weight
+            change = kind.delta(of_layer, weight, strength)
+            if change.shape != weight.flatten(1).shape:
                 raise ValueError(
                     f"base_weights: {name} has a different shape in the file than in this model; "
                     "choose a LoRA of the same kind of model"
                 )
-            change = (up @ down).view(weight.shape) * (strength * pair.alpha / pair.rank)
+            change = change.view(weight.shape)
             if isinstance(layer, nn.Linear) and weight.dtype == fp8.STORAGE:
                 fp8.change_(layer, change, each.module.dtype)  # type: ignore[arg-type]
             else:

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sd_scripts.networks.lora import adaptable
+from sd_scripts.networks.adapter import Tensors, adapter_kinds
 from sd_scripts.networks.plan import AdaptedModule
-
-Tensors = dict[str, Tensor]
+from sd_scripts.networks.targets import adaptable
 
 DENOISER_PREFIXES = ("transformer.", "unet.", "diffusion_model.", "")
 """Prefixes of the denoiser's layers: diffusers and ai-toolkit, diffusers' U-Net, ComfyUI, peft itself."""
@@ -67,6 +66,7 @@ def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModul
                 pairs = [_take_pair(left, _spellings(each, number, name, ours)) for name in modules_there]
                 if any(pairs):
                     found |= _merge_pairs(ours, pairs, layer.weight)
+            found |= _take_others(left, _spellings(each, number, path, ours), ours)
     return {**left, **found}
 
 
@@ -112,6 +112,16 @@ def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> _Pai
         del left[f"{name}.{a}.weight"], left[f"{name}.{b}.weight"]
         return _Pair(down, up, left.pop(f"{name}.alpha", None))
     return None
+
+
+def _take_others(left: Tensors, spellings: Iterable[tuple[str, str, str]], ours: str) -> Tensors:
+    """Pop the tensors that adapter kinds other than LoRA have of a layer, and return them under our name."""
+    endings = {ending for kind in adapter_kinds().values() for ending in kind.endings if "lora_" not in ending}
+    found: Tensors = {}
+    for name, *_ in spellings if endings else ():
+        own = [ending for ending in endings if f"{name}.{ending}" in left]
+        found |= {f"{ours}.{e}": left.pop(f"{name}.{e}") for e in (*own, "alpha") if own and f"{name}.{e}" in left}
+    return found
 
 
 def _merge_pairs(ours: str, pairs: Sequence[_Pair | None], weight: Tensor) -> Tensors:

@@ -1,8 +1,8 @@
 """Noise on the frozen weights in training, scaled by weights and gradients, for flatter minima (ggpo_beta, ggpo_sigma).
 
 Gradient-guided perturbation, LoRA-GGPO, https://arxiv.org/abs/2502.14538. A weight of `out` rows gets Gaussian noise
-whose deviation in row i is (sigma |W_i| + beta |G_i|^2) / sqrt(out): W with the LoRA's update in it, G the gradient of
-that update. Both norms come from the small matrices; neither W's update nor G is formed.
+whose deviation in row i is (sigma |W_i| + beta |G_i|^2) / sqrt(out): W with the adapter's update in it, G the gradient
+of that update. The adapter gives both norms (`row_squares`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.library.block_swap import host_value
-from sd_scripts.networks.layers import LoraLinear
 
 if TYPE_CHECKING:
-    from sd_scripts.networks.lora import AdaptedLayer
+    from sd_scripts.networks.adapter import Adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +29,12 @@ class Perturbation:
 class RowNoise:
     """Noise deviations of all Linears of a network, as views in the layers' buffers; 0 before the first update."""
 
-    def __init__(self, perturbation: Perturbation, layers: Sequence[AdaptedLayer], device: torch.device):
+    def __init__(self, perturbation: Perturbation, layers: Sequence[Adapter], device: torch.device):
         self.perturbation = perturbation
-        self.layers = [layer for layer in layers if isinstance(layer.layer, LoraLinear)]
-        sizes = [layer.layer.weight.shape[0] for layer in self.layers]
+        self.layers = [layer for layer in layers if layer.perturbable]
+        if not self.layers:
+            raise ValueError("network_args: ggpo_beta and ggpo_sigma have no effect on these layers; remove both")
+        sizes = [len(layer.layer.weight) for layer in self.layers]  # type: ignore[arg-type]
         self.deviations = torch.zeros(sum(sizes), device=device)
         """(rows of all layers,) float32"""
         self._views = self.deviations.split(sizes)
@@ -46,25 +47,10 @@ class RowNoise:
         """Update the deviations from the masters and their gradients; rows with non-finite values stay unchanged."""
         beta, sigma = self.perturbation.beta, self.perturbation.sigma
         for layer, view, frozen in zip(self.layers, self._views, self._frozen, strict=True):
-            assert layer.down.grad is not None
-            assert layer.up.grad is not None
-            pairs = layer.pairs(layer.down, layer.up)
-            slopes = layer.pairs(layer.down.grad, layer.up.grad)
-            learned = torch.cat([row_squares(up, down) for down, up in pairs])
-            steep = torch.cat(
-                [
-                    row_squares(torch.cat((up, up_slope), dim=1), torch.cat((down_slope, down)))
-                    for (down, up), (down_slope, up_slope) in zip(pairs, slopes, strict=True)
-                ]
-            )
+            learned, steep = layer.row_squares()
             weight = (frozen + layer.scale**2 * learned).sqrt()
             fresh = (sigma * weight + beta * layer.scale**2 * steep) / len(view) ** 0.5
             view.copy_(torch.where(fresh.isfinite(), fresh, view))
-
-
-def row_squares(up: Tensor, down: Tensor) -> Tensor:
-    """Return (out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
-    return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)
 
 
 def _row_squares_of(layer: nn.Module, device: torch.device) -> Tensor:

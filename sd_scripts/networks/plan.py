@@ -1,4 +1,4 @@
-"""Plan a LoRA from the network options: the rank of each adapted layer, and which layers share a learning rate."""
+"""Plan a network from the network options: the rank of each adapted layer, and which layers share a learning rate."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, adapter_kinds, read_layer
 from sd_scripts.networks.args import Warn, network_arguments
 from sd_scripts.networks.layers import Dropouts
-from sd_scripts.networks.lora import Group, LayerPlan, LoraNetwork, LoraTarget, adaptable, is_conv, read_pair
+from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.networks.perturbation import Perturbation
 from sd_scripts.networks.rules import Rank, Rules
+from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
@@ -19,7 +21,7 @@ DEFAULT_DIM = 4
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedModule:
-    """One module of the model, what LoRA may adapt in it, and its learning rate."""
+    """One module of the model, what may be adapted in it, and its learning rate."""
 
     module: nn.Module
     target: LoraTarget
@@ -30,6 +32,7 @@ class AdaptedModule:
 class NetworkArgs:
     """The parsed network options and network_args."""
 
+    kind: type[Adapter]
     linear: Rank
     conv: Rank
     dropouts: Dropouts
@@ -52,7 +55,9 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
     beta, sigma = given.number("ggpo_beta"), given.number("ggpo_sigma")
     if (beta is None) != (sigma is None):
         raise ValueError("network_args: ggpo_beta and ggpo_sigma must be set together; set both or neither")
+    kinds = adapter_kinds()
     args = NetworkArgs(
+        kind=kinds[given.choice("adapter", tuple(kinds), "lora")],
         linear=Rank(options.network_dim or DEFAULT_DIM, options.network_alpha),
         conv=Rank(given.whole_number("conv_dim") or 0, conv_alpha or 0.0),
         dropouts=Dropouts(
@@ -80,7 +85,8 @@ def plan_layers(modules: Iterable[AdaptedModule], args: NetworkArgs) -> list[Lay
             rank = args.rules.rank(name, conv, args.conv if conv else args.linear)
             group = _group(each, name, args)
             if rank.dim > 0 and group:
-                plans.append(_layer(each, name, path, rank, group, args.rules.split_dims(name, layer)))
+                split_dims = args.rules.split_dims(name, layer)
+                plans.append(_layer(each, args.kind, name, path, rank, group, split_dims))
     if not plans:
         raise ValueError("network_args: all ranks or learning rates are 0, so nothing would be trained")
     return plans
@@ -95,13 +101,12 @@ def plan_from_weights(
         args.rules.check(each.module)
         for path, layer in adaptable(each.module, each.target, conv=True):
             name = each.target.name(path)
-            pair, group = read_pair(tensors, name), _group(each, name, args)
-            if pair is None or group is None:
+            found, group = read_layer(tensors, name), _group(each, name, args)
+            if found is None or group is None:
                 continue
-            split_dims = args.rules.split_dims(name, layer)
-            split_dims = split_dims if split_dims and pair.is_split(split_dims) else ()
-            parts = len(split_dims) or 1
-            plans.append(_layer(each, name, path, Rank(pair.rank // parts, pair.alpha / parts), group, split_dims))
+            kind, of_layer = found
+            rank, split_dims = kind.rank_in_file(of_layer, args.rules.split_dims(name, layer))
+            plans.append(_layer(each, kind, name, path, rank, group, split_dims))
     if not plans:
         raise ValueError(
             "network_weights: the file contains no layer of this model; it may be a LoRA for another model"
@@ -109,14 +114,16 @@ def plan_from_weights(
     return plans
 
 
-def parameter_groups(network: LoraNetwork) -> list[dict[str, Any]]:
-    """Return optimizer groups: `params`, `lr`, `name`. LoRA+ splits off the ups; a rate of 0 freezes the group."""
+def parameter_groups(network: AdapterNetwork) -> list[dict[str, Any]]:
+    """Return optimizer groups: `params`, `lr`, `name`. LoRA+ splits off some tensors; a rate of 0 freezes the group."""
     groups: dict[str, dict[str, Any]] = {}
     for layer in network.layers:
-        group, plus = layer.group, layer.group.plus
-        for parameter, factor, suffix in ((layer.down, 1.0, ""), (layer.up, plus or 1.0, " plus" if plus else "")):
-            name = group.name + suffix
-            groups.setdefault(name, {"params": [], "lr": group.lr * factor, "name": name})["params"].append(parameter)
+        group = layer.group
+        for master, tensor in zip(layer.masters, layer.tensors, strict=True):
+            plus = group.plus if tensor.plus else None
+            name = f"{group.name} plus" if plus else group.name
+            rate = group.lr * (plus or 1.0)
+            groups.setdefault(name, {"params": [], "lr": rate, "name": name})["params"].append(master)
     trainable = [group for group in groups.values() if group["lr"] > 0]
     if not trainable:
         raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
@@ -131,9 +138,23 @@ def _group(each: AdaptedModule, name: str, args: NetworkArgs) -> Group | None:
 
 
 def _layer(
-    each: AdaptedModule, name: str, path: str, rank: Rank, group: Group, split_dims: tuple[int, ...]
+    each: AdaptedModule,
+    kind: type[Adapter],
+    name: str,
+    path: str,
+    rank: Rank,
+    group: Group,
+    split_dims: tuple[int, ...],
 ) -> LayerPlan:
-    alpha = rank.alpha or rank.dim
+    if split_dims and not kind.splits:
+        raise ValueError(f"network_args: adapter={kind.kind} cannot be split; turn split_qkv off")
     return LayerPlan(
-        name=name, module=each.module, path=path, rank=rank.dim, alpha=alpha, group=group, split_dims=split_dims
+        name=name,
+        module=each.module,
+        path=path,
+        kind=kind,
+        rank=rank.dim,
+        alpha=rank.alpha or rank.dim,
+        group=group,
+        split_dims=split_dims,
     )

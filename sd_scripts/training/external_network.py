@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.lora import LoraTarget
 from sd_scripts.networks.lora_files import read_lora
+from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.networks.lora import LoraNetwork, adaptable, attach
-from sd_scripts.networks.lora_files import Tensors, layer_names, merge, read_plain_lora
+from sd_scripts.networks.adapter import Tensors, layer_names
+from sd_scripts.networks.lora_files import merge, read_plain_lora
+from sd_scripts.networks.network import AdapterNetwork, attach
 from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_from_weights, plan_layers, read_args
+from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
@@ -121,7 +123,7 @@ class LoraTrainable(Trainable):
 
     def __init__(
         self,
-        network: LoraNetwork,
+        network: AdapterNetwork,
         groups: list[dict[str, Any]],
         modules: list[nn.Module],
         *,
@@ -139,8 +141,7 @@ class LoraTrainable(Trainable):
         self.network.collect_gradients()
 
     def discard_gradients(self) -> None:
-        for copy in self.network.copies:
-            copy.grad = None
+        self.network.clear_copies()
         self.network.zero_grad()
 
     def average_gradients(self, processes: int) -> None:
@@ -182,7 +183,7 @@ class LoraTrainable(Trainable):
         save_model(path, tensors, with_hashes(tensors, metadata))
 
 
-def _load_initial_weights(weights: Tensors, network: LoraNetwork, context: Context) -> None:
+def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Context) -> None:
     absent = network.load_tensors(weights)
     if len(absent) == len(network.layers):
         file = context.settings[NetworkOptions].network_weights

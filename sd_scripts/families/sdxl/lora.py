@@ -4,7 +4,7 @@ from functools import partial
 
 from sd_scripts.library.sdxl_model_util import lora_text_encoder_name, lora_unet_name
 from sd_scripts.networks.by_block import read_block_rules
-from sd_scripts.networks.lora import LoraTarget
+from sd_scripts.networks.targets import LoraTarget
 
 DOWN, MIDDLE, UP = 9, 3, 9
 FIRST_OF = {"input": 1, "middle": 1 + DOWN, "output": 1 + DOWN + MIDDLE}

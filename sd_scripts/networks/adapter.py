@@ -1,0 +1,171 @@
+"""The protocol of adapter kinds. LoRA is one (adapters/lora.py); each further kind is one file beside it.
+
+An adapter puts a layer of its own in place of the layer that it adapts. Each of its trained tensors has a float32
+master, which the optimizer updates, and a copy in the model's dtype, which the layer computes with; the network
+(network.py) keeps both in flat buffers, and does not care how many tensors an adapter has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.networks import adapters
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.rules import Rank
+
+Tensors = dict[str, Tensor]
+
+
+class Group(NamedTuple):
+    """Layers that share a learning rate."""
+
+    name: str
+    """As in logs: `unet`, `textencoder 1`, `unet_block4`."""
+    lr: float
+    plus: float | None = None
+    """LoRA+ ratio: learning rate of the tensors marked `plus` relative to the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """How to adapt one layer."""
+
+    name: str
+    module: nn.Module
+    path: str
+    kind: type[Adapter]
+    rank: int
+    alpha: float
+    group: Group
+    split_dims: tuple[int, ...] = ()
+    """Output sizes of splits that each get their own adapter of this rank and alpha; () means one for all."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedTensor:
+    """One tensor that an adapter trains."""
+
+    copy: nn.Parameter
+    """The parameter that the adapter's layer computes with."""
+    scale: float = 1.0
+    """Factor from the master to the copy, so that the layer need not multiply by alpha / rank."""
+    plus: bool = False
+    """Whether LoRA+ raises its learning rate."""
+
+
+class Adapter(ABC):
+    """One adapted layer.
+
+    `__init__` makes `layer` from the base layer and lists its parameters in `tensors`; the network then sets `masters`,
+    in the same order, and calls `initialize`.
+    """
+
+    kind: ClassVar[str]
+    """Its name in network_args: `adapter=lora`."""
+    endings: ClassVar[tuple[str, ...]]
+    """Names of its tensors in files, after the name of the layer. A file that has all of them is of this kind."""
+    degree: ClassVar[int] = 1
+    """How many trained tensors are multiplied: if each is scaled by f, the update is scaled by f ** degree."""
+    splits: ClassVar[bool] = False
+    """Whether it can have `split_dims`."""
+
+    layer: nn.Module
+    tensors: list[TrainedTensor]
+    masters: list[nn.Parameter]
+
+    @abstractmethod
+    def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
+        self.plan, self.name, self.group = plan, plan.name, plan.group
+        self.rank, self.alpha, self.scale = plan.rank, plan.alpha, plan.scale
+
+    @abstractmethod
+    def initialize(self, generator: torch.Generator) -> None:
+        """Fill the masters, which are 0, with their initial values."""
+
+    @abstractmethod
+    def file_tensors(self) -> Tensors:
+        """Return what a file holds of this layer, by ending."""
+
+    @abstractmethod
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load a file's tensors of this layer. Raises ValueError if a rank or a width differs."""
+
+    @classmethod
+    @abstractmethod
+    def rank_in_file(cls, tensors: Mapping[str, Tensor], split_dims: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
+        """Return rank and alpha of a file's layer, and the `split_dims` if it is split so, else ()."""
+
+    @classmethod
+    @abstractmethod
+    def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
+        """Return what a file's layer adds to the base `weight` (out, ...), times `strength`: float32 (out, in)."""
+
+    def norm(self) -> Tensor:
+        """Return the norm of what the layer adds to its base weight."""
+        return self.delta(self.file_tensors(), self.layer.weight).norm()  # type: ignore[arg-type]
+
+    perturbable = False
+    """Whether `row_squares` is there and the layer adds `row_noise` to its base weight (ggpo_beta, ggpo_sigma)."""
+
+    def row_squares(self) -> tuple[Tensor, Tensor]:
+        """Return (out,), (out,): squared norms of the rows of the update and of its gradient, both without `scale`."""
+        raise NotImplementedError
+
+
+Kind = TypeVar("Kind", bound=type[Adapter])
+_kinds: dict[str, type[Adapter]] = {}
+
+
+def register(kind: Kind) -> Kind:
+    """Class decorator: make an adapter kind known by its name."""
+    _kinds[kind.kind] = kind
+    return kind
+
+
+def adapter_kinds() -> Mapping[str, type[Adapter]]:
+    """Return all kinds by name: those of the files in `adapters`, and what else is registered."""
+    _import_adapters()
+    return _kinds
+
+
+@cache
+def _import_adapters() -> None:
+    for module in pkgutil.iter_modules(adapters.__path__):
+        importlib.import_module(f"{adapters.__name__}.{module.name}")
+
+
+def read_layer(tensors: Mapping[str, Tensor], name: str) -> tuple[type[Adapter], Tensors] | None:
+    """Return the kind and the tensors, by ending, of the layer `name` of a file, or None.
+
+    If several kinds fit, such as one that adds a tensor to another's, the one with the most tensors is meant.
+    """
+    fitting = [kind for kind in adapter_kinds().values() if all(f"{name}.{e}" in tensors for e in kind.endings)]
+    if not fitting:
+        return None
+    kind = max(fitting, key=lambda kind: len(kind.endings))
+    found = {ending: tensors.get(f"{name}.{ending}") for ending in (*kind.endings, "alpha")}
+    return kind, {ending: tensor for ending, tensor in found.items() if tensor is not None}
+
+
+def layer_names(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the adapted layers in a file."""
+    endings = {f".{kind.endings[0]}" for kind in adapter_kinds().values()}
+    return {key.removesuffix(ending) for key in tensors for ending in endings if key.endswith(ending)}
+
+
+def file_alpha(tensors: Mapping[str, Tensor], rank: int) -> float:
+    """Return the alpha of a file's layer; a missing or zero alpha means the rank."""
+    return float(tensors["alpha"]) or float(rank) if "alpha" in tensors else float(rank)

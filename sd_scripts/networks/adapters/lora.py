@@ -1,0 +1,233 @@
+"""LoRA, and LoCon for convolutions: a layer's update is the product of two small matrices, up · down.
+
+Hu et al. 2021, https://arxiv.org/abs/2106.09685. Keys in files are those of sd-scripts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, file_alpha, register
+from sd_scripts.networks.layers import AdaptedConv2d, AdaptedLinear, Dropouts
+from sd_scripts.networks.rules import Rank
+
+DOWN, UP = "lora_down.weight", "lora_up.weight"
+
+
+class LoraLinear(AdaptedLinear):
+    """y = x W + b + (x A) B, with alpha / rank already in B (see TrainedTensor.scale)."""
+
+    lora_down: nn.Parameter  # (r, in)
+    lora_up: nn.Parameter  # (out, r)
+
+    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts):
+        super().__init__(base, dropouts)
+        self.lora_down = self.parameter(rank, base.in_features)
+        self.lora_up = self.parameter(base.out_features, rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.update(self.base(x), F.linear(x, self.lora_down))
+
+    def update(self, y: Tensor, h: Tensor) -> Tensor:
+        """Add the LoRA output of `h` (..., r) to the base's output `y` (..., out)."""
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h)
+        if torch.compiler.is_compiling():
+            return y + F.linear(h, self.lora_up)  # the compiler fuses the sum with what follows
+        flat = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.lora_up.t())
+        return torch.ops.aten._unsafe_view(flat, y.shape)  # a view would make later compiled blocks need another graph
+
+    @staticmethod
+    def project_together(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+        """Apply the layers to one input, with one matrix product for their down projections."""
+        lora: Sequence[LoraLinear] = layers  # type: ignore[assignment]
+        low = F.linear(x, torch.cat([layer.lora_down for layer in lora]))
+        parts = low.split([layer.lora_down.shape[0] for layer in lora], dim=-1)
+        return [layer.update(layer.base(x), h) for layer, h in zip(lora, parts, strict=True)]
+
+
+class SplitLoraLinear(LoraLinear):
+    """A Linear whose output splits, such as q, k and v, each have their own LoRA.
+
+    Split i uses rows i·r to (i + 1)·r of down (n·r, in); its rows of up (out, r) are those of its outputs.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, dropouts: Dropouts, split_dims: tuple[int, ...]):
+        super().__init__(base, rank, dropouts)
+        assert sum(split_dims) == base.out_features, "split_dims must sum to the layer's outputs"
+        self.split_dims = split_dims
+        self.lora_down = self.parameter(len(split_dims) * rank, base.in_features)
+
+    def update(self, y: Tensor, h: Tensor) -> Tensor:
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h)
+        lows, ups = h.chunk(len(self.split_dims), dim=-1), self.lora_up.split(self.split_dims)
+        return y + torch.cat([F.linear(low, up) for low, up in zip(lows, ups, strict=True)], dim=-1)
+
+
+class LoraConv2d(AdaptedConv2d):
+    """y = conv(x) + up(down(x)): down has the base's kernel, stride and padding, up is 1x1."""
+
+    lora_down: nn.Parameter  # (r, in, kh, kw)
+    lora_up: nn.Parameter  # (out, r, 1, 1)
+
+    def __init__(self, base: nn.Conv2d, rank: int, dropouts: Dropouts):
+        super().__init__(base, dropouts)
+        self.lora_down = nn.Parameter(base.weight.new_empty(rank, base.in_channels, *base.kernel_size))
+        self.lora_up = nn.Parameter(base.weight.new_empty(base.out_channels, rank, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self._conv_forward(x, self.lora_down, None)
+        if self.training and self.dropouts.any():
+            h = self.dropouts(h.movedim(1, -1)).movedim(-1, 1)
+        return super().forward(x) + F.conv2d(h, self.lora_up)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One layer's LoRA tensors as stored in a file."""
+
+    down: Tensor
+    up: Tensor
+    alpha: float
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor]) -> Pair:
+        return cls(down=tensors[DOWN], up=tensors[UP], alpha=file_alpha(tensors, len(tensors[DOWN])))
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+    def is_split(self, split_dims: Sequence[int]) -> bool:
+        """Return whether each split of the output uses only its own share of the rank."""
+        if self.rank % len(split_dims) or sum(split_dims) != self.up.shape[0]:
+            return False
+        own = torch.block_diag(*(torch.ones(piece, self.rank // len(split_dims)) for piece in split_dims))
+        return not self.up[own.to(self.up.device) == 0].any()
+
+
+@register
+class Lora(Adapter):
+    """LoRA of one layer.
+
+    With `split_dims`, down is (n·r, in) and up is (out, r). The file holds one pair of rank n·r with a block-diagonal
+    up and n times the alpha, so that alpha / rank is unchanged.
+    """
+
+    kind, endings, degree, splits = "lora", (DOWN, UP), 2, True
+
+    def __init__(self, plan: LayerPlan, base: nn.Module, dropouts: Dropouts):
+        super().__init__(plan, base, dropouts)
+        self.split_dims, self.split_count = plan.split_dims, len(plan.split_dims) or 1
+        layer = self.layer = self._layer(base, dropouts)
+        self.tensors = [TrainedTensor(copy=layer.lora_down)]
+        self.tensors.append(TrainedTensor(copy=layer.lora_up, scale=self.scale, plus=True))
+        self.perturbable = isinstance(layer, LoraLinear)
+
+    def _layer(self, base: nn.Module, dropouts: Dropouts) -> LoraLinear | LoraConv2d:
+        if isinstance(base, nn.Conv2d):
+            return LoraConv2d(base, self.rank, dropouts)
+        assert isinstance(base, nn.Linear)
+        if self.split_dims:
+            return SplitLoraLinear(base, self.rank, dropouts, self.split_dims)
+        return LoraLinear(base, self.rank, dropouts)
+
+    @property
+    def down(self) -> nn.Parameter:
+        return self.masters[0]
+
+    @property
+    def up(self) -> nn.Parameter:
+        return self.masters[1]
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Fill down like a layer of torch (Kaiming uniform with a = sqrt(5)); up stays 0."""
+        bound = 1 / math.sqrt(self.down[0].numel())
+        self.down.copy_(torch.empty(self.down.shape).uniform_(-bound, bound, generator=generator))
+
+    def pairs(self, down: Tensor, up: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return down (r, in) and up (out, r) of each split, from matrices shaped like the masters."""
+        if not self.split_dims:
+            return [(down.flatten(1), up.flatten(1))]
+        return list(zip(down.chunk(self.split_count), up.split(self.split_dims), strict=True))
+
+    def pair(self) -> Pair:
+        """Return the layer as stored in a file."""
+        down, up = self.down.detach(), self.up.detach()
+        if self.split_dims:
+            up = torch.block_diag(*up.split(self.split_dims))
+        return Pair(down=down, up=up, alpha=self.alpha * self.split_count)
+
+    def file_tensors(self) -> Tensors:
+        pair = self.pair()
+        return {"alpha": torch.tensor(pair.alpha, dtype=torch.float64), DOWN: pair.down, UP: pair.up}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load a file's pair; if its alpha differs, up is scaled to compensate."""
+        pair, ours = Pair.read(tensors), self.rank * self.split_count
+        if pair.rank != ours:
+            raise ValueError(
+                f"network_weights: {self.name} has rank {pair.rank} in the file and {ours} here; "
+                "set network_dim to the file's rank or turn on dim_from_weights"
+            )
+        if pair.down.numel() != self.down.numel() or pair.up.numel() != self.up.numel() * self.split_count:
+            raise ValueError(
+                f"network_weights: {self.name} has a different shape in the file than in this model; "
+                "choose a LoRA of the same kind of model"
+            )
+        up = pair.up
+        if self.split_dims:
+            if not pair.is_split(self.split_dims):
+                raise ValueError(
+                    f"network_weights: {self.name} is not split in the file; turn split_qkv off or choose a file "
+                    "that was trained with it"
+                )
+            up = torch.cat(
+                [rows[:, i * self.rank : (i + 1) * self.rank] for i, rows in enumerate(up.split(self.split_dims))]
+            )
+        self.down.copy_(pair.down.reshape(self.down.shape))
+        self.up.copy_(up.reshape(self.up.shape)).mul_(pair.alpha / (self.alpha * self.split_count))
+
+    @classmethod
+    def rank_in_file(cls, tensors: Mapping[str, Tensor], split_dims: tuple[int, ...]) -> tuple[Rank, tuple[int, ...]]:
+        pair = Pair.read(tensors)
+        split_dims = split_dims if split_dims and pair.is_split(split_dims) else ()
+        count = len(split_dims) or 1
+        return Rank(pair.rank // count, pair.alpha / count), split_dims
+
+    @classmethod
+    def delta(cls, tensors: Mapping[str, Tensor], weight: Tensor, strength: float = 1.0) -> Tensor:
+        pair = Pair.read(tensors)
+        down, up = (part.to(weight.device).float().flatten(1) for part in (pair.down, pair.up))
+        return (up @ down) * (strength * pair.alpha / pair.rank)
+
+    def norm(self) -> Tensor:
+        """Return the norm of up @ down without forming it: |UD|^2 = trace(U'U DD')."""
+        pairs = self.pairs(self.down, self.up)
+        square = torch.stack([((up.t() @ up) * (down @ down.t())).sum() for down, up in pairs]).sum()
+        return square.clamp_min(0).sqrt() * self.scale
+
+    def row_squares(self) -> tuple[Tensor, Tensor]:
+        assert self.down.grad is not None
+        assert self.up.grad is not None
+        pairs = self.pairs(self.down, self.up)
+        slopes = self.pairs(self.down.grad, self.up.grad)
+        learned = torch.cat([_row_squares(up, down) for down, up in pairs])
+        steep = [
+            _row_squares(torch.cat((up, up_slope), dim=1), torch.cat((down_slope, down)))
+            for (down, up), (down_slope, up_slope) in zip(pairs, slopes, strict=True)
+        ]
+        return learned, torch.cat(steep)
+
+
+def _row_squares(up: Tensor, down: Tensor) -> Tensor:
+    """Return (out,): squared norms of the rows of up (out, r) · down (r, in), without forming it."""
+    return ((up @ (down @ down.t())) * up).sum(dim=1).clamp_min(0)

@@ -1,0 +1,213 @@
+"""A network: the adapters of a run over one flat buffer of float32 masters, which the optimizer trains.
+
+The adapted layers compute with copies in the model's dtype, in a flat buffer of their own: refreshing the copies is one
+cast a step for all tensors of one scale, the gradient norm is one reduction, and processes average one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from sd_scripts.networks.adapter import Adapter, LayerPlan, Tensors, TrainedTensor, read_layer
+from sd_scripts.networks.layers import Dropouts
+from sd_scripts.networks.perturbation import Perturbation, RowNoise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segment:
+    """A run of the flat buffers with one scale between master and copy."""
+
+    run: slice
+    scale: float
+
+
+@dataclass
+class AdapterNetwork:
+    """All adapted layers of a run, with their masters and compute copies."""
+
+    layers: list[Adapter]
+    masters: Tensor
+    """(n,) float32: the first tensor of every adapter, then every second one, ... The optimizer's parameters are views
+    of it."""
+    compute: Tensor
+    """(n,) in the model's dtype. The layers' parameters are views of it."""
+    segments: list[_Segment]
+    copies: list[nn.Parameter]
+    """The layers' parameters in buffer order."""
+    row_noise: RowNoise | None = None
+
+    def __post_init__(self) -> None:
+        self.gradients = torch.zeros_like(self.masters)
+        """(n,) float32, one buffer, so that processes average it in one all-reduce. Its memory is freed between
+        zero_grad and the next collect_gradients, because the memory peak of a step comes before the first
+        gradient is ready."""
+        self._gradient_views = self._views_of(self.gradients)
+        views = dict(zip(self.copies, self._gradient_views, strict=True))
+        for layer in self.layers:
+            for master, tensor in zip(layer.masters, layer.tensors, strict=True):
+                master.grad = views[tensor.copy]
+        self._gradient_bytes = self.gradients.untyped_storage().nbytes()
+        self._collected = True
+        self.zero_grad()
+
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        runs = flat.split([copy.numel() for copy in self.copies])
+        return [run.view(copy.shape) for run, copy in zip(runs, self.copies, strict=True)]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Write the compute copies from the masters, each with its scale."""
+        for part in self.segments:
+            if part.scale == 1.0:
+                self.compute[part.run].copy_(self.masters[part.run])
+            else:
+                torch.mul(self.masters[part.run], part.scale, out=self.compute[part.run])
+
+    def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Freeze these masters: they get no gradient, so they are not trained and do not count in its norm."""
+        frozen = {id(parameter) for parameter in parameters}
+        for layer in self.layers:
+            for master, tensor in zip(layer.masters, layer.tensors, strict=True):
+                tensor.copy.requires_grad_(id(master) not in frozen)
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Move the gradients of the compute copies to the masters, adding to what earlier micro-steps left there."""
+        if not self._collected:
+            self.gradients.untyped_storage().resize_(self._gradient_bytes)
+        target, views = self.gradients, self._gradient_views
+        if self._collected:  # a later micro-step of an accumulation
+            target = torch.empty_like(self.gradients)
+            views = self._views_of(target)
+        pairs = [(view, copy.grad) for view, copy in zip(views, self.copies, strict=True)]
+        reached = [(view, grad) for view, grad in pairs if grad is not None]
+        if reached:
+            torch._foreach_copy_([view for view, _ in reached], [grad for _, grad in reached])
+        if len(reached) < len(pairs):
+            # parameters that do not affect the loss, such as the last layer of a text encoder
+            torch._foreach_zero_([view for view, grad in pairs if grad is None])
+        for part in self.segments:
+            if part.scale != 1.0:
+                target[part.run].mul_(part.scale)
+        if target is not self.gradients:
+            self.gradients.add_(target)
+        self._collected = True
+        self.clear_copies()
+
+    def clear_copies(self) -> None:
+        """Drop the gradients that are not collected yet."""
+        for copy in self.copies:
+            copy.grad = None
+
+    def perturb(self) -> None:
+        """Set the noise of the next steps; call after an update, while its gradients exist."""
+        if self.row_noise and self._collected:
+            self.row_noise.update()
+
+    def zero_grad(self) -> None:
+        """Drop the masters' gradients and free their memory."""
+        if self._collected:
+            self.gradients.untyped_storage().resize_(0)
+        self._collected = False
+
+    @torch.no_grad()
+    def limit_norms(self, limit: float) -> None:
+        """Scale down the adapters whose update has a norm above `limit` (scale_weight_norms)."""
+        norms = torch.stack([layer.norm() for layer in self.layers])
+        ratio = (limit / norms.clamp_min(limit / 2)).clamp_max(1.0)
+        roots = {degree: ratio.pow(1 / degree).unbind() for degree in {layer.degree for layer in self.layers}}
+        for number, layer in enumerate(self.layers):
+            for master in layer.masters:
+                master.mul_(roots[layer.degree][number])
+
+    def file_tensors(self, dtype: torch.dtype | None) -> Tensors:
+        """Return the file's tensors: masters on the CPU in `dtype` (None: unchanged), under their keys."""
+        dtype = dtype or self.masters.dtype
+        return {
+            f"{layer.name}.{ending}": tensor.to("cpu", dtype, copy=True)
+            for layer in self.layers
+            for ending, tensor in layer.file_tensors().items()
+        }
+
+    @torch.no_grad()
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Load weights from a file's tensors; return the names of layers missing from the file.
+
+        Raises ValueError if a rank or a width differs.
+        """
+        absent = []
+        for layer in self.layers:
+            kind, found = read_layer(tensors, layer.name) or (None, {})
+            if kind is type(layer):
+                layer.load(found)
+            else:
+                absent.append(layer.name)
+        return absent
+
+
+def attach(
+    plans: Iterable[LayerPlan],
+    dropouts: Dropouts,
+    generator: torch.Generator,
+    masters_dtype: torch.dtype = torch.float32,
+    *,
+    perturbation: Perturbation | None = None,
+    device: torch.device | None = None,
+) -> AdapterNetwork:
+    """Replace the planned layers with adapted ones.
+
+    `device` is where steps compute; None: the device of the weights.
+    """
+    layers: list[Adapter] = []
+    for plan in plans:
+        parent_path, _, leaf = plan.path.rpartition(".")
+        parent = plan.module.get_submodule(parent_path)
+        layers.append(plan.kind(plan, getattr(parent, leaf), dropouts))
+        setattr(parent, leaf, layers[-1].layer)
+    assert layers, "a network without layers"
+    network = _with_masters(layers, generator, masters_dtype, device or layers[0].tensors[0].copy.device)
+    if perturbation:
+        network.row_noise = RowNoise(perturbation, layers, network.masters.device)
+    return network
+
+
+@torch.no_grad()
+def _with_masters(
+    layers: list[Adapter], generator: torch.Generator, masters_dtype: torch.dtype, device: torch.device
+) -> AdapterNetwork:
+    order = _buffer_order(layers)
+    dtype = order[0].copy.dtype
+    assert all(tensor.copy.dtype == dtype for tensor in order), "modules compute in different dtypes"
+    total = sum(tensor.copy.numel() for tensor in order)
+    masters = torch.zeros(total, device=device, dtype=masters_dtype)
+    compute = torch.zeros(total, device=device, dtype=dtype)
+
+    master_of: dict[nn.Parameter, nn.Parameter] = {}
+    segments, start = [], 0
+    for scale, run in groupby(order, key=lambda tensor: tensor.scale):
+        begin = start
+        for tensor in run:
+            copy, end = tensor.copy, start + tensor.copy.numel()
+            master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
+            copy.data = compute[start:end].view(copy.shape)
+            start = end
+        segments.append(_Segment(run=slice(begin, start), scale=scale))
+
+    for layer in layers:
+        layer.masters = [master_of[tensor.copy] for tensor in layer.tensors]
+        layer.initialize(generator)
+    network = AdapterNetwork(layers, masters, compute, segments, list(master_of))
+    network.refresh()
+    return network
+
+
+def _buffer_order(layers: list[Adapter]) -> list[TrainedTensor]:
+    """Return all tensors so that those of one scale are neighbours: first ones, second ones, ..., each by scale."""
+    most = max(len(layer.tensors) for layer in layers)
+    by_place = [[layer.tensors[place] for layer in layers if place < len(layer.tensors)] for place in range(most)]
+    return [tensor for tensors in by_place for tensor in sorted(tensors, key=lambda tensor: tensor.scale)]

@@ -1,0 +1,63 @@
+"""Which layers of a model are adapted, and what files call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from sd_scripts.networks.args import Warn
+from sd_scripts.networks.rules import Rules
+from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.settings import Groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraTarget:
+    """Which layers of a module are adapted, and their names in files."""
+
+    classes: tuple[str, ...]
+    """Every Linear and 1x1 convolution inside modules of these classes."""
+    conv_classes: tuple[str, ...] = ()
+    """With conv_dim, also every layer inside modules of these classes."""
+    name: Callable[[str], str]
+    """Module path -> name in the file: `lora_unet_input_blocks_4_1_proj_in`."""
+    alias: Callable[[str], str] | None = None
+    """Module path -> its name in other programs: `lora_unet_down_blocks_1_attentions_0_proj_in`. Read, not written."""
+    diffusers_paths: Callable[[str], tuple[str, ...]] | None = None
+    """Module path -> its diffusers modules, in the order of its rows. Read, not written."""
+    class_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Class of a module -> its name in external networks, which select modules by class name."""
+    group: str = "unet"
+    """Name of the module's learning rate in logs: `unet`, `textencoder 1`."""
+    extra_modules: tuple[str, ...] = ()
+    """Paths of further modules, outside `classes`, whose layers can be adapted."""
+    options: Groups = ()
+    """Option groups of the family whose options are also accepted in network_args."""
+    rules: Callable[[NetworkArguments, Warn], Rules] = lambda arguments, warn: Rules()
+    """network_args -> the family's rules for each layer. The denoiser's rules apply to all modules."""
+
+
+def adaptable(model: nn.Module, target: LoraTarget, *, conv: bool) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
+    """Yield path and layer of everything that can be adapted in `model`, in module order, each once."""
+    seen = set()
+    for inside, block in model.named_modules():
+        kind = type(block).__name__
+        if kind not in target.classes and not (conv and kind in target.conv_classes):
+            continue
+        for path, layer in block.named_modules(prefix=inside):
+            if path in seen or not isinstance(layer, nn.Linear | nn.Conv2d):
+                continue
+            if not is_conv(layer) or conv:
+                seen.add(path)
+                yield path, layer
+    for outside in target.extra_modules:
+        for path, layer in model.named_modules():
+            if f"{path}.".startswith(f"{outside}.") and isinstance(layer, nn.Linear):
+                yield path, layer
+
+
+def is_conv(layer: nn.Module) -> bool:
+    """Return whether it is a convolution with a kernel above 1x1; a 1x1 convolution counts as a Linear."""
+    return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
