@@ -59,11 +59,12 @@ def read_plain_lora(option: str, path: Path, modules: Iterable[AdaptedModule]) -
 
 
 @torch.no_grad()
-def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> None:
-    """Add `strength` times the update of the file to every layer that it has.
+def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], strength: float) -> int:
+    """Add `strength` times the update of the file to every layer that it has; return how many these are.
 
     Raises ValueError naming base_weights if the shapes differ.
     """
+    merged = 0
     for each in modules:
         for path, layer in adaptable(each.module, each.target, conv=True):
             name = each.target.name(path)
@@ -82,3 +83,5 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
                 fp8.change_(layer, change, each.module.dtype)  # type: ignore[arg-type]
             else:
                 weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
+            merged += 1
+    return merged
