@@ -122,10 +122,16 @@ def tab_for(path: Path) -> Tab:
 
 
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
-    """Return the tab of a TOML file by options only one method has; in_json tells Fine-tune from DreamBooth."""
-    methods = [
-        method for method, groups in METHOD_GROUPS.items() if any(o.name in raw for g in groups for o in each_option(g))
-    ]
+    """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth."""
+    methods = (
+        [raw["method"]]
+        if raw.get("method") in METHOD_GROUPS
+        else [
+            method
+            for method, groups in METHOD_GROUPS.items()
+            if any(o.name in raw for g in groups for o in each_option(g))
+        ]
+    )
     if len(methods) != 1:
         return None
     full = "finetune" if "in_json" in raw else "dreambooth"
@@ -138,8 +144,10 @@ def _check_tab(path: Path, told: Tab | None, tab: Tab) -> None:
 
 
 def family_of(values: Mapping[str, Any], method: str, allowed_paths: AllowedPaths = EVERYWHERE) -> str | None:
-    """Return the family that settings are for: from options only it has, else from the base model."""
+    """Return the family that settings name, else the one by options only it has, else that of the base model."""
     families = families_of(method)
+    if values.get("family") in families:
+        return str(values["family"])
     groups = {family: set(script_for(family, method).groups) for family in families}
     for family, mine in groups.items():
         others = set[type[OptionGroup]]().union(*(theirs for other, theirs in groups.items() if other != family))

@@ -119,6 +119,7 @@ def test_output_config_writes_what_was_chosen_and_ends(tmp_path):
         read(f"--config_file {file} --output_config --network_dim 8 --wandb_api_key secret --compile_dynamic auto")
     assert leaving.value.code == 0
     assert read_toml(file) == {
+        **SDXL_LORA.identity,
         "learning_rate": 1e-4,
         "network_dim": 8,
         "output_dir": "o",
@@ -139,7 +140,7 @@ def test_output_config_does_not_need_all_that_training_needs(tmp_path):
     with pytest.raises(SystemExit) as leaving:
         from_command_line(SDXL_LORA, ["--config_file", str(tmp_path / "a"), "--output_config", "--compile"])
     assert leaving.value.code == 0
-    assert read_toml(tmp_path / "a.toml") == {"compile": True}
+    assert read_toml(tmp_path / "a.toml") == {**SDXL_LORA.identity, "compile": True}
 
 
 def test_a_foreign_parser_gets_typed_flags_with_their_defaults():

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from gui_help import SIX, startable
-from scripts_help import SDXL_LORA
+from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 import gui
 from kohya_gui import recognise, recognise_images
@@ -138,9 +138,13 @@ def test_schnell_is_not_advised_to_take_guidance(tmp_path):
 
 def test_what_another_family_has_is_neither_saved_nor_trained_with(form, tmp_path):
     values = form.read(page_after(form, {**RECOMMENDED, "fp8_base": True, "clip_skip": 3, "seed": 1}))
-    assert read_toml(save_configuration(tmp_path / "s.toml", values, "sdxl", {})) == {"clip_skip": 3, "seed": 1}
+    assert read_toml(save_configuration(tmp_path / "s.toml", values, "sdxl", {})) == {
+        **SDXL_LORA.identity,
+        "clip_skip": 3,
+        "seed": 1,
+    }
     flux = {**RECOMMENDED, "fp8_base": True, "seed": 1}
-    assert read_toml(save_configuration(tmp_path / "f.toml", values, "flux", {})) == flux
+    assert read_toml(save_configuration(tmp_path / "f.toml", values, "flux", {})) == FLUX_LORA.identity | flux
     values |= {"pretrained_model_name_or_path": "m", "train_data_dir": "d", "output_dir": str(tmp_path)}
     prepared = prepare({**values, "resolution": "1024"}, SDXL_LORA, {}, print_only=True)
     assert not {*flux} - {"seed"} & prepared.command.toml.keys()
@@ -222,7 +226,7 @@ def test_secrets_are_hidden_and_kept_nowhere(form, tab, tmp_path):
 def test_a_saved_file_holds_what_differs_from_the_defaults(form, tmp_path):
     values = form.read(page_after(form, {"compile": True, "compile_mode": "default", "seed": 1}))
     path = save_configuration(tmp_path / "a.toml", values, "sdxl", {})
-    assert path.read_text() == "compile = true\nseed = 1\n"
+    assert path.read_text() == 'compile = true\nfamily = "sdxl"\nmethod = "lora"\nseed = 1\n'
 
 
 def test_an_unknown_key_survives_a_round_trip_and_is_reported(form, tmp_path):
@@ -418,7 +422,7 @@ def test_whole_models_are_saved_and_opened_again(tmp_path):
         "use_ema": True,
     }
     path = DREAMBOOTH.save_configuration(tmp_path / "a.toml", values, "sdxl", {"mine": 1})
-    assert read_toml(path) == {"mine": 1, **values}
+    assert read_toml(path) == {"mine": 1, **SDXL_FULL.identity, **values}
     opened = DREAMBOOTH.open_configuration(path)
     assert (opened.values, opened.unknown) == (values, {"mine": 1})
 

@@ -37,7 +37,7 @@ def test_each_family_has_its_script():
     script = next(at for at, word in enumerate(flux.argv) if word.endswith(".py"))
     assert Path(flux.argv[script]).name == "flux_train_network.py"
     assert flux.argv[script + 1 :] == ["--config_file", str(Path("/my runs/cat.toml")), "--compile"]
-    assert flux.toml == {"clip_l": "c.safetensors", "timestep_sampling": "shift"}
+    assert flux.toml == {**FLUX_LORA.identity, "clip_l": "c.safetensors", "timestep_sampling": "shift"}
 
 
 def test_compile_and_what_was_chosen_with_it_are_flags_and_not_repeated_in_the_file():
@@ -53,10 +53,13 @@ def test_compile_and_what_was_chosen_with_it_are_flags_and_not_repeated_in_the_f
         *("--compile", "--compile_mode", "reduce-overhead", "--compile_dynamic", "false"),
         *("--compile_fullgraph", "--compile_cache_size_limit", "32"),
     ]
-    assert chosen.toml == {"seed": 1}
+    assert chosen.toml == {**SDXL_LORA.identity, "seed": 1}
     assert command(compile=True).argv[-1] == "--compile"
     off = command(compile=False, compile_mode="reduce-overhead")  # without effect, and kept for later
-    assert (off.argv[-1], off.toml) == (str(Path("/my runs/cat.toml")), {"compile_mode": "reduce-overhead"})
+    assert (off.argv[-1], off.toml) == (
+        str(Path("/my runs/cat.toml")),
+        {**SDXL_LORA.identity, "compile_mode": "reduce-overhead"},
+    )
     vae = command(compile_vae=True, compile_mode="max-autotune")
     assert (vae.argv[-2:], vae.toml) == (["--compile_mode", "max-autotune"], {"compile_vae": True})
 
@@ -100,7 +103,7 @@ def test_the_run_folder_is_handed_over():
 
 
 def test_unknown_keys_of_the_file_stay_in_the_file():
-    assert command(someones_key=3).toml == {"someones_key": 3}
+    assert command(someones_key=3).toml == {**SDXL_LORA.identity, "someones_key": 3}
 
 
 WORDS = [

@@ -507,7 +507,7 @@ def test_a_run_goes_on_from_its_newest_state_as_a_new_run_with_the_same_settings
     assert answer["ok"]
     config = studio.run_folder(answer["id"]).config
     assert config.parent != studio.run_folder(run).path
-    assert read_toml(config) == {**settings, "resume": str(out / "cat-000002-state")}
+    assert read_toml(config) == {**SDXL_LORA.identity, **settings, "resume": str(out / "cat-000002-state")}
     row = studio.queue.store.row(answer["id"])
     assert row
     assert (row.state, row.name, row.tab, row.family) == ("queued", "cat", "lora", "sdxl")

@@ -66,7 +66,7 @@ def test_secrets_are_never_written_down():
 
 def test_unknown_keys_survive_and_are_told_with_the_nearest_name():
     opened = settings(netwrok_dim=8, something_else={"deep": [1, 2]})
-    assert opened.saved() == {**START, "netwrok_dim": 8, "something_else": {"deep": [1, 2]}}
+    assert opened.saved() == {**SDXL_LORA.identity, **START, "netwrok_dim": 8, "something_else": {"deep": [1, 2]}}
     assert [str(r) for r in opened.remarks] == [
         "netwrok_dim: unknown option. Did you mean network_dim?",
         "something_else: unknown option",
@@ -315,7 +315,11 @@ def test_every_path_may_begin_with_the_home_and_is_written_down_as_it_was_given(
     assert {o.name for o in read.options.values() if o.path} == set(PATHS.split())
     assert read[FluxModelOptions].ae == os.path.expanduser("~/x") != "~/x"
     assert read[NetworkOptions].base_weights == [os.path.expanduser("~/a"), "b~/c"]
-    assert read.saved() == {**dict.fromkeys(PATHS.split(), "~/x"), "base_weights": ["~/a", "b~/c"]}
+    assert read.saved() == {
+        **FLUX_LORA.identity,
+        **dict.fromkeys(PATHS.split(), "~/x"),
+        "base_weights": ["~/a", "b~/c"],
+    }
     assert from_values(FLUX_LORA, {"base_weights": [True], "vae": True}).wrong_values()
 
 
@@ -324,3 +328,23 @@ def test_split_mode_of_flux_becomes_swapped_blocks() -> None:
         read = from_values(FLUX_LORA, {"pretrained_model_name_or_path": "x", "split_mode": True, **given})
         assert read[MemoryOptions].blocks_to_swap == swapped
         assert any(str(remark).startswith("split_mode: ") for remark in read.remarks)
+
+
+def test_a_saved_file_names_its_family_and_method():
+    saved = from_values(FLUX_LORA, START).saved()
+    assert (saved["family"], saved["method"]) == ("flux", "lora")
+    assert from_values(FLUX_LORA, saved).saved() == saved
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("family", "flux", "family: these settings are for FLUX.1; run flux_train_network.py, or remove the line"),
+        ("method", "full", "method: these settings are for full training; run sdxl_train.py, or remove the line"),
+        ("family", "sd9", "family: 'sd9' is not one of sdxl, flux"),
+    ],
+)
+def test_a_file_of_another_script_is_refused(key, value, told):
+    opened = from_values(SDXL_LORA, {**START, key: value})
+    assert told in opened.problems()
+    assert key not in opened.unknown

@@ -168,7 +168,7 @@ def _write_config(script: Script, flags: dict[str, Any], path: Path | None, prob
     if path.exists():
         _leave(f"config_file: {path} already exists and is not overwritten; choose another name")
     try:
-        write_toml(path, settings.changed())
+        write_toml(path, settings.saved())
     except OSError as error:
         _leave(f"config_file: {path} cannot be written: {error.strerror}")
     print(f"Wrote {path}")

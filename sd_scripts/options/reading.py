@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.legacy import translate
-from sd_scripts.options.settings import Remark, Script, Settings
+from sd_scripts.options.settings import Problem, Remark, Script, Settings
 from sd_scripts.options.spec import Option, each_option
 
 
@@ -22,13 +22,27 @@ def from_values(script: Script, *layers: Mapping[str, Any]) -> Settings:
         translated, said = translate(layer)
         values |= translated
         remarks += said
+    named = {name: str(values.pop(name, own)) for name, own in script.identity.items()}
+    other = [(name, value) for name, value in named.items() if value != script.identity[name]]
+    problems = [Problem((name,), _other_script(name, value, script)) for name, value in other]
     known = {o.name for group in script.groups for o in each_option(group)}
     unknown = {name: value for name, value in values.items() if name not in known}
-    settings = Settings(script, {name: value for name, value in values.items() if name in known}, unknown=unknown)
+    settings = Settings(
+        script, {name: value for name, value in values.items() if name in known}, unknown=unknown, problems=problems
+    )
     if not settings.wrong_values():
         remarks += without_effect(script, settings)
     settings.remarks = [*remarks, *(Remark(name, unknown_text(name, known)) for name in unknown)]
     return settings
+
+
+def _other_script(name: str, value: str, script: Script) -> str:
+    """Return why a file that names another family or method cannot be used."""
+    titles = FAMILY_TITLES if name == "family" else METHOD_TITLES
+    if value not in titles:
+        return f"{value!r} is not one of {', '.join(titles)}"
+    file = script_for(**{**script.identity, name: value}).file
+    return f"these settings are for {titles[value]}; run {file}, or remove the line"
 
 
 def unknown_text(name: str, known: Iterable[str]) -> str:

@@ -21,6 +21,11 @@ class Script:
     method: str
     groups: Groups
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return the keys by which a saved file names its script."""
+        return {"family": self.family, "method": self.method}
+
 
 @dataclass(frozen=True)
 class Remark:
@@ -58,8 +63,10 @@ class Settings:
         *,
         remarks: Iterable[Remark] = (),
         unknown: Mapping[str, Any] | None = None,
+        problems: Iterable[Problem] = (),
     ):
         self.script = script
+        self._problems = tuple(problems)
         self.options: dict[str, Option] = {o.name: o for group in script.groups for o in each_option(group)}
         self.remarks = list(remarks)
         self.unknown = dict(unknown or {})
@@ -94,8 +101,8 @@ class Settings:
         }
 
     def saved(self) -> dict[str, Any]:
-        """Return what to write to a file: the changed values and the unknown keys that were read."""
-        return {**self.unknown, **self.changed()}
+        """Return what to write to a file: family and method, the changed values, the unknown keys that were read."""
+        return {**self.script.identity, **self.unknown, **self.changed()}
 
     def remark(self, sentence: str) -> None:
         """Add a remark found later in the run. The sentence begins with an option's name and a colon."""
@@ -116,7 +123,7 @@ class Settings:
         valid = {group: without(filled, wrong) for group, filled in self.filled.items()}
         within = [finding for filled in valid.values() for finding in until_wrong(filled.check)]
         between = (*within, *problems_between(valid, self.script.family))
-        return [Problem((name,), shortened(why)) for name, why in (*wrong.items(), *between)]
+        return [*self._problems, *(Problem((name,), shortened(why)) for name, why in (*wrong.items(), *between))]
 
     def _wrong(self) -> dict[str, str]:
         alone = ((name, self.options[name].problem(value)) for name, value in self.values().items())
