@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.library.flux_train_utils import diffusers_modules
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 

@@ -18,10 +18,10 @@ from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.miniature import images
 from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.load import open_components
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.library.sdxl_model_util import VAE_SCALE
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings

@@ -19,6 +19,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux import full_size
+from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, ComponentSpec, is_fp8
 from sd_scripts.families.flux.load import check, open_components
 from sd_scripts.families.flux.memory import place
@@ -27,7 +28,6 @@ from sd_scripts.families.flux.packing import predict
 from sd_scripts.families.flux.text import encode_text
 from sd_scripts.families.flux.tiny import SHAPE
 from sd_scripts.families.flux.vae import encode_images
-from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library.block_swap import max_blocks_to_swap
 from sd_scripts.library.fp8 import Fp8Linear, dequantized
 from sd_scripts.options.settings import Settings

@@ -16,12 +16,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.keys import bfl_key, diffusers_modules
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
-from sd_scripts.library.flux_train_utils import bfl_key, diffusers_modules
 from sd_scripts.networks.adapter import read_layer
 from sd_scripts.networks.adapters.lora import LoraLinear, SplitLoraLinear
 from sd_scripts.networks.layers import Dropouts
@@ -623,3 +623,11 @@ def test_a_file_names_every_layer_of_the_network() -> None:
     assert len(tensors) == 3 * len(network.layers)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert all(read_layer(tensors, layer.name) for layer in network.layers)
+
+
+def test_modules_stay_importable_under_the_names_that_users_know():
+    from sd_scripts.library import flux_train_utils
+    from sd_scripts.networks import lora_flux
+
+    assert flux_train_utils.bfl_key is bfl_key
+    assert lora_flux.read_flux_rules is not None

@@ -13,11 +13,11 @@ from scripts_help import SDXL_LORA
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from sd_scripts.families.sdxl import keys as sgm
+from sd_scripts.families.sdxl.by_block import BlockRules
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET, block_of
-from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.networks.adapter import LayerPlan
-from sd_scripts.networks.by_block import BlockRules
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach
 from sd_scripts.networks.plan import AdaptedModule, NetworkArgs, parameter_groups, plan_layers, read_args

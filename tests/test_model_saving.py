@@ -22,8 +22,8 @@ from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.model_file import describe, read_header
+from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.family import SDXL
-from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.options.settings import Settings
 

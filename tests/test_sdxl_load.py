@@ -15,9 +15,9 @@ from sdxl_help import checkpoint_tensors
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.load import check, open_components
 from sd_scripts.families.sdxl.vae import decode_latents, encode_images
-from sd_scripts.library import sdxl_model_util as sgm
 
 
 def load(*arguments: Any, **more: Any) -> Components:

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.documents import read_json
-from sd_scripts.library.sdxl_model_util import Shapes, State
+from sd_scripts.library.state_dicts import Shapes, State
 
 Made = TypeVar("Made")
 OPTIONAL_KEYS = re.compile(r"(position_ids|attn_mask|logit_scale)$")

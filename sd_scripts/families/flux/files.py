@@ -12,14 +12,14 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.card import TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.loading import fill, make_empty, require_matching_shapes, shapes_of, some
 from sd_scripts.families.model_file import MODEL, Header, recognise
-from sd_scripts.library import flux_train_utils as flux
 from sd_scripts.library import fp8
 from sd_scripts.library.model_reader import read_empty, read_weights
-from sd_scripts.library.sdxl_model_util import State
+from sd_scripts.library.state_dicts import State
 
 SCALE = ".weight_scale"
 LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\.(?!.*relative_attention_bias).*\.weight")

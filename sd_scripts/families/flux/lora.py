@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from sd_scripts.families.flux.keys import diffusers_modules
+from sd_scripts.families.flux.layer_rules import IN_LAYERS, read_flux_rules
 from sd_scripts.families.flux.options import FluxNetworkOptions
-from sd_scripts.library.flux_train_utils import diffusers_modules
-from sd_scripts.networks.lora_flux import IN_LAYERS, read_flux_rules
 from sd_scripts.networks.targets import LoraTarget
 
 

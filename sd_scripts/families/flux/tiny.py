@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.data import demo_images
+from sd_scripts.families.flux.keys import LATENT_SCALE, LATENT_SHIFT, ae_to_bfl
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.families.flux.packing import grid_of, pack
 from sd_scripts.families.miniature import (
@@ -28,7 +29,6 @@ from sd_scripts.families.miniature import (
     least_squares,
     randomize,
 )
-from sd_scripts.library.flux_train_utils import LATENT_SCALE, LATENT_SHIFT, ae_to_bfl
 from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.library.t5_tokenizer import ROWS
 

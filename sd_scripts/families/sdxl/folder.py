@@ -14,7 +14,7 @@ from diffusers import ModelMixin
 from sd_scripts.families.components import WeightSource
 from sd_scripts.families.loading import files_in, fill, require_matching_shapes, shapes_of
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.sdxl_model_util import State
+from sd_scripts.library.state_dicts import State
 
 FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 """Names in the VAE's attention before diffusers 0.13."""

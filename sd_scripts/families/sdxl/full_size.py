@@ -9,8 +9,8 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.random_weights import random_weights
+from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE
-from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.safetensors_io import save_model
 
 SDXL_CONFIG: dict[str, Any] = {

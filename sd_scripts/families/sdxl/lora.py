@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from sd_scripts.library.sdxl_model_util import lora_text_encoder_name, lora_unet_name
-from sd_scripts.networks.by_block import read_block_rules
+from sd_scripts.families.sdxl.by_block import read_block_rules
+from sd_scripts.families.sdxl.keys import lora_text_encoder_name, lora_unet_name
 from sd_scripts.networks.targets import LoraTarget
 
 DOWN, MIDDLE, UP = 9, 3, 9

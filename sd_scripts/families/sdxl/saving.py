@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components, ModelWeights
 from sd_scripts.families.model_file import MODEL
+from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.folder import read_component, vae_folder
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.single_file import with_vae_prefix
@@ -19,10 +20,9 @@ from sd_scripts.families.sdxl.tokenizer import FOLDERS
 from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
 from sd_scripts.formats.disk import saving
 from sd_scripts.formats.documents import read_json
-from sd_scripts.library import sdxl_model_util as sgm
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.safetensors_io import on_cpu, save_model, write_tensors
-from sd_scripts.library.sdxl_model_util import State
+from sd_scripts.library.state_dicts import State
 
 INDEX = "model_index.json"
 COMPONENTS = {

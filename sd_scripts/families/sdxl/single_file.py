@@ -15,7 +15,7 @@ from sd_scripts.families import loading
 from sd_scripts.families.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.loading import Made, fill, make_empty, shapes_of, some
 from sd_scripts.families.model_file import MODEL, Header, recognise
-from sd_scripts.library import sdxl_model_util as sgm
+from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.library.model_reader import read_empty, read_shapes, read_weights
 
 LOGIT_SCALE = 4.6055

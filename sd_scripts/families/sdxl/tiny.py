@@ -23,10 +23,10 @@ from sd_scripts.families.miniature import (
     least_squares,
     randomize,
 )
+from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
 from sd_scripts.families.sdxl.tokenizer import FOLDERS
 from sd_scripts.library.safetensors_io import save_model
-from sd_scripts.library.sdxl_model_util import VAE_SCALE
 
 TEXT_WIDTHS = (64, 128)
 """They must differ: other programs tell the two encoders apart by them."""

@@ -9,9 +9,9 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
+from sd_scripts.families.sdxl.keys import lora_unet_name
 from sd_scripts.families.sdxl.lora import block_of as block_of_layer
 from sd_scripts.library.attention import attention
-from sd_scripts.library.sdxl_model_util import lora_unet_name
 from sd_scripts.networks.layers import project_together
 from sd_scripts.options.settings import Settings
 

@@ -1,0 +1,186 @@
+"""FLUX.1's file layouts: BFL's keys and diffusers', and what tensor shapes tell. Speaks in state dicts.
+
+Every function works at any width and depth. `parts` below are rows of one matrix, which diffusers keeps as matrices.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library import ldm_layout
+from sd_scripts.library.ldm_layout import clip_config as clip_config
+from sd_scripts.library.state_dicts import Shapes, ShapesBelow, State
+
+LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
+"""latents = (encoded - shift) * scale"""
+
+_DOUBLE = {
+    "img_mod.lin": ("norm1.linear",),
+    "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "img_attn.norm.query_norm": ("attn.norm_q",),
+    "img_attn.norm.key_norm": ("attn.norm_k",),
+    "img_attn.proj": ("attn.to_out.0",),
+    "img_mlp.0": ("ff.net.0.proj",),
+    "img_mlp.2": ("ff.net.2",),
+    "txt_mod.lin": ("norm1_context.linear",),
+    "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    "txt_attn.norm.query_norm": ("attn.norm_added_q",),
+    "txt_attn.norm.key_norm": ("attn.norm_added_k",),
+    "txt_attn.proj": ("attn.to_add_out",),
+    "txt_mlp.0": ("ff_context.net.0.proj",),
+    "txt_mlp.2": ("ff_context.net.2",),
+}
+_SINGLE = {
+    "modulation.lin": ("norm.linear",),
+    "linear1": ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
+    "norm.query_norm": ("attn.norm_q",),
+    "norm.key_norm": ("attn.norm_k",),
+    "linear2": ("proj_out",),
+}
+_ENDS: dict[str, tuple[str, ...]] = {
+    "img_in": ("x_embedder",),
+    "txt_in": ("context_embedder",),
+    "time_in.in_layer": ("time_text_embed.timestep_embedder.linear_1",),
+    "time_in.out_layer": ("time_text_embed.timestep_embedder.linear_2",),
+    "vector_in.in_layer": ("time_text_embed.text_embedder.linear_1",),
+    "vector_in.out_layer": ("time_text_embed.text_embedder.linear_2",),
+    "guidance_in.in_layer": ("time_text_embed.guidance_embedder.linear_1",),
+    "guidance_in.out_layer": ("time_text_embed.guidance_embedder.linear_2",),
+    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+    "final_layer.linear": ("proj_out",),
+}
+_BLOCKS = (("double_blocks", "transformer_blocks", _DOUBLE), ("single_blocks", "single_transformer_blocks", _SINGLE))
+_SWAPPED = "final_layer.adaLN_modulation.1."
+"""Shift before scale in BFL's layout, scale before shift in diffusers'."""
+
+
+def diffusers_modules(module: str) -> tuple[str, ...]:
+    """What diffusers calls a module, in the order of its rows.
+
+    `double_blocks.3.txt_attn.proj` -> (`transformer_blocks.3.attn.to_add_out`,). Raises KeyError for any other name.
+    """
+    for ours, theirs, table in _BLOCKS:
+        if found := re.fullmatch(rf"{ours}\.(\d+)\.(.+)", module):
+            return tuple(f"{theirs}.{found[1]}.{part}" for part in table[found[2]])
+    return _ENDS[module]
+
+
+def bfl_key(name: str) -> tuple[int, str]:
+    """diffusers' key -> (number of the part, BFL's key).
+
+    `single_transformer_blocks.2.proj_mlp.bias` -> (3, `single_blocks.2.linear1.bias`). Raises KeyError for any other.
+    """
+    module, _, kind = name.rpartition(".")
+    start, table = "", _ENDS
+    for ours, theirs, block_table in _BLOCKS:
+        if found := re.fullmatch(rf"{theirs}\.(\d+)\.(.+)", module):
+            start, module, table = f"{ours}.{found[1]}.", found[2], block_table
+    place = {part: (index, key) for key, parts in table.items() for index, part in enumerate(parts)}
+    index, key = place[module]
+    return index, f"{start}{key}.{'scale' if '_norm' in key else kind}"
+
+
+def from_diffusers(state: State) -> State:
+    """A transformer under diffusers' keys -> the same under BFL's. Other keys are left as they are.
+
+    Raises ValueError if a part of a matrix is missing.
+    """
+    parts: dict[str, dict[int, Tensor]] = {}
+    others: State = {}
+    for name, tensor in state.items():
+        try:
+            index, key = bfl_key(name)
+        except KeyError:
+            others[name] = tensor
+        else:
+            parts.setdefault(key, {})[index] = tensor
+    return {**others, **{key: _joined(key, found) for key, found in parts.items()}}
+
+
+def _joined(key: str, found: dict[int, Tensor]) -> Tensor:
+    module, _, kind = key.rpartition(".")
+    names = diffusers_modules(module)
+    for index, name in enumerate(names):
+        if index not in found:
+            raise ValueError(f"'{name}.{kind}' is missing")
+    if key.startswith(_SWAPPED):
+        return torch.cat(found[0].chunk(2)[::-1])
+    return torch.cat([found[index] for index in range(len(names))]) if len(names) > 1 else found[0]
+
+
+def ae_from_bfl(file: State, names: Iterable[str]) -> State:
+    """The autoencoder under `names` of diffusers' AutoencoderKL. Keys that have no name there are left as they are."""
+    names = list(names)
+    levels = ldm_layout.vae_levels(names)
+    known = {ldm_layout.vae_key(name, levels) for name in names}
+    return {**ldm_layout.read_vae(file, names, prefix=""), **{key: file[key] for key in file if key not in known}}
+
+
+def ae_to_bfl(state: State) -> State:
+    """An autoencoder under diffusers' names -> the same under the keys of `ae.safetensors`."""
+    return ldm_layout.vae_from_diffusers(state)
+
+
+def ae_config(shapes: Shapes) -> dict[str, Any]:
+    """Arguments of diffusers' AutoencoderKL, from the shapes by BFL's keys."""
+    return {
+        **ldm_layout.vae_config(shapes, prefix=""),
+        "scaling_factor": LATENT_SCALE,
+        "shift_factor": LATENT_SHIFT,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
+
+
+def t5_config(shapes: Shapes) -> dict[str, Any]:
+    """Arguments of transformers' T5Config, from the shapes of a T5 1.1 encoder."""
+    at = ShapesBelow(shapes, "")
+    vocabulary, width = at["shared.weight"]
+    buckets, heads = at["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": at["encoder.block.0.layer.0.SelfAttention.q.weight"][0] // heads,
+        "d_ff": at["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"][0],
+        "num_layers": at.count(r"encoder\.block\.(\d+)\.layer\.1\.DenseReluDense\.wo\.weight"),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": False,
+        "use_cache": False,
+    }
+
+
+def apply_scales(state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
+    """fp8 files that keep a scale beside each weight -> the weights themselves, in `dtype`.
+
+    The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError
+    where it is anything else. A weight that `keep` is true of stays as it is, and its scale as `a.weight_scale`.
+    """
+    scales = {f"{found[1]}weight": tensor for key, tensor in state.items() if (found := _SCALE.fullmatch(key))}
+    if not scales:
+        return state
+    ready: State = {}
+    for key, tensor in state.items():
+        if _BESIDE.search(key):
+            continue
+        ready[key] = tensor
+        if key in scales:
+            _must_fit(key, tensor, scales[key])
+            if keep and keep(key, tensor):
+                ready[f"{key}_scale"] = scales[key]
+            else:
+                ready[key] = (tensor.float() * scales[key].float().view(-1, 1)).to(dtype)
+    return ready
+
+
+_SCALE = re.compile(r"(.+\.)(scale_weight|weight_scale)")
+_BESIDE = re.compile(r"(^|\.)(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|comfy_quant)$")
+
+
+def _must_fit(key: str, weight: Tensor, scale: Tensor) -> None:
+    if scale.numel() not in (1, len(weight)):
+        raise ValueError(f"the scales of '{key}' are neither one nor one for each row; take the bf16 or fp16 file")

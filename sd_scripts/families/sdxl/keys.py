@@ -1,0 +1,200 @@
+"""SDXL's single-file layout (SGM): its keys, and what tensor shapes tell about the model. Speaks in state dicts.
+
+Keys are translated in one direction, from the names of diffusers and transformers to those of the file; reading a file
+asks for the names that a module wants, writing one gives all names. So no second table can disagree with the first.
+`names` below are a module's state-dict keys; every function works at any width and depth.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sd_scripts.library import ldm_layout
+from sd_scripts.library.ldm_layout import HEAD_WIDTH, VAE_PREFIX, clip_sizes, replace_start, vae_from_diffusers
+from sd_scripts.library.ldm_layout import read_vae as read_vae
+from sd_scripts.library.ldm_layout import vae_key as vae_key
+from sd_scripts.library.ldm_layout import vae_levels as vae_levels
+from sd_scripts.library.state_dicts import Shapes, ShapesBelow, State, take
+
+UNET_PREFIX = "model.diffusion_model."
+TEXT_ENCODER1_PREFIX = "conditioner.embedders.0.transformer."
+TEXT_ENCODER2_PREFIX = "conditioner.embedders.1.model."
+LOGIT_SCALE = TEXT_ENCODER2_PREFIX + "logit_scale"
+"""CLIP's temperature: training images does not use it, but a whole checkpoint has it."""
+
+VAE_SCALE = 0.13025
+LAYERS_PER_BLOCK = 2
+"""Resnets in a down block of SDXL and of all its cousins."""
+
+_UNET_ENDS = {
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+    "conv_in": "input_blocks.0.0",
+    "conv_norm_out": "out.0",
+    "conv_out": "out.2",
+    "mid_block.resnets.0": "middle_block.0",
+    "mid_block.attentions.0": "middle_block.1",
+    "mid_block.resnets.1": "middle_block.2",
+}
+_UNET_RESNET = {
+    "norm1": "in_layers.0",
+    "conv1": "in_layers.2",
+    "time_emb_proj": "emb_layers.1",
+    "norm2": "out_layers.0",
+    "conv2": "out_layers.3",
+    "conv_shortcut": "skip_connection",
+}
+_OPEN_CLIP = {
+    "text_model.embeddings.token_embedding": "token_embedding",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.final_layer_norm": "ln_final",
+    "text_model.encoder.layers": "transformer.resblocks",
+    "text_projection.weight": "text_projection",
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn.out_proj": "attn.out_proj",
+}
+_QKV = re.compile(r"self_attn\.([qkv])_proj\.(weight|bias)$")
+
+
+def unet_key(name: str) -> str:
+    """`down_blocks.1.attentions.0.norm.weight` -> `input_blocks.4.1.norm.weight`. Takes module paths as well."""
+    block = re.match(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)\.?(.*)", name)
+    if not block:
+        name = replace_start(name, _UNET_ENDS)
+        head = re.match(r"(middle_block\.[02])\.(.*)", name)
+        return f"{head[1]}.{replace_start(head[2], _UNET_RESNET)}" if head else name
+    side, level, kind, index, rest = block[1], int(block[2]), block[3], int(block[4]), block[5]
+    if side == "down":
+        first = 1 + level * (LAYERS_PER_BLOCK + 1)  # block 0 is conv_in; each level ends with its downsampler
+        if kind == "downsamplers":
+            return f"input_blocks.{first + LAYERS_PER_BLOCK}.0.{rest.replace('conv', 'op', 1)}"
+        place = f"input_blocks.{first + index}"
+    else:
+        first = level * (LAYERS_PER_BLOCK + 1)
+        if kind == "upsamplers":  # shares a place with the level's last resnet and its attention
+            return f"output_blocks.{first + LAYERS_PER_BLOCK}.2.{rest}"
+        place = f"output_blocks.{first + index}"
+    if kind == "attentions":
+        return f"{place}.1.{rest}".rstrip(".")
+    return f"{place}.0.{replace_start(rest, _UNET_RESNET)}".rstrip(".")
+
+
+def text_encoder1_key(name: str) -> str:
+    """transformers 5 dropped the prefix `text_model.` from CLIPTextModel; files and LoRA names have it."""
+    return f"text_model.{name}"
+
+
+def text_encoder2_key(name: str) -> str:
+    """Transformers' name -> OpenCLIP's. The three projections of an attention share one key, `attn.in_proj_*`."""
+    name = _QKV.sub(r"attn.in_proj_\2", name)
+    for ours, theirs in _OPEN_CLIP.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def lora_unet_name(path: str) -> str:
+    """Module path in the U-Net -> its name in a LoRA file, without the dot and what follows."""
+    return "lora_unet_" + unet_key(path).replace(".", "_")
+
+
+def lora_text_encoder_name(index: int, path: str) -> str:
+    """Module path in text encoder 0 or 1 -> its name in a LoRA file: `lora_te1_text_model_encoder_layers_0_...`."""
+    full = text_encoder1_key(path) if index == 0 else path
+    return f"lora_te{index + 1}_{full.replace('.', '_')}"
+
+
+def read_unet(file: State, names: Iterable[str]) -> State:
+    """The U-Net's tensors out of a whole checkpoint. A name whose key is not in the file is left out."""
+    return take(file, {name: UNET_PREFIX + unet_key(name) for name in names})
+
+
+def read_text_encoder1(file: State, names: Iterable[str]) -> State:
+    return take(file, {name: TEXT_ENCODER1_PREFIX + text_encoder1_key(name) for name in names})
+
+
+def read_text_encoder2(file: State, names: Iterable[str]) -> State:
+    """OpenCLIP stacks q, k and v in one matrix and multiplies by text_projection from the right."""
+    state = take(file, {name: TEXT_ENCODER2_PREFIX + text_encoder2_key(name) for name in names})
+    for name in state:
+        if part := _QKV.search(name):
+            state[name] = state[name].chunk(3)["qkv".index(part[1])]
+        elif name == "text_projection.weight":
+            state[name] = state[name].T.contiguous()
+    return state
+
+
+def checkpoint(unet: State, vae: State, text_encoder1: State, text_encoder2: State, logit_scale: Tensor) -> State:
+    """All parts in the single-file layout, under the file's keys."""
+    state = {UNET_PREFIX + unet_key(name): tensor for name, tensor in unet.items()}
+    for name, tensor in text_encoder1.items():
+        state[TEXT_ENCODER1_PREFIX + text_encoder1_key(name)] = tensor
+    for name, tensor in text_encoder2.items():
+        key = TEXT_ENCODER2_PREFIX + text_encoder2_key(name)
+        if part := _QKV.search(name):
+            if part[1] == "q":
+                stack = [text_encoder2[_QKV.sub(rf"self_attn.{letter}_proj.\2", name)] for letter in "qkv"]
+                state[key] = torch.cat(stack)
+        else:
+            state[key] = tensor.T.contiguous() if name == "text_projection.weight" else tensor
+    for key, tensor in vae_from_diffusers(vae).items():
+        state[VAE_PREFIX + key] = tensor
+    state[LOGIT_SCALE] = logit_scale
+    return state
+
+
+def unet_config(shapes: Shapes) -> dict[str, Any]:
+    """Arguments of diffusers' UNet2DConditionModel, from the shapes of a whole checkpoint."""
+    at = ShapesBelow(shapes, UNET_PREFIX)
+    per_level = LAYERS_PER_BLOCK + 1
+    levels = at.count(r"input_blocks\.(\d+)\.0\.op\.weight") + 1
+    starts = [f"input_blocks.{1 + level * per_level}." for level in range(levels)]
+    widths = tuple(at[f"{start}0.out_layers.3.weight"][0] for start in starts)
+    depths = [at.count(re.escape(start) + r"1\.transformer_blocks\.(\d+)\.norm1\.weight") for start in starts]
+    return {
+        "sample_size": 128,
+        "in_channels": at["input_blocks.0.0.weight"][1],
+        "out_channels": at["out.2.weight"][0],
+        "block_out_channels": widths,
+        "layers_per_block": LAYERS_PER_BLOCK,
+        "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(depths)),
+        "transformer_layers_per_block": tuple(max(depth, 1) for depth in depths),
+        "attention_head_dim": tuple(max(width // HEAD_WIDTH, 1) for width in widths),
+        "cross_attention_dim": at["middle_block.1.transformer_blocks.0.attn2.to_k.weight"][1],
+        "use_linear_projection": len(at["middle_block.1.proj_in.weight"]) == 2,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": at["label_emb.0.0.weight"][1],
+    }
+
+
+def vae_config(shapes: Shapes) -> dict[str, Any]:
+    """Arguments of diffusers' AutoencoderKL, from the shapes of a checkpoint or of a VAE file in the same layout."""
+    return {**ldm_layout.vae_config(shapes), "scaling_factor": VAE_SCALE}
+
+
+def text_encoder1_config(shapes: Shapes) -> dict[str, Any]:
+    """Arguments of transformers' CLIPTextConfig for the first encoder (CLIP-L)."""
+    return ldm_layout.clip_config(shapes, TEXT_ENCODER1_PREFIX + "text_model.")
+
+
+def text_encoder2_config(shapes: Shapes) -> dict[str, Any]:
+    """Arguments of transformers' CLIPTextConfig for the second encoder (OpenCLIP bigG)."""
+    at = ShapesBelow(shapes, TEXT_ENCODER2_PREFIX)
+    vocabulary, width = at["token_embedding.weight"]
+    return {
+        **clip_sizes(vocabulary, width),
+        "intermediate_size": at["transformer.resblocks.0.mlp.c_fc.weight"][0],
+        "num_hidden_layers": at.count(r"transformer\.resblocks\.(\d+)\.mlp\.c_fc\.weight"),
+        "max_position_embeddings": at["positional_embedding"][0],
+        "projection_dim": at["text_projection"][1],
+        "hidden_act": "gelu",
+    }
