@@ -258,6 +258,12 @@ def test_a_lora_says_its_base_model_itself(tmp_path: Path) -> None:
     assert describe(path).family == "sdxl"
 
 
+def test_a_network_of_any_kind_is_recognised_by_its_metadata(tmp_path: Path) -> None:
+    metadata = {"ss_network_module": "networks.lora", "ss_base_model_version": "flux1"}
+    path = written(tmp_path / "x.safetensors", "x.tensor_of_a_new_kind", metadata=metadata)
+    assert (describe(path).family, describe(path).variant) == ("flux", "FLUX.1 LoRA")
+
+
 def test_a_diffusers_folder_is_recognised_by_its_pipeline(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
     assert describe(tmp_path).family == "sdxl"

@@ -143,7 +143,7 @@ LORA_MARKS: tuple[tuple[str, str, str], ...] = (
 def recognise(header: Header) -> tuple[str | None, str]:
     """Return (family, variant) from keys and metadata; (None, "") if nothing matches."""
     keys = header.shapes
-    if any(part in key for key in keys for part in LORA_PARTS):
+    if "ss_network_module" in header.metadata or any(part in key for key in keys for part in LORA_PARTS):
         return _recognise_lora(header)
     for card in cards():
         if found := card.recognise(header):
