@@ -224,7 +224,8 @@ def test_captions_of_chance_are_refused_before_anything_is_encoded(
         "shuffle_caption = true\n"
     )
     made = train(each_miniature, tmp_path / "out", dataset_config=data, resolution=None)
-    assert told(made).startswith("cache_text_encoder_outputs: captions change in every step with shuffle_caption")
+    path = "datasets[0].subsets[0].shuffle_caption (line 5)"
+    assert told(made).startswith(f"dataset_config: {path} changes captions at every step, so they cannot be cached")
     assert made.told("phase") == []
 
 

@@ -21,6 +21,7 @@ from sd_scripts.formats.image_folders import image_folders
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.dataset_schema import read_config
 from sd_scripts.options.preflight import problems
+from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Settings
 
 CASES = json.loads((Path(__file__).parent / "reference/fixtures_dataset_toml.json").read_text())
@@ -296,12 +297,21 @@ def test_images_beside_the_numbered_folders_and_folders_of_0_repeats_are_reporte
         folders_of(told, train_data_dir=tmp_path)
 
 
-def test_folder_options_beside_dataset_config_are_reported(tmp_path: Path) -> None:
+def test_what_has_no_effect_is_reported_with_the_settings_and_not_again_with_the_data(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[general]\n")
-    told: list[str] = []
-    blueprint = read_blueprint(settings_of(dataset_config=tmp_path / "a.toml", train_data_dir="x"), told.append)
-    assert blueprint == Blueprint(datasets=(), source="dataset_config", from_config=True)
-    assert told == ["train_data_dir: has no effect because dataset_config is set"]
+    (tmp_path / "1_cat").mkdir()
+    asked = from_values(
+        script_for("sdxl", "lora"),
+        {"dataset_config": str(tmp_path / "a.toml"), "train_data_dir": "x", "conditioning_data_dir": "y"},
+    )
+    assert read_blueprint(asked, pytest.fail) == Blueprint(datasets=(), source="dataset_config", from_config=True)
+    named = [remark.name for remark in asked.remarks]
+    assert (named.count("train_data_dir"), named.count("conditioning_data_dir")) == (1, 1)
+    asked = from_values(
+        script_for("sdxl", "lora"), {"train_data_dir": str(tmp_path), "conditioning_data_dir": "y", "resolution": "64"}
+    )
+    read_blueprint(asked, pytest.fail)
+    assert [remark.name for remark in asked.remarks].count("conditioning_data_dir") == 1
 
 
 def test_resolution_is_one_number_or_two() -> None:
@@ -310,11 +320,6 @@ def test_resolution_is_one_number_or_two() -> None:
     for wrong in ("", "big", "1,2,3", "0", "-5,5"):
         with pytest.raises(ValueError, match=r"resolution: .* is not a size"):
             parse_resolution(wrong)
-
-
-def test_a_dataset_without_resolution_is_refused() -> None:
-    with pytest.raises(ValueError, match="resolution: is required"):
-        resolve({"datasets": [{"subsets": [{"image_dir": "a"}]}]}, settings())
 
 
 def test_a_face_crop_range_is_two_numbers() -> None:

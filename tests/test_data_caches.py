@@ -452,28 +452,6 @@ def test_equal_captions_are_encoded_once(tmp_path: Path, encoders: Encoders) -> 
     assert len(epoch_of(plan, text=text)) == 3
 
 
-@pytest.mark.parametrize(
-    "chance",
-    [
-        {"shuffle_caption": True},
-        {"caption_dropout_rate": 0.1},
-        {"caption_dropout_every_n_epochs": 2},
-        {"caption_tag_dropout_rate": 0.1},
-        {"token_warmup_step": 5},
-        {"enable_wildcard": True},
-    ],
-)
-def test_random_captions_are_refused_by_name(root: Path, encoders: Encoders, chance: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"cache_text_encoder_outputs: .* {next(iter(chance))}"):
-        encoders.cache_text(plan_of(root, **chance))
-
-
-@pytest.mark.parametrize("name", ["color_aug", "random_crop"])
-def test_random_augmentations_are_refused_by_name(root: Path, encoders: Encoders, name: str) -> None:
-    with pytest.raises(ValueError, match=f"cache_latents: {name}"):
-        encoders.cache_latents(plan_of(root, **{name: True}))
-
-
 def test_ranks_share_the_work_on_disk(root: Path, encoders: Encoders) -> None:
     plan = plan_of(root)
     encoders.cache_latents(plan, rank=0, world=2)

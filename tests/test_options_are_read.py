@@ -31,6 +31,8 @@ class Names:
     """All identifiers, imported ones as well."""
     fields: frozenset[str]
     """Declared in a class."""
+    beginnings: tuple[str, ...]
+    """Of names that are put together: f"learning_rate_te{number}"."""
 
 
 def names_in(source: str) -> Names:
@@ -40,6 +42,9 @@ def names_in(source: str) -> Names:
         frozenset(n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)),
         frozenset(n.id for n in nodes if isinstance(n, ast.Name)),
         frozenset(n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)),
+        tuple(
+            n.values[0].value for n in nodes if isinstance(n, ast.JoinedStr) and isinstance(n.values[0], ast.Constant)
+        ),
     )
 
 
@@ -72,7 +77,7 @@ def properties_that_read(option: Option, group: type[OptionGroup]) -> set[str]:
             continue
         source = names_in(textwrap.dedent(inspect.getsource(function)))
         through = {each for table in source.classes if isinstance(tables.get(table), tuple) for each in tables[table]}
-        if option.name in source.attributes | through:
+        if option.name in source.attributes | through or option.name.startswith(source.beginnings):
             reading.add(name)
     return reading
 

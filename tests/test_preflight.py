@@ -160,6 +160,56 @@ def test_arguments_whose_takers_are_known_are_told_with_all_else(
     assert not sentence or found[0].startswith(sentence), found
 
 
+VARYING = {
+    **{"shuffle_caption": "true", "enable_wildcard": "true", "caption_dropout_rate": "0.1"},
+    **{"caption_dropout_every_n_epochs": "2", "caption_tag_dropout_rate": "0.1", "token_warmup_step": "5"},
+    **{"color_aug": "true", "random_crop": "true"},
+}
+
+
+@pytest.mark.parametrize("level", ["general", "datasets[0]", "datasets[0].subsets[0]"])
+def test_what_a_dataset_varies_at_every_step_cannot_be_cached(level: str, good: dict[str, Any], tmp_path: Path) -> None:
+    keys = "\n".join(f"{key} = {value}" for key, value in VARYING.items())
+    at = {"general": "", "datasets[0]": "", "datasets[0].subsets[0]": "", level: keys}
+    folder = tmp_path / "images" / "10_cat"
+    (tmp_path / "data.toml").write_text(
+        f"[general]\n{at['general']}\n[[datasets]]\n{at['datasets[0]']}\n[[datasets.subsets]]\n"
+        f"image_dir = '{folder}'\n{at['datasets[0].subsets[0]']}\n"
+    )
+    values = {**good, "train_data_dir": None, "dataset_config": str(tmp_path / "data.toml")}
+    assert told(values) == []
+    cached = told(
+        {**values, "cache_latents_to_disk": True, "cache_text_encoder_outputs": True, "network_train_unet_only": True}
+    )
+    paths = {sentence.split()[1] for sentence in cached if "at every step" in sentence}
+    assert paths == {f"{level}.{key}" for key in VARYING}
+
+
+def test_a_subset_may_undo_what_its_dataset_varies_and_what_is_not_trained_varies_nothing(
+    good: dict[str, Any], tmp_path: Path
+) -> None:
+    subset = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images' / '10_cat'}'\n"
+    (tmp_path / "data.toml").write_text(
+        f"[[datasets]]\nshuffle_caption = true\n{subset}shuffle_caption = false\n{subset}num_repeats = 0\n"
+        f"[[datasets]]\nshuffle_caption = true\nvalidation_split = 1.0\n{subset}"
+    )
+    values = {**good, "train_data_dir": None, "dataset_config": str(tmp_path / "data.toml")}
+    assert told({**values, "cache_text_encoder_outputs": True, "network_train_unet_only": True}) == []
+
+
+def test_a_dataset_without_resolution_and_with_an_unknown_filter_is_told(good: dict[str, Any], tmp_path: Path) -> None:
+    subset = f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'images' / '10_cat'}'\n"
+    (tmp_path / "data.toml").write_text(
+        f"[[datasets]]\nresolution = 64\n{subset}resize_interpolation = 'banana'\n[[datasets]]\n{subset}"
+    )
+    values = {**good, "resolution": None, "train_data_dir": None, "dataset_config": str(tmp_path / "data.toml")}
+    assert [sentence.partition("; ")[0] for sentence in told(values)] == [
+        "dataset_config: datasets[1] (line 6) has no resolution",
+        "dataset_config: datasets[0].subsets[0].resize_interpolation (line 5) must be one of lanczos, nearest, "
+        "bilinear, linear, bicubic, cubic, area, not 'banana'",
+    ]
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everywhere")
 def test_a_folder_of_images_that_may_not_be_read_is_told(good: dict[str, Any], tmp_path: Path) -> None:
     closed = tmp_path / "closed" / "3_dog"

@@ -71,9 +71,6 @@ def read_blueprint(settings: Settings, warn: Warn) -> Blueprint:
     """Return the datasets that the settings describe; ValueError names the option or key path at fault."""
     options = settings[DatasetOptions]
     if options.dataset_config:
-        for name in ("train_data_dir", "reg_data_dir", "in_json"):
-            if getattr(options, name):
-                warn(f"{name}: has no effect because dataset_config is set")
         file = Path(options.dataset_config)
         config, lines = schema.read_config(file), schema.read_lines(file)
         blueprint = resolve(config, settings, lines)
@@ -114,15 +111,11 @@ def _resolve_datasets(config: schema.Config, settings: Settings) -> tuple[Datase
 def _resolve_dataset(config: schema.Config, general: schema.Config, fallback: dict[str, Any]) -> Dataset:
     lookup = _chain(config, general, fallback)
     resolution = lookup("resolution")
-    if resolution is None:
-        raise ValueError("resolution: is required, for example 1024 or 1024,768")
+    assert resolution is not None, "preflight checks it"
     width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
     subsets = tuple(_resolve_subset(_chain(subset, config, general, fallback)) for subset in config.get("subsets", []))
     buckets = BucketRules(**_filled(BucketRules, lookup) | {"resolution": (width, height)})
-    dataset = Dataset(**_filled(Dataset, lookup) | {"buckets": buckets, "subsets": subsets})
-    if dataset.batch_size < 1:
-        raise ValueError(f"batch_size: {dataset.batch_size} must be at least 1")
-    return dataset
+    return Dataset(**_filled(Dataset, lookup) | {"buckets": buckets, "subsets": subsets})
 
 
 def _resolve_subset(lookup: Lookup) -> Subset:
@@ -175,9 +168,7 @@ def _described_by_options(options: DatasetOptions, masked_loss: bool, warn: Warn
     repeats, many = options.num_repeats, options.allow_many_repeats
     found = image_folders(Path(options.train_data_dir), repeats, allow_many_repeats=many)
     subsets = _folder_subsets("train_data_dir", found, warn)
-    if options.conditioning_data_dir and not masked_loss:
-        warn("conditioning_data_dir: has no effect without masked_loss")
-    elif options.conditioning_data_dir:
+    if options.conditioning_data_dir and masked_loss:
         subsets = [{**subset, "conditioning_data_dir": options.conditioning_data_dir} for subset in subsets]
     if options.reg_data_dir:
         found = regularisation_folders(Path(options.reg_data_dir), repeats, allow_many_repeats=many)

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from random import Random
 
+from sd_scripts.options.dataset import VARY_CAPTIONS
+
 _OPEN, _CLOSE = "\0open\0", "\0close\0"
 """Placeholders for `{{` and `}}` while wildcards are resolved."""
 
@@ -30,15 +32,7 @@ class CaptionRules:
 
     def random_fields(self) -> list[str]:
         """Return the active options that vary a caption between steps, so that it cannot be encoded ahead."""
-        changes = (
-            "shuffle_caption",
-            "caption_dropout_rate",
-            "caption_dropout_every_n_epochs",
-            "caption_tag_dropout_rate",
-            "token_warmup_step",
-            "enable_wildcard",
-        )
-        return [name for name in changes if getattr(self, name)]
+        return [name for name in VARY_CAPTIONS if getattr(self, name)]
 
 
 def process_caption(

@@ -41,7 +41,10 @@ def cache_latents(
     `cache_key` identifies the VAE and all that changes its output. Unreadable images cause a warning; the loader
     replaces them.
     """
-    require_static_images(plan, job.warn)
+    augmentations = {item.subset.augmentation for item in plan.items}
+    assert not any(each.color_aug or each.random_crop for each in augmentations), "preflight checks it"
+    if any(each.face_crop_aug_range for each in augmentations):
+        job.warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")
     images = _to_encode(plan)
     memory = LatentsInMemory()
     disk = LatentsOnDisk((each.item for each in images), layout) if job.to_disk else None
@@ -155,13 +158,3 @@ def _check_latents(disk: LatentsOnDisk, each: ToEncode, *, cache_key: str, skip_
         return disk.is_current(each.item, cache_key, flip=each.flip, alpha=each.alpha)
     except DamagedCache as error:
         return error
-
-
-def require_static_images(plan: DataPlan, warn: Warn) -> None:
-    """Raise ValueError if images of the plan vary between steps."""
-    for augmentation in {item.subset.augmentation for item in plan.items}:
-        for name in ("color_aug", "random_crop"):
-            if getattr(augmentation, name):
-                raise ValueError(f"cache_latents: {name} changes images in every step; turn one of the two off")
-        if augmentation.face_crop_aug_range:
-            warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")

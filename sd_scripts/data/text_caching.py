@@ -28,10 +28,10 @@ def cache_text(
     """Encode each distinct caption once, with prefix, suffix, first line and separators applied.
 
     `cache_key` identifies the encoders and all that changes their output; `suffix` ends the names of the files. With
-    job.skip_check a file that `fits` rejects is rebuilt nevertheless. ValueError names the options that vary captions
-    between steps.
+    job.skip_check a file that `fits` rejects is rebuilt nevertheless. Captions must not vary between
+    steps.
     """
-    require_static_captions(plan)
+    assert not any(item.subset.captions.random_fields() for item in plan.items), "preflight checks it"
     pairs = [(item, static_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if job.to_disk else None
@@ -79,13 +79,3 @@ def _check_text(
         return disk.is_current(item, caption, text_cache_key(caption, cache_key))
     except DamagedCache as error:
         return error
-
-
-def require_static_captions(plan: DataPlan) -> None:
-    """Raise ValueError if captions of the plan vary between steps."""
-    for rules in {item.subset.captions for item in plan.items}:
-        if names := rules.random_fields():
-            raise ValueError(
-                f"cache_text_encoder_outputs: captions change in every step with {', '.join(names)}; "
-                "turn one of the two off"
-            )

@@ -245,7 +245,7 @@ def _adjusted(settings: Settings, facts: TrainingMetadata) -> dict[str, Any]:
     adjusted: dict[str, Any] = {
         "ss_text_encoder_lr": rates[0] if len(rates) == 1 else rates or None,
         "ss_lr_warmup_steps": int(warmup) if warmup >= 1 or not warmup else warmup,
-        "ss_cache_latents": cache.cache_latents or cache.cache_latents_to_disk,
+        "ss_cache_latents": cache.caches_latents,
         "ss_debiased_estimation": settings[LossOptions].debiased_estimation_loss,
     }
     if network.network_args:

@@ -15,6 +15,8 @@ from sd_scripts.families.registry import card_by_network, card_of
 from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     SIDE_MULTIPLE,
+    VARY_CAPTIONS,
+    VARY_IMAGES,
     AugmentOptions,
     BucketOptions,
     CacheOptions,
@@ -79,24 +81,17 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
 
 
 def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOptions) -> Findings:
-    if not (cache.cache_latents or cache.cache_latents_to_disk):
+    if not cache.caches_latents:
         return
-    for name in ("color_aug", "random_crop", "face_crop_aug_range"):
+    for name in VARY_IMAGES:
         if getattr(augment, name):
             yield name, f"changes the image each time, so latents cannot be cached; turn off {name} or cache_latents"
 
 
 def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) -> Findings:
-    if not (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
+    if not cache.caches_text:
         return
-    for name in (
-        "shuffle_caption",
-        "enable_wildcard",
-        "caption_dropout_rate",
-        "caption_dropout_every_n_epochs",
-        "caption_tag_dropout_rate",
-        "token_warmup_step",
-    ):
+    for name in VARY_CAPTIONS:
         if getattr(captions, name):
             yield name, "changes captions at every step, so they cannot be cached; turn it off or disable the cache"
 
@@ -104,9 +99,8 @@ def cached_captions_with_changes(cache: CacheOptions, captions: CaptionOptions) 
 def text_encoder_training_conflicts(
     cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, card: FamilyCard
 ) -> Findings:
-    cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
     trained = any(network.rate_of_encoder(number, optimizer.learning_rate) for number in (0, 1))
-    if cached and trained and not network.network_train_unet_only and not card.has("partial_text_cache"):
+    if cache.caches_text and trained and not network.network_train_unet_only and not card.has("partial_text_cache"):
         yield (
             "cache_text_encoder_outputs",
             "text encoders cannot be trained from cached outputs; set network_train_unet_only or turn the cache off",
@@ -221,7 +215,7 @@ def swapped_model_conflicts(memory: MemoryOptions, training: TrainingOptions, fu
 
 
 def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
-    if full.train_text_encoder and (cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk):
+    if full.train_text_encoder and cache.caches_text:
         yield (
             "cache_text_encoder_outputs",
             "text encoders cannot be trained from cached outputs; turn off train_text_encoder or the cache",
@@ -470,11 +464,10 @@ def compile_without_effect(
                     "has no effect with compile_backend = cudagraphs; set compile_backend = inductor",
                 )
         return
-    cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
     learns = network is not None and not network.network_train_unet_only
-    if more.compile_text_encoder and cached and not learns:
+    if more.compile_text_encoder and cache.caches_text and not learns:
         yield "compile_text_encoder", "has no effect: captions are cached and no text encoder is trained"
-    if more.compile_vae and (cache.cache_latents or cache.cache_latents_to_disk):
+    if more.compile_vae and cache.caches_latents:
         yield (
             "compile_vae",
             "latents are cached, so the VAE only runs before the first step; worth it for many images only",

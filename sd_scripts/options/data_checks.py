@@ -18,7 +18,7 @@ from sd_scripts.formats.image_folders import (
 from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.options import dataset_schema as schema
-from sd_scripts.options.dataset import AugmentOptions, DatasetOptions
+from sd_scripts.options.dataset import VARY_CAPTIONS, VARY_IMAGES, AugmentOptions, CacheOptions, DatasetOptions
 
 if TYPE_CHECKING:
     from sd_scripts.options.preflight import ValidSettings
@@ -77,8 +77,34 @@ def dataset_config(valid: ValidSettings) -> Iterator[str]:
         f"dataset_config: {problem}"
         for problem in schema.problems(config, masked_loss=valid[AugmentOptions].masked_loss, lines=lines)
     )
+    if not valid[DatasetOptions].resolution:
+        for path in schema.without_resolution(config):
+            yield f"dataset_config: {schema.located(path, lines)} has no resolution; set it there or in [general]"
+    filters = schema.OPTIONS["resize_interpolation"].choices
+    for path, value in schema.effective(config, "resize_interpolation").items():
+        if value not in filters:
+            yield f"dataset_config: {schema.located(path, lines)} must be one of {', '.join(filters)}, not {value!r}"
     for path, subset in schema.each_subset(config):
         yield from (f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}" for key, why in _subset(subset))
+
+
+def varying_data_with_cache(valid: ValidSettings) -> Iterator[str]:
+    if not (file := valid[DatasetOptions].dataset_config):
+        return
+    config, lines = schema.read_config(Path(file)), schema.read_lines(Path(file))
+    for key, what in _varying(valid[CacheOptions]):
+        for path, value in schema.effective(config, key).items():
+            if value:
+                yield f"dataset_config: {schema.located(path, lines)} changes {what}; turn it off or disable the cache"
+
+
+def _varying(cache: CacheOptions) -> Iterator[tuple[str, str]]:
+    """Yield the keys that rule out the caches of a run, and why. A face crop is left out of cached latents instead."""
+    if cache.caches_latents:
+        images = "images at every step, so latents cannot be cached"
+        yield from ((key, images) for key in VARY_IMAGES if key != "face_crop_aug_range")
+    if cache.caches_text:
+        yield from ((key, "captions at every step, so they cannot be cached") for key in VARY_CAPTIONS)
 
 
 def _subset(subset: schema.Config) -> Iterator[tuple[str, str]]:
@@ -109,4 +135,5 @@ CHECKS = (
     metadata,
     masks,
     dataset_config,
+    varying_data_with_cache,
 )

@@ -23,6 +23,15 @@ def rounded_side(side: int, multiple: int = SIDE_MULTIPLE) -> int:
     return max(1, (side + multiple // 2) // multiple) * multiple
 
 
+VARY_IMAGES = ("color_aug", "random_crop", "face_crop_aug_range")
+"""Options that change an image in every step, so that its latents cannot be cached."""
+VARY_CAPTIONS = (
+    *("shuffle_caption", "enable_wildcard", "caption_dropout_rate", "caption_dropout_every_n_epochs"),
+    *("caption_tag_dropout_rate", "token_warmup_step"),
+)
+"""Options that change a caption in every step, so that its text encoder outputs cannot be cached."""
+
+
 class DatasetOptions(OptionGroup, title="Folders and dataset"):
     """Where the images are and how they are batched."""
 
@@ -330,6 +339,14 @@ class CacheOptions(OptionGroup, title="Caches"):
     text_encoder_batch_size: int | None = option(
         None, "Captions encoded at once while caching; unset is 16.", within=(1, 1024)
     )
+
+    @property
+    def caches_latents(self) -> bool:
+        return self.cache_latents or self.cache_latents_to_disk
+
+    @property
+    def caches_text(self) -> bool:
+        return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk
 
 
 class ValidationOptions(OptionGroup, title="Validation"):

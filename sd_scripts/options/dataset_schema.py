@@ -156,11 +156,45 @@ def remarks(config: Config, lines: Lines | None = None) -> list[str]:
 
 def each_subset(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield every subset with its path, even from a description with mistakes."""
+    yield from (next(iter(levels.items())) for levels in _levels_of_subsets(config))
+
+
+def _levels_of_subsets(config: Config) -> Iterator[dict[str, Config]]:
+    """Yield for each subset the tables that give it values, by path: its own, that of its dataset, and [general]."""
+    general = _table(config.get("general"))
     for number, dataset in enumerate(_tables(config.get("datasets"))):
-        subsets = dataset.get("subsets") if isinstance(dataset, dict) else None
-        for index, subset in enumerate(_tables(subsets)):
+        for index, subset in enumerate(_tables(_table(dataset).get("subsets"))):
             if isinstance(subset, dict):
-                yield f"datasets[{number}].subsets[{index}]", subset
+                place = f"datasets[{number}]"
+                yield {f"{place}.subsets[{index}]": subset, place: dataset, "general": general}
+
+
+def effective(config: Config, key: str) -> dict[str, Any]:
+    """Return the values of a key for the subsets that are trained, by the path of the key that gives each."""
+    found = {}
+    for levels in _levels_of_subsets(config):
+        if _first(levels, "num_repeats")[1] == 0 or _first(levels, "validation_split")[1] == 1:
+            continue
+        place, value = _first(levels, key)
+        if place:
+            found[f"{place}.{key}"] = value
+    return found
+
+
+def _first(levels: dict[str, Config], key: str) -> tuple[str, Any]:
+    """Return the place and the value of a key in the first of the tables that has it."""
+    return next(((place, table[key]) for place, table in levels.items() if table.get(key) is not None), ("", None))
+
+
+def without_resolution(config: Config) -> list[str]:
+    """Return the paths of datasets to which neither they nor [general] give a resolution."""
+    tables = [_table(dataset) for dataset in _tables(config.get("datasets"))]
+    unset = _table(config.get("general")).get("resolution") is None
+    return [f"datasets[{n}]" for n, table in enumerate(tables) if unset and table.get("resolution") is None]
+
+
+def _table(value: Any) -> Config:
+    return value if isinstance(value, dict) else {}
 
 
 def _tables(value: Any) -> list[Any]:

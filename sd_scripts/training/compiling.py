@@ -144,7 +144,7 @@ class Compilation:
         if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._options_without_graphs:
             self._options = self._options_without_graphs
         cache = settings[CacheOptions]
-        self._vae_ahead = cache.cache_latents or cache.cache_latents_to_disk
+        self._vae_ahead = cache.caches_latents
         self._limit = 0
         wait_until_warm()
         self._before = self._seen = Counts()

@@ -14,10 +14,10 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import CacheJob, LatentStore, Progress, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
-from sd_scripts.data.latent_caching import cache_latents, require_static_images
+from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
-from sd_scripts.data.text_caching import cache_text, require_static_captions
+from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.components import VAE, Components
 from sd_scripts.families.family import Family
 from sd_scripts.families.sampling import eval_mode, on_device
@@ -141,19 +141,13 @@ class TrainingData:
 
 def read_data(context: Context, family: Family) -> DataPlan:
     """Look at the folders; ValueError names the option at fault."""
-    plan = plan_data(
+    return plan_data(
         context.settings,
         seed=context.seed,
         warn=context.warn,
         bucket_multiple=family.bucket_multiple,
         title=family.title.split()[0],
     )
-    cache = context.settings[CacheOptions]
-    if cache.cache_latents or cache.cache_latents_to_disk:
-        require_static_images(plan, warn=lambda _: None)  # that is told where they are encoded
-    if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
-        require_static_captions(plan)
-    return plan
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:
@@ -169,12 +163,12 @@ def encode_ahead(
     """Fill the caches that the options ask for and encode the sample prompts. The VAE and then the text encoders are
     loaded, and freed again unless steps or samples need them, or `keep_all`. `tried` calls what may be compiled."""
     components, cache = training_data.components, training_data.context.settings[CacheOptions]
-    if cache.cache_latents or cache.cache_latents_to_disk:
+    if cache.caches_latents:
         _cache_latents(training_data, tried)
         if not keep_all and not training_data.prompts:
             components.free(VAE)
     components.load(*components.encoder_names)
-    if cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk:
+    if cache.caches_text:
         _cache_text(training_data)
         called = training_data.step_encoders
         encoders = zip(components.encoder_names, components.text_encoders, strict=True)
