@@ -193,16 +193,16 @@ class MetadataSteps:
 
     def connect(self, form: Form, family: FormComponent) -> None:
         """Connect the buttons to the controls of this form, which also set how latents are cached."""
-        fields: list[Any] = [
+        fields: set[Any] = {
             self._images, self._metadata, self._captions, self._caption_ending, self._tags, self._tag_ending,
             self._recursive, self._full_path, self._words_name, self._latents_name,
-        ]  # fmt: skip
+        }  # fmt: skip
         needed = {name: form.controls[name] for name in NEEDED_FOR_LATENTS if name in form.controls}
         done = [self._message, self._use, self._options]
 
-        def gather_words(*typed: Any) -> list[Any]:
+        def gather_words(data: Updates) -> list[Any]:
             try:
-                asked = self._asked(*typed)
+                asked = self._asked(data)
                 file, told = gather(asked)
             except (ValueError, OSError) as error:
                 return [message("error", sentence(error)), gr.skip(), gr.skip()]
@@ -213,7 +213,7 @@ class MetadataSteps:
         def prepare(data: Updates) -> str:
             values = {name: given(form.options[name], data[control]) for name, control in needed.items()}
             try:
-                self._job.start(self._asked(*(data[field] for field in fields)), values, data[family])
+                self._job.start(self._asked(data), values, data[family])
             except (ValueError, OSError) as error:
                 return message("error", sentence(error))
             return ""
@@ -230,28 +230,16 @@ class MetadataSteps:
             page.load(self._show, self._seen, look, **QUIET)  # for a page opened while it runs
         filled_by(self._use, self._options, self._message, form)
 
-    def _asked(
-        self,
-        images: str,
-        metadata: str,
-        captions: bool,
-        caption_ending: str,
-        tags: bool,
-        tag_ending: str,
-        recursive: bool,
-        full_path: bool,
-        words_name: str,
-        latents_name: str,
-    ) -> Gathering:
+    def _asked(self, data: Updates) -> Gathering:
         asked = Gathering(
-            image_folder=unquoted(images or ""),
-            metadata_folder=unquoted(metadata or ""),
-            captions=(caption_ending or "") if captions else None,
-            tags=(tag_ending or "") if tags else None,
-            recursive=recursive,
-            full_path=full_path,
-            caption_metadata_filename=words_name or "",
-            latent_metadata_filename=latents_name or "",
+            image_folder=unquoted(data[self._images] or ""),
+            metadata_folder=unquoted(data[self._metadata] or ""),
+            captions=(data[self._caption_ending] or "") if data[self._captions] else None,
+            tags=(data[self._tag_ending] or "") if data[self._tags] else None,
+            recursive=data[self._recursive],
+            full_path=data[self._full_path],
+            caption_metadata_filename=data[self._words_name] or "",
+            latent_metadata_filename=data[self._latents_name] or "",
         )
         self._allowed_paths.check("image folder", asked.images)
         for file in (asked.words_file, asked.latents_file):

@@ -11,6 +11,7 @@ from kohya_gui.dataset_tools import place
 from kohya_gui.launch_command import sees_no_gpu
 from sd_scripts.formats.folder_names import dotted
 from sd_scripts.formats.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
+from sd_scripts.options.encoding import ENCODING_OPTIONS
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.queue import RunQueue, gpu_set
@@ -18,15 +19,9 @@ from sd_scripts.runs.store import state_folder
 from sd_scripts.runs.watched import End, WatchedRun
 
 LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
-FLAGS_OF_LATENTS = (
-    *("vae", "no_half_vae", "ae", "mixed_precision", "enable_bucket", "min_bucket_reso", "max_bucket_reso"),
-    *("bucket_reso_steps", "bucket_no_upscale", "resize_interpolation", "flip_aug", "alpha_mask"),
-    "disable_mmap_load_safetensors",
-)
-"""Training options that the tool takes under the same name."""
 LONGEST_ENDING = 60
 RENAMED_FLAGS = {"resolution": "max_resolution", "vae_batch_size": "batch_size", "skip_cache_check": "skip_existing"}
-NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *FLAGS_OF_LATENTS, *RENAMED_FLAGS)
+NEEDED_FOR_LATENTS = ("pretrained_model_name_or_path", *ENCODING_OPTIONS, *RENAMED_FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +160,7 @@ def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) ->
         *(["--full_path"] if asked.full_path else []),
         *(["--recursive"] if asked.recursive else []),
     ]
-    flags = {name: name for name in FLAGS_OF_LATENTS} | RENAMED_FLAGS
+    flags = {name: name for name in ENCODING_OPTIONS} | RENAMED_FLAGS
     for name, flag in flags.items():
         value = values.get(name)
         if name == "enable_bucket":

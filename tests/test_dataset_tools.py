@@ -206,7 +206,8 @@ def test_a_mistake_in_gathering_is_one_sentence(source: Path, changed: dict[str,
 
 def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) -> None:
     asked = Gathering(image_folder=str(source), recursive=True)
-    values = settings_of(pretrained_model_name_or_path="m.safetensors", flip_aug=True, vae_batch_size=4).values()
+    given = {"pretrained_model_name_or_path": "m.safetensors", "flip_aug": True, "min_bucket_reso": 64}
+    values = settings_of(**given, vae_batch_size=4).values()
     with pytest.raises(ValueError, match="collect the captions first"):
         latents_command(asked, values, "sdxl")
     gather(asked)
@@ -215,7 +216,7 @@ def test_the_command_that_prepares_latents_says_what_the_tab_says(source: Path) 
     assert Path(argv[1]) == Path(prepare_buckets_latents.__file__)
     assert (flags.train_data_dir, flags.in_json) == (str(source), str(source / "meta_cap.json"))
     assert (flags.out_json, flags.model_name_or_path) == (str(source / "meta_lat.json"), "m.safetensors")
-    assert (flags.max_resolution, flags.min_bucket_reso, flags.bucket_reso_steps) == ("64", 32, 32)
+    assert (flags.max_resolution, flags.min_bucket_reso, flags.bucket_reso_steps) == ("64", 64, 32)
     assert (flags.batch_size, flags.flip_aug, flags.enable_bucket, flags.no_half_vae) == (4, True, True, False)
     assert (flags.family, flags.recursive, flags.full_path, flags.skip_existing) == ("sdxl", True, True, False)
     for name in ("pretrained_model_name_or_path", "resolution"):
@@ -251,7 +252,7 @@ def test_latents_wait_for_the_run_that_is_on(source: Path, queue: RunQueue, tmp_
 def test_the_page_prepares_latents_in_a_process_of_its_own(miniature: Any, source: Path, queue: RunQueue) -> None:
     job, asked = LatentsJob(queue), Gathering(image_folder=str(source))
     gather(asked)
-    values = settings_of(pretrained_model_name_or_path=miniature.checkpoint).values()
+    values = settings_of(pretrained_model_name_or_path=miniature.checkpoint, min_bucket_reso=64).values()
     job.start(asked, values, "sdxl")
     assert job.watched
     assert job.watched.run

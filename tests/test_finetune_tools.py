@@ -323,7 +323,7 @@ def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
         ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is smaller than resolution's longer side 256"),
         ({"--batch_size": "0"}, "batch_size: 0 must be at least 1"),
         ({"--batch_size": "many"}, "batch_size: invalid int value: 'many'"),
-        ({"--resize_interpolation": "best"}, "resize_interpolation: 'best' is not one of nearest, bilinear"),
+        ({"--resize_interpolation": "best"}, "resize_interpolation: 'best' is not one of lanczos, nearest"),
     ],
 )
 def test_a_mistake_in_preparing_is_one_sentence_and_status_2(

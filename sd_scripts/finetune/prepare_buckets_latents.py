@@ -9,19 +9,18 @@ import sys
 from pathlib import Path
 
 from sd_scripts.families.model_file import describe
-from sd_scripts.families.registry import cards
 from sd_scripts.finetune.tool import Reporter, parser, run
 from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
 from sd_scripts.formats.words import some
-from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, script_for
+from sd_scripts.options.command_line import flag_of
+from sd_scripts.options.encoding import ENCODING_OPTIONS
 from sd_scripts.options.settings import Settings
-
-VAE_FILES = sorted({card.vae_option for card in cards()} - {"vae"})
-VAE_OPTIONS = ("vae", "no_half_vae", *VAE_FILES)
+from sd_scripts.options.spec import each_option
 
 
 def setup_parser() -> argparse.ArgumentParser:
-    """Return the parser; flags that affect encoding have the names and meaning of the training options."""
+    """Return the parser; flags that affect encoding are those of the training options."""
     flags = parser(__file__, "Encode the images of a metadata file ahead of training.")
     flags.add_argument("in_json", help="Metadata file to read.")
     flags.add_argument("out_json", help="Metadata file to write; may be in_json.")
@@ -31,25 +30,13 @@ def setup_parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--family", choices=list(FAMILY_TITLES), help="Model family, if it cannot be detected from the file."
     )
-    flags.add_argument("--vae", help="VAE to use instead of the model's own.")
-    flags.add_argument("--no_half_vae", action="store_true", help="Keep the VAE in float32.")
-    for name in VAE_FILES:
-        flags.add_argument(f"--{name}", help="Autoencoder file.")
-    flags.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="As in training.")
+    options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
+    for name in ENCODING_OPTIONS:
+        flags.add_argument(f"--{name}", **flag_of(options[name], "full"))
+    flags.set_defaults(enable_bucket=True)
     flags.add_argument("--batch_size", type=int, default=1, help="Images to encode at once.")
     flags.add_argument("--max_data_loader_n_workers", type=int, help="Ignored: images are always read ahead.")
     flags.add_argument("--max_resolution", default="512,512", help="Training resolution: one number, or width,height.")
-    flags.add_argument(
-        "--enable_bucket", action=argparse.BooleanOptionalAction, default=True, help="Use aspect buckets."
-    )
-    flags.add_argument("--min_bucket_reso", type=int, default=256, help="Smallest bucket side.")
-    flags.add_argument("--max_bucket_reso", type=int, default=1024, help="Largest bucket side.")
-    flags.add_argument("--bucket_reso_steps", type=int, default=64, help="Bucket sides are multiples of this.")
-    flags.add_argument("--bucket_no_upscale", action="store_true", help="Never enlarge an image.")
-    flags.add_argument("--resize_interpolation", help="Resize filter.")
-    flags.add_argument("--flip_aug", action="store_true", help="Also encode the flipped image.")
-    flags.add_argument("--alpha_mask", action="store_true", help="Store the image's opacity as its mask.")
-    flags.add_argument("--disable_mmap_load_safetensors", action="store_true", help="Read model files without mmap.")
     flags.add_argument("--skip_existing", action="store_true", help="Trust existing cache files without checking them.")
     return flags
 
@@ -93,12 +80,10 @@ def _family(args: argparse.Namespace) -> str:
 
 def _settings(args: argparse.Namespace, family: str) -> Settings:
     """Return the settings of a training run that encodes with this VAE."""
-    shared = ("mixed_precision", "disable_mmap_load_safetensors")
-    options = Settings(script_for(family, "full"), {}).options
-    own = [name for name, option in options.items() if name in vars(args) and family in option.families]
-    values = {name: getattr(args, name) for name in own if name in (*shared, *VAE_OPTIONS)}
-    values["pretrained_model_name_or_path"] = args.model_name_or_path
-    return Settings(script_for(family, "full"), values)
+    script = script_for(family, "full")
+    own = {o.name for group in script.groups for o in each_option(group) if family in o.families}
+    values = {name: getattr(args, name) for name in ENCODING_OPTIONS if name in own}
+    return Settings(script, {**values, "pretrained_model_name_or_path": args.model_name_or_path})
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser, *groups: type[OptionGroup], m
     for group in groups:
         section = parser.add_argument_group(group.title, group.__doc__)
         for o in each_option(group):
-            section.add_argument(f"--{o.name}", **_flag(o, method))
+            section.add_argument(f"--{o.name}", **flag_of(o, method))
 
 
 def parser(script: Script) -> argparse.ArgumentParser:
@@ -180,7 +180,8 @@ def _leave(*sentences: object) -> NoReturn:
     sys.exit(2)
 
 
-def _flag(o: Option, method: str) -> dict[str, Any]:
+def flag_of(o: Option, method: str) -> dict[str, Any]:
+    """Return the arguments of argparse's add_argument for an option's flag."""
     shown = f" Default: {o.default}." if o.default not in (None, False, "", []) else ""
     text = (o.help_for(method) + shown).replace("%", "%%")
     if o.type is bool:
