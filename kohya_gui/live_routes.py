@@ -44,7 +44,7 @@ MOST_NAME, MOST_NOTE = 200, 4000
 MOST_LINES = 2000
 TAIL_BYTES = 65_536
 """Bytes read from the end of a finished run's event log when only its final values are needed."""
-IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
@@ -169,11 +169,11 @@ class LiveRoutes:
         return {"known": known, "lines": lines, "total": total}
 
     def sample(self, request: Request) -> Response:
-        """Return a sample image of the run."""
+        """Return a sample of the run: an image, or a clip as an animated one."""
         path = self._made(request, "samples")
-        if path.suffix.lower() not in IMAGES:
-            raise NotThere("This sample is not an image")
-        return _file(request, path, IMAGES[path.suffix.lower()])
+        if path.suffix.lower() not in MEDIA:
+            raise NotThere("This sample is not an image or clip")
+        return _file(request, path, MEDIA[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
         """Return a model that the run saved, as a download."""
@@ -384,11 +384,12 @@ def _file(request: Request, path: Path, kind: str, download: bool = False) -> Re
 def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
     return {
         "number": made.number,
-        "ending": made.path.suffix if made.path.suffix.lower() in IMAGES else "",
+        "ending": made.path.suffix if made.path.suffix.lower() in MEDIA else "",
         "step": made.step,
         "prompt": made.note,
         "seed": made.seed,
         "url": f"studio/run/{run}/sample/{number}",
+        "media": made.media,
         "width": made.width,
         "height": made.height,
     }

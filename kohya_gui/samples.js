@@ -170,9 +170,10 @@ window.StudioSamples = class {
     const seed = sample.seed != null ? ` · seed ${sample.seed}` : "";
     const size = sample.width && sample.height ? ` · ${sample.width} × ${sample.height}` : "";
     const prompts = this.samples.filter((other) => other.step === sample.step);
+    const clip = sample.media === "clip" ? " · clip" : "";
     const which = prompts.length > 1 ? `, prompt ${prompts.indexOf(sample) + 1} of ${prompts.length}` : "";
     const steps = `sample ${at + 1} of ${series.length}`;
-    write(this.place, `Step ${sample.step}${seed}${size} · ${steps}${which}`);
+    write(this.place, `Step ${sample.step}${seed}${size}${clip} · ${steps}${which}`);
     this.download.href = Studio.url(sample.url);
     this.download.download = `step${sample.step}-prompt${(sample.number ?? 0) + 1}${sample.ending}`;
   }

@@ -251,8 +251,8 @@ def with_files(studio: Studio) -> int:
 def test_a_sample_is_told_with_its_prompt_and_served_once_while_it_stays_the_same(studio):
     run = with_files(studio)
     sample = studio.get(f"run/{run}").json()["samples"][0]
-    assert {name: sample[name] for name in ("step", "prompt", "seed", "number", "width", "height")} == {
-        **{"step": 4, "prompt": "a <b>cat</b>", "seed": 7, "number": 0, "width": 64, "height": 32}
+    assert {name: sample[name] for name in ("step", "prompt", "seed", "number", "width", "height", "media")} == {
+        **{"step": 4, "prompt": "a <b>cat</b>", "seed": 7, "number": 0, "width": 64, "height": 32, "media": "image"}
     }
     image = studio.browser.get(f"/{sample['url']}")
     assert (image.content, image.headers["content-type"]) == (PNG, "image/png")

@@ -1,6 +1,7 @@
 """Images while training: named as people expect them, made when they are due."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from diffusers import UNet2DConditionModel
 from PIL import Image
 from training_help import equal, images, train
+
+from sd_scripts.families import registry
+from sd_scripts.library.media import Media
 
 
 @pytest.fixture
@@ -110,3 +114,24 @@ def test_samples_and_validation_that_fail_are_told_once_and_leave_no_trace_in_tr
     told = [event["text"] for event in made.told("warning")]
     assert [text.partition(":")[0] for text in told] == ["validation_split", "sample_prompts"]
     assert "the sample of prompt 1 could not be made: the GPU is out of memory" in told[1]
+
+
+def test_a_family_that_makes_clips_has_animated_samples(
+    miniature: Any, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clip(*arguments: Any) -> Media:
+        """The image, darker from frame to frame."""
+        (image,) = images_alone.sample(*arguments).frames
+        return Media(frames=torch.stack([image, image // 2, image // 4]), fps=10)
+
+    images_alone = registry.family_of("sdxl")
+    monkeypatch.setattr(registry.module_of("sdxl", "family"), "FAMILY", replace(images_alone, sample=clip))
+    made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_at_first=True, max_train_steps=1)
+    first, second = made.told("sample")
+    assert re.sub(r"_\d{14}", "", Path(first["path"]).name) == "short_000000_00_7.webp"
+    assert [second[name] for name in ("media", "width", "height")] == ["clip", 64, 128]
+    with Image.open(second["path"]) as shown:
+        assert (shown.format, shown.n_frames, shown.size) == ("WEBP", 3, (64, 128))
+        shown.seek(1)
+        shown.load()
+        assert shown.info["duration"] == 100

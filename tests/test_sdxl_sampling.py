@@ -31,7 +31,7 @@ def make(components: Components, **changes: Any) -> np.ndarray:
     prompt, settings = SamplePrompt(**{**PROMPT, **changes}), sdxl_settings("model")
     with torch.no_grad():
         text = encode_text(components, tokenize(components, prompt_captions(prompt), settings))
-    return np.asarray(sample(components, prompt, text, settings))
+    return sample(components, prompt, text, settings).frames[0].numpy()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

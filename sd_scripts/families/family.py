@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.components import Components as Components
+from sd_scripts.library.media import Media
 from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.settings import Settings
@@ -115,8 +116,8 @@ class Family:
     """Defaults for what a prompt line leaves out."""
     prompt_captions: Callable[[SamplePrompt], list[str]]
     """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
-    sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Any]
-    """Components, prompt, text outputs of its captions, settings -> a PIL image, without compiled graphs."""
+    sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
+    """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
     prediction_type: Callable[[Settings], str | None]
     """modelspec.prediction_type: epsilon, v, or None."""
     metadata: Callable[[Settings, Components], dict[str, str]]

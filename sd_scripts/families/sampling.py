@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 
 @contextmanager
@@ -33,8 +32,3 @@ def on_device(module: nn.Module, device: torch.device) -> Iterator[None]:
     finally:
         for tensor, original in zip(away, originals, strict=True):
             tensor.data = original
-
-
-def as_image(image: Tensor) -> Image.Image:
-    """Convert (3, H, W) in 0..1 to a PIL image."""
-    return Image.fromarray((image * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy())

@@ -35,7 +35,7 @@ NUMBERS = frozenset(
 TEXTS = frozenset(
     (
         *("kind", "id", "name", "text", "path", "prompt", "option", "error", "remedy", "details", "family"),
-        *("method", "note", "resumed_from"),
+        *("method", "note", "resumed_from", "media"),
     )
 )
 """Keys whose values are strings."""

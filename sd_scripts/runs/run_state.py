@@ -27,7 +27,7 @@ SLOW = 4.0
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that the run wrote: a sample image or a checkpoint."""
+    """A file that the run wrote: a sample or a checkpoint."""
 
     path: Path
     step: int
@@ -38,6 +38,8 @@ class OutputFile:
     number: int | None = None
     """Index of a sample's prompt, from 0."""
     seed: int | None = None
+    media: str = "image"
+    """What a sample is: "image" or "clip"."""
     width: int = 0
     height: int = 0
 
@@ -264,6 +266,7 @@ class RunState:
                 event.get("prompt", ""),
                 number=event.get("number"),
                 seed=event.get("seed"),
+                media=event.get("media") or "image",
                 width=event.get("width") or 0,
                 height=event.get("height") or 0,
             )

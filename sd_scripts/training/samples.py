@@ -99,7 +99,7 @@ class Sampler:
             self._context.warn(failure.text)
 
     def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any] | SampleFailure:
-        """Make one image; return its event payload, or why there is none."""
+        """Make one sample; return its event payload, or why there is none."""
         try:
             return self._made(number, folder, name, when)
         except Exception as error:
@@ -122,12 +122,13 @@ class Sampler:
         prompt = self.prompts[number]
         with torch.random.fork_rng(), self._train_state.averaged():
             text = self._data.text_of_prompt(number)
-            image = self._family.sample(self._data.components, prompt, text, self._context.settings)
+            media = self._family.sample(self._data.components, prompt, text, self._context.settings)
         seed = "" if prompt.seed is None else f"_{prompt.seed}"
         stamp = time.strftime("%Y%m%d%H%M%S")
-        path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}.png"
+        path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}{media.suffix}"
         if self._context.is_main or not self._train_state.trainable.shards:
             with saving(path), atomic_file(path) as part:
-                image.save(part, format="PNG")
+                media.write(part)
+        width, height = media.size
         payload = {"path": str(path), "prompt": prompt.prompt, "seed": prompt.seed, "number": number}
-        return {**payload, "width": image.width, "height": image.height}
+        return {**payload, "media": media.kind, "width": width, "height": height}

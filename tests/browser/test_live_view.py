@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs_help import TELLING
 
 from browser.page_help import CHROMIUM, SLOW, Gui
+from sd_scripts.library.media import Media
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.queue import PlannedRun, RunQueue
@@ -78,9 +80,11 @@ def tell_past(log: EventLog, place: Path) -> None:
         if step % 10:
             continue
         for number, prompt in enumerate(("a cat", "a <b>dog</b>")):
-            path = place / f"{step}-{number}.png"
-            path.write_bytes(PIXEL)
-            log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, width=1, height=1)
+            media = Media(frames=torch.full((1 + number, 1, 1, 3), step, dtype=torch.uint8))
+            path = place / f"{step}-{number}{media.suffix}"
+            media.write(path)
+            told = {"media": media.kind, "width": 1, "height": 1}
+            log("sample", path=str(path), step=step, prompt=prompt, seed=number, number=number, **told)
     log("failed", error="the loss is no number", remedy="lower learning_rate", details="Traceback")
 
 
@@ -177,6 +181,8 @@ def test_a_sample_is_seen_large_and_the_keys_go_through_training_and_prompts(pag
     expect(large).to_contain_text("Step 20 · seed 0")
     page.keyboard.press("ArrowDown")
     expect(large).to_contain_text("a <b>dog</b>")
+    expect(large).to_contain_text("1 × 1 · clip · sample 2 of 3")
+    page.wait_for_function("document.querySelector('dialog.sample-large img').naturalWidth === 1")
     large.locator("input[type=range]").fill("0")
     expect(large).to_contain_text("Step 10 · seed 1")
     page.keyboard.press("Escape")
@@ -286,10 +292,10 @@ def test_all_samples_are_a_matrix_and_one_can_be_downloaded(page, over):
     expect(matrix.locator(".sample")).to_have_count(6)
     matrix.locator(".sample").nth(4).click()
     large = page.locator("dialog.sample-large")
-    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · sample 2 of 3, prompt 2 of 2")
+    expect(large).to_contain_text("Step 20 · seed 1 · 1 × 1 · clip · sample 2 of 3, prompt 2 of 2")
     with page.expect_download() as download:
         large.get_by_text("Download").click()
-    assert download.value.suggested_filename == "step20-prompt2.png"
+    assert download.value.suggested_filename == "step20-prompt2.webp"
 
 
 def test_the_list_is_in_the_order_of_starts_and_names_reasons_and_what_is_not_found(page, queue, tmp_path):

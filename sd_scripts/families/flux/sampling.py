@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from sd_scripts.families.family import Components
@@ -14,8 +13,9 @@ from sd_scripts.families.flux.objective import told_guidance
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.families.flux.vae import decode_latents
-from sd_scripts.families.sampling import as_image, eval_mode, on_device
+from sd_scripts.families.sampling import eval_mode, on_device
 from sd_scripts.library.flow import sampling_sigmas, shift_of
+from sd_scripts.library.media import Media
 from sd_scripts.options.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
@@ -24,7 +24,7 @@ LATENT, MULTIPLE = 8, CARD.side_multiple
 
 
 @torch.no_grad()
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Image.Image:
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
     The denoiser is not moved, since its blocks may be swapped; the autoencoder is moved to its device. A seed gives the
@@ -36,7 +36,7 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     with torch.compiler.set_stance("force_eager"), eval_mode([components.denoiser, components.vae]):
         latents = _denoise(components, prompt, text, device, masked=settings[FluxModelOptions].apply_t5_attn_mask)
         with on_device(components.vae, device):
-            return as_image(decode_latents(components, latents)[0])
+            return Media.of(decode_latents(components, latents)[0])
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:

@@ -4,15 +4,15 @@ import inspect
 import secrets
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sampling import as_image, eval_mode, on_device
+from sd_scripts.families.sampling import eval_mode, on_device
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.families.sdxl.vae import decode_latents
+from sd_scripts.library.media import Media
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt, size_of
@@ -24,7 +24,7 @@ MULTIPLE = CARD.side_multiple
 
 
 @torch.no_grad()
-def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Image.Image:
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
     Compiled blocks run eagerly (a compiled no_grad pass would need its own graphs), modes and devices are restored
@@ -34,7 +34,7 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     modules = [components.denoiser, components.vae]
     with torch.compiler.set_stance("force_eager"), eval_mode(modules), on_device(components.vae, weight.device):
         latents = _denoise(components, prompt, text, settings, weight)
-        return as_image(decode_latents(components, latents)[0])
+        return Media.of(decode_latents(components, latents)[0])
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
