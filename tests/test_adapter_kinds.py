@@ -181,4 +181,4 @@ def test_what_a_kind_does_not_have_is_told_before_anything_is_trained(model: Pat
 
 def test_an_unknown_kind_is_refused_with_the_known_ones(model: Path, tmp_path: Path) -> None:
     given = context(model, tmp_path, network_args=["adapter=lohaa"])
-    assert Lora().check(SDXL, given.settings) == ["network_args: adapter=lohaa is not one of lora, loha"]
+    assert Lora().check(SDXL, given.settings) == ["network_args: adapter=lohaa is not one of loha, lora"]

@@ -136,9 +136,9 @@ def register(kind: Kind) -> Kind:
 
 
 def adapter_kinds() -> Mapping[str, type[Adapter]]:
-    """Return all kinds by name: those of the files in `adapters`, and what else is registered."""
+    """Return all kinds, in the order of their names: those of the files in `adapters`, and what else is registered."""
     _import_adapters()
-    return _kinds
+    return dict(sorted(_kinds.items()))
 
 
 @cache
