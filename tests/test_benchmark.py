@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from sd_scripts.families.random_weights import random_weights
+from sd_scripts.families.registry import module_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.reading import from_values
-from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, full_size, main, table
+from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
 
 
 def row_cells(markdown: str) -> dict[str, str]:
@@ -46,7 +47,7 @@ def test_an_unknown_row_is_told_with_those_there_are(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("method", METHOD_TITLES)
 @pytest.mark.parametrize("family", FAMILY_TITLES)
 def test_every_row_differs_from_the_others_by_options_of_its_script(family: str, method: str) -> None:
-    module = full_size(family)
+    module = module_of(family, "full_size")
     rows = module.ROWS[method]
     read = [
         from_values(script_for(family, method), COMMON | module.OPTIONS[method] | row).values() for row in rows.values()

@@ -21,15 +21,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 
 from sd_scripts.data import demo_images
+from sd_scripts.families.registry import module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.runs.folder import RunFolder
@@ -260,19 +259,14 @@ def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
     return "\n".join(lines)
 
 
-def full_size(family: str) -> ModuleType:
-    """Return the family's module of that name, which imports torch."""
-    return import_module(f"sd_scripts.families.{family}.full_size")
-
-
 def write_model(family: str, folder: Path, *, miniature: bool) -> Model:
     """Write a model and images below `folder`, if they are not there from an earlier call."""
     if miniature:
-        made = import_module(f"sd_scripts.families.{family}.tiny").write_miniature(folder)
+        made = module_of(family, "tiny").write_miniature(folder)
         return Model(files=made.files, images=made.data_dir)
     done, images = folder / "files.toml", folder / "images"
     if not done.exists():
-        files = {option: str(path) for option, path in full_size(family).write_files(folder).items()}
+        files = {option: str(path) for option, path in module_of(family, "full_size").write_files(folder).items()}
         demo_images.write_images(images, SIZES)
         write_toml(done, files)
     return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)
@@ -292,7 +286,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     parser.add_argument("--miniature", action="store_true", help="try the benchmark itself on a tiny model")
     arguments, flags = parser.parse_known_args(argv)
-    module, script = full_size(arguments.family), script_for(arguments.family, arguments.method).file
+    module = module_of(arguments.family, "full_size")  # imports torch, which --help should not wait for
+    script = script_for(arguments.family, arguments.method).file
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)
     if unknown := [name for name in wanted if name not in rows]:
