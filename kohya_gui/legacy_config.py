@@ -12,18 +12,21 @@ from kohya_gui.legacy_keys import (
     FINETUNE,
     KOHYA_TABS,
     LORA,
-    OTHER_MODELS,
-    TAB_KEYS,
+    PREFIXES,
+    RECORDS,
     TITLES,
     ZERO_IS_UNSET,
-    KohyaTab,
+    own_keys,
+    record_of,
 )
-from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS, network_from
-from kohya_gui.legacy_networks import is_on as _on
+from kohya_gui.legacy_networks import FIELDS, network_from
 from kohya_gui.tabs import TABS, Tab
+from sd_scripts.families.kohya import Converted, KohyaTab
+from sd_scripts.families.kohya import is_on as _on
+from sd_scripts.families.registry import cards
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import SCRIPTS, script_for
+from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.schedules import SCHEDULES
 from sd_scripts.options.settings import Remark
@@ -54,25 +57,28 @@ def read(path: Path) -> Values:
 
 def tab_of(legacy: Mapping[str, Any]) -> Tab | None:
     """Return the tab that wrote a file, if its keys tell."""
-    return next((TABS[name] for name, keys in TAB_KEYS.items() if not keys.isdisjoint(legacy)), None)
+    for name, keys in KOHYA_TABS.items():
+        if not keys.marks.union(*(own_keys(name, family).marks for family in RECORDS)).isdisjoint(legacy):
+            return TABS[name]
+    return None
 
 
 def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     """Convert the keys of a kohya_ss tab; a missing key gets the default it had there."""
     family = next((name for key, name in FAMILIES.items() if _on(legacy.get(key))), "sd15")
-    keys = KOHYA_TABS[tab]
-    said = [Remark(key, why) for key, why in keys.cannot_in(family).items() if _asks(legacy.get(key))]
+    keys = KOHYA_TABS[tab] | own_keys(tab, family)
+    said = [Remark(key, why) for key, why in keys.cannot.items() if _asks(legacy.get(key))]
     if title := not_trained(family):
-        said.insert(0, Remark("sdxl", f"off: these settings are for {title}, which is not supported"))
-    values = _same_meaning(legacy, family, keys)
+        said.insert(0, Remark(next(iter(FAMILIES)), f"off: these settings are for {title}, which is not supported"))
+    values = _same_meaning(legacy, family, tab, keys)
     for function in (_warmup, _length, _tracker):
         values |= function(legacy, keys)
     for meaning in MEANINGS[tab]:
         more, told = meaning(legacy, family)
         values |= more
         said += told
-    if family == "flux" and _number(_of(legacy, "max_timestep", keys)) == 1000:
-        values["max_timestep"] = None  # all timesteps, in SDXL's count
+    unset = record_of(family).unset.items()
+    values |= {key: None for key, number in unset if _number(_of(legacy, key, keys)) == number}
     flags, unread = _additional(legacy, family, TABS[tab].method)
     said += unread
     schedule = str(values.get("lr_scheduler"))
@@ -90,19 +96,18 @@ def not_trained(family: str) -> str:
     return "" if any(script.family == family for script in SCRIPTS) else TITLES[family]
 
 
-def _same_meaning(legacy: Mapping[str, Any], family: str, keys: KohyaTab) -> Values:
+def _same_meaning(legacy: Mapping[str, Any], family: str, tab: str, keys: KohyaTab) -> Values:
     """Convert every key that maps to one option, plus unknown keys."""
     given = {key: value for key, value in legacy.items() if value is not None}
     if "use_8bit_adam" in given and not given.get("optimizer"):
         given["optimizer"] = "AdamW8bit" if _on(given["use_8bit_adam"]) else "AdamW"
     values: Values = {}
-    defaults, renamed = keys.defaults_in(family), keys.renamed_in(family)
-    for key, value in {**defaults, **given}.items():
-        if is_dropped(key, family, keys) or (key in ZERO_IS_UNSET and _number(value) == 0):
+    for key, value in {**keys.defaults, **given}.items():
+        if is_dropped(key, family, tab) or (key in ZERO_IS_UNSET and _number(value) == 0):
             continue
-        if value == "" and isinstance(defaults.get(key, ""), str):
+        if value == "" and isinstance(keys.defaults.get(key, ""), str):
             continue  # an empty text field is unset
-        values[renamed.get(key, key)] = defaults[key] if value == "" else value
+        values[keys.renamed.get(key, key)] = keys.defaults[key] if value == "" else value
     for key in ("optimizer_args", "lr_scheduler_args"):
         if isinstance(values.get(key), str):
             values[key] = _arguments(values[key])
@@ -111,42 +116,45 @@ def _same_meaning(legacy: Mapping[str, Any], family: str, keys: KohyaTab) -> Val
     return values
 
 
-def is_dropped(key: str, family: str, keys: KohyaTab = LORA) -> bool:
+def is_dropped(key: str, family: str, tab: str = "lora") -> bool:
     """Return whether a key is no option on its own in a file for this family."""
-    if key in keys.renamed_for.get(family, {}) or key in keys.same_for.get(family, ()):
+    own, keys = own_keys(tab, family), KOHYA_TABS[tab]
+    if key in own.renamed or key in own.same:
         return False
-    elsewhere = key in FAMILIES or key in FIELDS or key in FLUX_FIELDS or key in keys.cannot
-    of_others = any(key in names for names in keys.same_for.values()) or key.startswith(OTHER_MODELS)
-    return elsewhere or of_others or key in keys.dropped
+    names = [FAMILIES, FIELDS, keys.cannot, keys.dropped, *(record.lora_fields for record in RECORDS.values())]
+    for other in RECORDS:
+        own = own_keys(tab, other)
+        names += [own.same, own.renamed, own.dropped]
+    return key.startswith(PREFIXES) or any(key in some for some in names)
 
 
-Meaning = Callable[[Mapping[str, Any], str], tuple[Values, list[Remark]]]
+Meaning = Callable[[Mapping[str, Any], str], Converted]
 """(keys of a file, its family) -> (option values, remarks)."""
 
 
-def _network(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _network(legacy: Mapping[str, Any], family: str) -> Converted:
     return network_from(legacy, family)
 
 
-def _rates(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _rates(legacy: Mapping[str, Any], family: str) -> Converted:
     """Convert learning rates: 0 meant that a component is not trained, both 0 meant learning_rate for all."""
     text, unet = (_number(_of(legacy, key)) for key in ("text_encoder_lr", "unet_lr"))
-    t5 = _number(legacy.get("t5xxl_lr")) if family == "flux" else 0.0  # T5 has its own rate, if one is set
+    others = [_number(legacy.get(key)) for key in record_of(family).text_rates]
     rates = {
-        "text_encoder_lr": [text, t5] if t5 else [text, text] if text else [],
+        "text_encoder_lr": [text, *others] if any(others) else [text, text] if text else [],
         "unet_lr": unet or None,
-        "network_train_unet_only": bool(unet and not text and not t5),
+        "network_train_unet_only": bool(unet and not any((text, *others))),
         "network_train_text_encoder_only": bool(text and not unet),
     }
     return rates, []
 
 
-def _lora_file(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _lora_file(legacy: Mapping[str, Any], family: str) -> Converted:
     known = legacy.get("save_model_as") in ("safetensors", "ckpt")
     return ({} if known else {"save_model_as": "safetensors"}), []
 
 
-def _noise(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _noise(legacy: Mapping[str, Any], family: str) -> Converted:
     """Keep only the chosen kind of noise; in the other tabs both count."""
     multires = ("multires_noise_iterations", "multires_noise_discount")
     original = ("noise_offset", "noise_offset_random_strength", "adaptive_noise_scale")
@@ -156,29 +164,29 @@ def _noise(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]
     return off, []
 
 
-def _text_encoders_by_rate(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    """Convert DreamBooth, which trained SDXL's text encoders if one of their rates was not 0."""
+def _text_encoders_by_rate(legacy: Mapping[str, Any], family: str) -> Converted:
+    """Convert DreamBooth, which trained both text encoders if one of their rates was not 0."""
     rates = [_number(_of(legacy, key, DREAMBOOTH)) for key in RATES_OF_ENCODERS]
     return _text_encoders(any(rates), legacy, family)
 
 
-def _text_encoders_by_switch(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _text_encoders_by_switch(legacy: Mapping[str, Any], family: str) -> Converted:
     return _text_encoders(_on(_of(legacy, "train_text_encoder", FINETUNE)), legacy, family)
 
 
-def _text_encoders(learn: bool, legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
-    if family != "sdxl":
+def _text_encoders(learn: bool, legacy: Mapping[str, Any], family: str) -> Converted:
+    if not any(card.name == family and card.has("trains_text") for card in cards()):
         return {}, []
     return {"train_text_encoder": learn, **({} if learn else dict.fromkeys(RATES_OF_ENCODERS))}, []
 
 
-def _model_file(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _model_file(legacy: Mapping[str, Any], family: str) -> Converted:
     """Convert save_model_as: "same as source model" is unset here; missing is safetensors, the default there."""
     chosen = legacy.get("save_model_as") or "safetensors"
     return {"save_model_as": None if str(chosen).startswith("same") else chosen}, []
 
 
-def _metadata(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _metadata(legacy: Mapping[str, Any], family: str) -> Converted:
     """Convert the metadata file, which had its own folder and was rebuilt at each start."""
     folder = str(legacy.get("train_dir") or "").rstrip("/")
     if legacy.get("dataset_config") or not folder:
@@ -194,7 +202,7 @@ def _metadata(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Rema
     return {"in_json": f"{folder}/{_of(legacy, name, FINETUNE)}"}, remarks
 
 
-def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> tuple[Values, list[Remark]]:
+def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> Converted:
     mirrored = _on(legacy.get("flip_aug")) and _number(_of(legacy, "max_train_steps", FINETUNE))
     return {}, [Remark("max_train_steps", "used as given; kohya_ss halved it with flip_aug")] if mirrored else []
 
@@ -227,9 +235,10 @@ def _tracker(legacy: Mapping[str, Any], keys: KohyaTab) -> Values:
     return {"wandb_run_name": named, **({"log_with": legacy.get("log_with") or "wandb"} if wandb else {})}
 
 
-def _additional(legacy: Mapping[str, Any], family: str, method: str) -> tuple[Values, list[Remark]]:
+def _additional(legacy: Mapping[str, Any], family: str, method: str) -> Converted:
     """Convert the flags in the field for additional parameters."""
-    script = script_for(family if any(s.family == family for s in SCRIPTS) else "sdxl", method)
+    scripts = [script for script in SCRIPTS if script.method == method]
+    script = next((script for script in scripts if script.family == family), scripts[0])
     try:
         given = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
     except ValueError as error:  # an open quotation mark

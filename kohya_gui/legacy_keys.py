@@ -1,15 +1,17 @@
 """The training tabs of kohya_ss as data: their keys, our option for each, and the default of a missing one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from sd_scripts.options.catalog import FAMILY_TITLES
+from sd_scripts.families.kohya import KohyaFamily, KohyaTab
+from sd_scripts.families.kohya import key_names as _names
+from sd_scripts.families.registry import cards
+
+RECORDS: dict[str, KohyaFamily] = {card.name: card.kohya for card in cards() if card.kohya}
+"""What the families say of themselves in these files, in the order of the page."""
 
 FAMILIES = {
-    "sdxl": "sdxl",
-    "sdxl_checkbox": "sdxl",
-    "flux1_checkbox": "flux",
+    **{key: name for name, record in RECORDS.items() for key in record.checkboxes},
     "sd3_checkbox": "sd3",
     "hunyuan_image_checkbox": "hunyuan_image",
     "anima_checkbox": "anima",
@@ -18,45 +20,14 @@ FAMILIES = {
 }
 """Model checkbox -> family; the first one that is on wins, none means SD 1.5."""
 
-TITLES = {**FAMILY_TITLES, "sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
+TITLES = {"sd3": "SD 3", "hunyuan_image": "HunyuanImage", "anima": "Anima", "lumina": "Lumina"}
 TITLES |= {"sd2": "Stable Diffusion 2", "sd15": "Stable Diffusion 1.5"}
+"""Of models that kohya_ss trains but no script here does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KohyaTab:
-    """Meaning of the keys of a kohya_ss tab; `_for` tables apply to files of that family only."""
-
-    same: frozenset[str]
-    """Keys that are options of the same name and meaning."""
-    same_for: Mapping[str, frozenset[str]]
-    renamed: Mapping[str, str]
-    """Old key -> option."""
-    renamed_for: Mapping[str, Mapping[str, str]]
-    """By family; in files for other families these keys mean nothing."""
-    defaults: Mapping[str, Any]
-    """kohya_ss's default of a missing key, where ours differs."""
-    defaults_for: Mapping[str, Mapping[str, Any]]
-    dropped: frozenset[str]
-    """Keys that are no option on their own."""
-    cannot: Mapping[str, str]
-    """Keys of unsupported features, with the remark for them."""
-    cannot_for: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def same_in(self, family: str) -> frozenset[str]:
-        return self.same | self.same_for.get(family, frozenset())
-
-    def renamed_in(self, family: str) -> dict[str, str]:
-        return {**self.renamed, **self.renamed_for.get(family, {})}
-
-    def defaults_in(self, family: str) -> dict[str, Any]:
-        return {**self.defaults, **self.defaults_for.get(family, {})}
-
-    def cannot_in(self, family: str) -> dict[str, str]:
-        return {**self.cannot, **self.cannot_for.get(family, {})}
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def record_of(family: str) -> KohyaFamily:
+    """Return what a family says of itself in these files; nothing for a model that no script here trains."""
+    return RECORDS.get(family, KohyaFamily())
 
 
 SAME = _names(
@@ -82,23 +53,7 @@ SAME = _names(
     num_machines num_cpu_threads_per_process gpu_ids main_process_port multi_gpu extra_accelerate_launch_args
     """
 )
-SAME_FOR_FLUX = _names(
-    """
-    ae t5xxl_max_token_length apply_t5_attn_mask timestep_sampling discrete_flow_shift model_prediction_type
-    guidance_scale blocks_to_swap cpu_offload_checkpointing
-    """
-)
 RENAMED = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
-RENAMED_FOR = {
-    "sdxl": {
-        "sdxl_no_half_vae": "no_half_vae",
-        "sdxl_cache_text_encoder_outputs": "cache_text_encoder_outputs",
-    },
-    "flux": {
-        "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
-        "flux1_cache_text_encoder_outputs_to_disk": "cache_text_encoder_outputs_to_disk",
-    },
-}
 DEFAULTS: dict[str, Any] = {
     "output_name": "last",
     "save_precision": "fp16",
@@ -120,7 +75,6 @@ DEFAULTS: dict[str, Any] = {
     "sample_sampler": "euler_a",
     "noise_offset_type": "Original",
 }
-DEFAULTS_FOR = {"flux": {"t5xxl_max_token_length": 512}}
 DROPPED = _names(
     """
     epoch lr_warmup noise_offset_type xformers additional_parameters use_8bit_adam sample_prompts
@@ -138,46 +92,25 @@ CANNOT = {
 }
 
 LORA = KohyaTab(
+    marks=_names("LoRA_type network_dim network_alpha unet_lr text_encoder_lr lora_network_weights"),
     same=SAME
     | _names("network_dim network_alpha network_dropout network_weights dim_from_weights scale_weight_norms")
     | _names("highvram training_comment"),
-    same_for={"flux": SAME_FOR_FLUX | _names("clip_l t5xxl model_type fp8_base_unet")},
     renamed={**RENAMED, "lora_network_weights": "network_weights"},
-    renamed_for=RENAMED_FOR,
     defaults={**DEFAULTS, "learning_rate": 1e-4, "text_encoder_lr": 1e-4, "unet_lr": 1e-4, "network_dim": 8},
-    defaults_for=DEFAULTS_FOR,
-    dropped=DROPPED | _names("t5xxl_lr conv_dims conv_alphas mem_eff_save single_blocks_to_swap double_blocks_to_swap"),
+    dropped=DROPPED | _names("conv_dims conv_alphas"),
     cannot={
         **CANNOT,
         "stop_text_encoder_training": "text encoders train to the end; set network_train_unet_only to freeze them",
     },
-    cannot_for={
-        "flux": dict.fromkeys(
-            ("single_blocks_to_swap", "double_blocks_to_swap"), "no effect, as in sd-scripts; set blocks_to_swap"
-        )
-    },
 )
 DREAMBOOTH = KohyaTab(
+    marks=_names("learning_rate_te learning_rate_te1 blockwise_fused_optimizers"),
     same=SAME | _names("disable_mmap_load_safetensors"),
-    same_for={
-        "sdxl": _names("learning_rate_te1 learning_rate_te2 fused_backward_pass fused_optimizer_groups"),
-        "flux": SAME_FOR_FLUX
-        | _names("blockwise_fused_optimizers mem_eff_save single_blocks_to_swap double_blocks_to_swap"),
-    },
     renamed=RENAMED,
-    renamed_for={
-        "sdxl": RENAMED_FOR["sdxl"],
-        "flux": {
-            **RENAMED_FOR["flux"],
-            "flux1_clip_l": "clip_l",
-            "flux1_t5xxl": "t5xxl",
-            "flux_fused_backward_pass": "fused_backward_pass",
-        },
-    },
     defaults={**DEFAULTS, **dict.fromkeys(("learning_rate", "learning_rate_te1", "learning_rate_te2"), 1e-5)},
-    defaults_for=DEFAULTS_FOR,
     # clip_l and t5xxl are those of SD 3 in this tab
-    dropped=DROPPED | _names("learning_rate_te clip_l t5xxl flux_fused_backward_pass"),
+    dropped=DROPPED | _names("learning_rate_te clip_l t5xxl"),
     cannot={
         **CANNOT,
         "stop_text_encoder_training": "text encoders train to the end; turn train_text_encoder off to freeze them",
@@ -185,8 +118,8 @@ DREAMBOOTH = KohyaTab(
 )
 FINETUNE = replace(
     DREAMBOOTH,
+    marks=_names("image_folder train_dir dataset_repeats latent_metadata_filename create_buckets"),
     same=DREAMBOOTH.same | _names("dataset_repeats"),
-    same_for={**DREAMBOOTH.same_for, "sdxl": DREAMBOOTH.same_for["sdxl"] | _names("train_text_encoder block_lr")},
     renamed={**RENAMED, "image_folder": "train_data_dir"},
     defaults={
         **DREAMBOOTH.defaults,
@@ -206,15 +139,14 @@ FINETUNE = replace(
     | _names("create_caption create_buckets generate_caption_database generate_image_buckets batch_size full_path"),
     cannot=CANNOT,
 )
-KOHYA_TABS = {"lora": LORA, "dreambooth": DREAMBOOTH, "finetune": FINETUNE}
-"""By the name of our tab."""
+KOHYA_TABS = {"lora": LORA, "finetune": FINETUNE, "dreambooth": DREAMBOOTH}
+"""By the name of our tab; the first whose marks a file has wrote it."""
 
-TAB_KEYS = {
-    "lora": _names("LoRA_type network_dim network_alpha unet_lr text_encoder_lr lora_network_weights"),
-    "finetune": _names("image_folder train_dir sdxl_checkbox dataset_repeats latent_metadata_filename create_buckets"),
-    "dreambooth": _names("learning_rate_te learning_rate_te1 flux1_clip_l blockwise_fused_optimizers"),
-}
-"""Keys that identify the tab that wrote a file; the first tab with a match wins."""
+
+def own_keys(tab: str, family: str) -> KohyaTab:
+    """Return the keys of a tab that have a meaning in files for the family only."""
+    return record_of(family).tabs.get(tab, KohyaTab())
+
 
 ZERO_IS_UNSET = (
     *("seed", "vae_batch_size", "network_dropout", "noise_offset", "adaptive_noise_scale", "ip_noise_gamma"),
@@ -222,5 +154,5 @@ ZERO_IS_UNSET = (
 )
 """Sliders where 0 means unset. Where 0 is a value, as in max_grad_norm, it is kept."""
 
-OTHER_MODELS = ("sdxl_", "flux1_", "sd3_", "hunyuan_", "anima_", "lumina_")
+PREFIXES = ("sd3_", "hunyuan_", "anima_", "lumina_", *(p for record in RECORDS.values() for p in record.prefixes))
 """Prefixes of keys that belong to one model."""

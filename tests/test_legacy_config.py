@@ -7,8 +7,9 @@ import pytest
 from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of
-from kohya_gui.legacy_keys import KOHYA_TABS, LORA
-from kohya_gui.legacy_networks import FIELDS, FLUX_FIELDS
+from kohya_gui.legacy_keys import KOHYA_TABS, LORA, own_keys
+from kohya_gui.legacy_networks import FIELDS
+from sd_scripts.families.flux.kohya import KOHYA as FLUX_KEYS
 from sd_scripts.options.reading import from_values
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -188,9 +189,8 @@ BY_THE_SAME_NAME = {
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 @pytest.mark.parametrize("tab", KOHYA_TABS)
 def test_every_key_of_kohyas_tab_has_a_place(tab, family):
-    keys = KOHYA_TABS[tab]
-    same, renamed = keys.same_in(family), keys.renamed_in(family)
-    lost = [key for key in OF_TAB[tab] if not (key in same or key in renamed or is_dropped(key, family, keys))]
+    keys = KOHYA_TABS[tab] | own_keys(tab, family)
+    lost = [key for key in OF_TAB[tab] if not (key in keys.same or key in keys.renamed or is_dropped(key, family, tab))]
     assert set(lost) == BY_THE_SAME_NAME[tab]
 
 
@@ -211,8 +211,8 @@ def test_a_key_left_out_means_what_it_meant_there():
     assert from_values(SDXL_LORA, from_kohya({key: FILLED[key] for key in kept}).values).changed() == whole
     assert {key: KOHYA_DEFAULTS[key] for key in LORA.defaults} == LORA.defaults
     assert {key: KOHYA_DEFAULTS[key] for key in FIELDS} == FIELDS
-    assert {key: KOHYA_DEFAULTS[key] for key in LORA.defaults_for["flux"]} == LORA.defaults_for["flux"]
-    assert {key: KOHYA_DEFAULTS[key] for key in FLUX_FIELDS} == FLUX_FIELDS
+    assert {key: KOHYA_DEFAULTS[key] for key in FLUX_KEYS.tabs["lora"].defaults} == FLUX_KEYS.tabs["lora"].defaults
+    assert {key: KOHYA_DEFAULTS[key] for key in FLUX_KEYS.lora_fields} == FLUX_KEYS.lora_fields
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.families.kohya import KohyaFamily
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.spec import CAPABILITIES, OptionGroup
@@ -102,6 +103,8 @@ class FamilyCard:
     """Components by size: (variant, end of a key, axis, size of that axis, exact variant)."""
     use_hints: Mapping[str, str] = field(default_factory=dict)
     """Method -> where people put the trained file, HTML."""
+    kohya: KohyaFamily | None = None
+    """Its keys in the configuration files of kohya_ss, if these know it."""
     demo: Mapping[str, Any] = field(default_factory=dict)
     """Options of the demo in addition to the common ones."""
 

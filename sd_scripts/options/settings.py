@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from sd_scripts.formats.words import shortened
 from sd_scripts.options.checks import problems_between
-from sd_scripts.options.spec import Option, OptionGroup, each_option, until_wrong, without
+from sd_scripts.options.spec import Option, OptionGroup, Remark, each_option, until_wrong, without
 
 Group = TypeVar("Group", bound=OptionGroup)
 Groups = tuple[type[OptionGroup], ...]
@@ -25,17 +25,6 @@ class Script:
     def identity(self) -> dict[str, str]:
         """Return the keys by which a saved file names its script."""
         return {"family": self.family, "method": self.method}
-
-
-@dataclass(frozen=True)
-class Remark:
-    """A warning about an option; the run can start."""
-
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.text}"
 
 
 @dataclass(frozen=True)

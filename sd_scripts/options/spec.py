@@ -44,6 +44,17 @@ def option(default: Any, help: str, **face: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **face})
 
 
+@dataclass(frozen=True)
+class Remark:
+    """A warning about an option; the run can start."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 class OptionGroup:
     """Options that belong together: one panel in the GUI, one section of --help, one heading in the docs."""

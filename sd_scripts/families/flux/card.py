@@ -4,6 +4,7 @@ from pathlib import Path
 
 from sd_scripts.families.card import ComponentCard, FamilyCard, PanelCard
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
+from sd_scripts.families.flux.kohya import KOHYA
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.safetensors_header import Header
@@ -122,4 +123,5 @@ CARD = FamilyCard(
         "<b>models/Stable-diffusion</b> (WebUI Forge)."
     },
     demo={"t5xxl_max_token_length": 64, **RECOMMENDED},
+    kohya=KOHYA,
 )

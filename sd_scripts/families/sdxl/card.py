@@ -1,6 +1,7 @@
 """SDXL, as the page, the options and the file recognition see it."""
 
 from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.sdxl.kohya import KOHYA
 
 CARD = FamilyCard(
     name="sdxl",
@@ -28,4 +29,5 @@ CARD = FamilyCard(
         "full": "Your model. To use it, put it into <b>models/checkpoints</b> (ComfyUI) or "
         "<b>models/Stable-diffusion</b> (WebUI)."
     },
+    kohya=KOHYA,
 )
