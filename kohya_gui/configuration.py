@@ -287,6 +287,6 @@ def checked(
     problems = allowed_paths.problems(settings.values(), settings.options.values())
     if not problems:
         problems = list(map(str, preflight.problems(settings) if files else settings.mistakes()))
-    if told := problems or _leaked_secrets(settings):
+    if told := [*problems, *_leaked_secrets(settings)]:
         raise ValueError("\n".join(told))
     return settings

@@ -119,3 +119,9 @@ def test_a_key_in_another_option_is_refused_before_anything_is_written(tmp_path,
             assert word not in str(refused.value)
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "a.toml").exists()
+
+
+def test_a_key_in_another_option_is_told_with_all_other_problems(tmp_path):
+    values = {"output_dir": str(tmp_path / "out"), "wandb_api_key": "s3cret-key", "training_comment": "s3cret-key"}
+    with pytest.raises(ValueError, match=r"^pretrained_model_name_or_path: (.|\n)*\ntraining_comment: contains the "):
+        prepare(values, SDXL_LORA, {}, print_only=False)

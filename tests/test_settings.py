@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from scripts_help import FLUX_LORA, SDXL_LORA
+from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_LORA
 
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.formats.toml_files import read_toml, write_toml
@@ -148,6 +148,22 @@ def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
     (told,) = settings(**values).problems()
     assert told.startswith(f"{named}: ")
     assert remedy in told
+
+
+@pytest.mark.parametrize(
+    "values", [{"fused_backward_pass": True}, {"blocks_to_swap": 4, "full_bf16": True, "mixed_precision": "bf16"}]
+)
+def test_an_optimizer_that_finds_one_rate_needs_all_weights_at_once(values):
+    start = {**START, "clip_l": "c", "t5xxl": "t", "ae": "a"}
+
+    def found(optimizer):
+        problems = from_values(FLUX_FULL, {**start, **values, "optimizer_type": optimizer}).problems()
+        return [problem for problem in problems if problem.startswith("optimizer_type: ")]
+
+    (told,) = found("Prodigy")
+    assert f"or turn {next(iter(values))} off" in told
+    assert not found("AdamW")
+    assert not found("ProdigyPlusScheduleFree")  # a rate for each group
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,18 @@ def swapped_model_conflicts(memory: MemoryOptions, training: TrainingOptions, fu
         yield "blocks_to_swap", "trained blocks can be swapped only in bf16; set full_bf16 and mixed_precision = bf16"
 
 
+def one_learning_rate_for_partitioned_weights(
+    optimizer: OptimizerOptions, fused: FusedOptions, full: FullOptions, memory: MemoryOptions | None
+) -> Findings:
+    partitioned = fused.chosen or ("blocks_to_swap" if memory and memory.blocks_to_swap else "")
+    if partitioned and known_optimizer(optimizer.optimizer_type).one_rate:
+        yield (
+            "optimizer_type",
+            f"{optimizer.optimizer_type} finds one learning rate from all weights together, which {partitioned} never "
+            f"has in memory at once; choose another optimizer, or turn {partitioned} off",
+        )
+
+
 def text_encoders_trained_and_cached(cache: CacheOptions, full: FullOptions) -> Findings:
     if full.train_text_encoder and cache.caches_text:
         yield (
@@ -254,6 +266,7 @@ PROBLEMS = (
     network_of_another_family,
     fused_backward_conflicts,
     swapped_model_conflicts,
+    one_learning_rate_for_partitioned_weights,
     text_encoders_trained_and_cached,
     model_learning_rates_missing,
 )

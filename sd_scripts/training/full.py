@@ -24,7 +24,6 @@ from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
-from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizers import known_optimizer
 from sd_scripts.options.settings import Settings
@@ -54,14 +53,6 @@ class Full:
     name = "full"
 
     def check(self, family: Family, settings: Settings) -> list[str]:
-        fused, optimizer = settings[FusedOptions], settings[OptimizerOptions]
-        memory = settings.get(MemoryOptions)
-        swaps = "blocks_to_swap" if memory and memory.blocks_to_swap else ""
-        if known_optimizer(optimizer.optimizer_type).one_rate and (apart := fused.chosen or swaps):
-            return [
-                f"optimizer_type: {optimizer.optimizer_type} finds one learning rate from all weights together, which "
-                f"{apart} never has in memory at once; choose another optimizer, or turn {apart} off"
-            ]
         return []
 
     def open(self, family: Family, context: Context, device: torch.device) -> Components:

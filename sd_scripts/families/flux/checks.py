@@ -13,9 +13,8 @@ from sd_scripts.options.optimizer import OptimizerOptions
 def t5_trained_from_cached_outputs(
     cache: CacheOptions, network: NetworkOptions, optimizer: OptimizerOptions, layers: FluxNetworkOptions
 ) -> Findings:
-    cached = cache.cache_text_encoder_outputs or cache.cache_text_encoder_outputs_to_disk
     trained = not network.network_train_unet_only and network.rate_of_encoder(1, optimizer.learning_rate)
-    if cached and trained and trains_t5xxl(network, layers):
+    if cache.caches_text and trained and trains_t5xxl(network, layers):
         yield "train_t5xxl", "T5 cannot be trained while its outputs are cached; turn off one of the two"
 
 
