@@ -438,6 +438,20 @@ def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(
     ]  # fmt: skip
 
 
+def test_unfinished_caches_of_killed_processes_are_removed_once_they_are_old(miniature: Any, tmp_path: Path) -> None:
+    dead = 2**22 + 1  # Linux has no such process
+    root = images(tmp_path / "images")
+    (folder,) = root.iterdir()
+    left = [folder / f".noise0_sdxl.{kind}.{dead}.part" for kind in ("npz", "safetensors", "txt")]
+    alive, new = folder / f".noise1_sdxl.npz.{os.getppid()}.part", folder / f".noise2_sdxl.npz.{dead}.part"
+    for file in (*left, alive, new):
+        file.touch()
+    for file in (*left, alive):
+        os.utime(file, (0, 0))
+    assert train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=1).status == 0
+    assert sorted(path for path in folder.iterdir() if path.name.startswith(".")) == sorted([left[2], alive, new])
+
+
 def test_a_run_that_begins_says_that_there_is_no_state_yet(
     miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,9 +1,11 @@
 """Recovery from earlier runs in the output folder: find the newest intact state, remove unfinished files."""
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sd_scripts.formats.atomic_files import GONE, OLD, PART, RUNNING
@@ -13,6 +15,10 @@ from sd_scripts.training.train_state import PROGRESS, SavedState, damage, read_s
 
 NAMELESS = ("at", "epoch", "last")
 """How files begin where output_name is unset."""
+PROBE = re.compile(r"\.write-test-(?P<process>\d+)(\.\w+)*")
+CACHES = r".+\.(npz|safetensors|json)"
+SECONDS_TO_WRITE = 3600.0
+"""More than the writing of a cache file takes anywhere."""
 
 
 def newest_state(
@@ -54,19 +60,42 @@ def finished_file(folder: Path, output_name: str | None) -> Path | None:
 def clean_up(folder: Path, output_name: str | None) -> None:
     """Remove the unfinished hidden files of killed processes in `folder` and its samples. A file that one had set aside
     for a replacement is restored, unless the replacement is there."""
-    name = _begin(output_name)
-    piece = re.compile(rf"\.(?P<what>({name})([-._].*)?)\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE}|{RUNNING})")
-    probe = re.compile(r"\.write-test-(?P<process>\d+)(\.\w+)*")
-    for path in (*_entries(folder), *_entries(folder / "sample")):
-        found = piece.fullmatch(path.name) or probe.fullmatch(path.name)
-        if not found or _lives(int(found["process"])):
+    names = rf"({_begin(output_name)})([-._].*)?"
+    _remove_leftovers(folder, names)
+    _remove_leftovers(folder / "sample", names if output_name else ".+")
+    for path in _entries(folder):
+        if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe["process"])):
+            path.unlink(missing_ok=True)
+
+
+def clean_up_caches(folders: Iterable[Path]) -> None:
+    """Remove the unfinished cache files of killed processes beside the images. Only old ones: a machine that shares the
+    folder may be writing the others."""
+    for folder in sorted(folders):
+        _remove_leftovers(folder, CACHES, age=SECONDS_TO_WRITE)
+
+
+def _remove_leftovers(folder: Path, names: str, age: float = 0.0) -> None:
+    hidden = re.compile(rf"\.(?P<what>{names})\.(?P<process>\d+)\.(?P<kind>{PART}|{OLD}|{GONE}|{RUNNING})")
+    for path in _entries(folder):
+        found = hidden.fullmatch(path.name)
+        if not found or _lives(int(found["process"])) or (age and _age(path) < age):
             continue
-        if found.re is piece and found["kind"] == OLD and not (whole := path.with_name(found["what"])).exists():
+        if found["kind"] == OLD and not (whole := path.with_name(found["what"])).exists():
             os.replace(path, whole)
         elif path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # images may be in a read-only folder
+                path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a file was changed; 0 if it has gone meanwhile."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _lives(process: int) -> bool:

@@ -38,7 +38,7 @@ from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
 from sd_scripts.training.progress import AlreadyFinished, Progress, plan_training, starting_point
-from sd_scripts.training.recovery import clean_up, finished_file, newest_state
+from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
 from sd_scripts.training.reporting import Reporter, StepReport
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.step import HalfScaler, TrainStep
@@ -68,6 +68,8 @@ class Trainer:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
         plan = read_data(context, family)
+        if context.is_main:
+            clean_up_caches({item.path.parent for item in plan.items})
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
         start = self._start(saved)
         self.origin = origin_of(settings, plan, self.train_plan.max_steps)
