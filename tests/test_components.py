@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 from training_help import CAPTIONS_IN_THE_STEP, images, train, train_whole
 
 from sd_scripts.families.components import WeightSource
@@ -78,3 +79,19 @@ def test_what_a_whole_model_is_saved_with_stays(
     assert train_whole(each_miniature, tmp_path / "out").status == 0
     kept = {VAE, *ENCODERS["sdxl"]} if each_miniature.family == "sdxl" else set()
     assert loads[-1][1] == kept
+
+
+def test_a_tensor_that_is_converted_is_freed_before_the_next_one() -> None:
+    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    wide = {name: weakref.ref(tensor) for name, tensor in state.items()}
+    seen: list[list[str]] = []
+
+    def keep(name: str, tensor: Tensor) -> bool:
+        seen.append([other for other, each in wide.items() if each() is not None])
+        return False
+
+    source = WeightSource(empty=module.to("meta"), read=lambda: state, dtype=torch.bfloat16, keep=keep)
+    assert {p.dtype for p in source.load().parameters()} == {torch.bfloat16}
+    names = list(wide)
+    assert seen == [names[n:] for n in range(len(names))]

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from sd_scripts.families.loading import fill
+from sd_scripts.library import fp8
+from sd_scripts.library.state_dicts import State
 
 DENOISER, VAE = "denoiser", "vae"
+SCALE = ".weight_scale"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSource:
-    """Where the weights of a component come from."""
+    """How a component gets its weights."""
 
     empty: nn.Module
     """The component on the meta device: names, shapes and configuration without weights."""
-    read: Callable[[], nn.Module]
-    """Return the component with its weights."""
+    read: Callable[[], State]
+    """Return its tensors under the component's own names, each in memory of its own and best mapped from a file. Scales
+    of e4m3 weights are named `<weight>_scale`. Raises ValueError, one sentence that names the option."""
+    dtype: torch.dtype
+    keep: Callable[[str, Tensor], bool] | None = None
+    """Name, tensor -> whether it keeps its dtype."""
+    finish: Callable[[Any], object] | None = None
+    """Called with the loaded module, to quantize it or to tie weights."""
     device: torch.device | str = "cpu"
     """Where it is loaded to."""
 
     def load(self) -> nn.Module:
-        """Return the component with its weights, frozen and in eval mode."""
-        return self.read().eval().requires_grad_(False).to(self.device)
+        """Return a copy of `empty` with weights, frozen and in eval mode. No second copy of them is in memory."""
+        module, state = copy.deepcopy(self.empty).eval().requires_grad_(False), self.read()
+        scales = {name: state.pop(name) for name in list(state) if name.endswith(SCALE)}
+        fill(module, state, self.dtype, self.keep, self.device)
+        for name, scale in scales.items():
+            fp8.take_scale_(module.get_submodule(name.removesuffix(SCALE)), scale.to(self.device), self.dtype)  # type: ignore[arg-type]
+        if self.finish:
+            self.finish(module)
+        return module.to(self.device)
 
 
 @dataclass(kw_only=True)

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from accelerate import init_empty_weights
 from diffusers import DiffusionPipeline
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from sd_scripts.families.model_file import MODEL
@@ -81,19 +81,25 @@ def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
         raise ValueError(f"{option}: '{path}' has tensors of inconsistent shapes; download or copy it again") from None
 
 
-def fill(module: Any, state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
-    """Assign tensors to `module`, each converted in place of the one in `state`: a model is never in memory twice.
+def fill(
+    module: nn.Module,
+    state: State,
+    dtype: torch.dtype,
+    keep: Callable[[str, Tensor], bool] | None = None,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Assign tensors to `module`, each converted and moved in place of the one in `state`: no model is in memory twice.
 
     A tensor for which `keep(name, tensor)` is true keeps its dtype.
     """
     wanted = module.state_dict()
     for name in list(state):
-        tensor = state[name]
-        tensor = state[name] = tensor if keep and keep(name, tensor) else tensor.to(dtype)
+        tensor = state.pop(name)
+        tensor = tensor.to(device, None if keep and keep(name, tensor) else dtype)
         if name in wanted and tensor.numel() == wanted[name].numel():
-            state[name] = tensor.reshape(wanted[name].shape)  # a 1x1 convolution may be stored as a matrix
+            tensor = tensor.reshape(wanted[name].shape)  # a 1x1 convolution may be stored as a matrix
+        state[name] = tensor
     module.load_state_dict(state, assign=True)
-    return module
 
 
 def shapes_of(state: State) -> dict[str, tuple[int, ...]]:

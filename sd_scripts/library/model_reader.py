@@ -13,15 +13,16 @@ from sd_scripts.families.model_file import COMPILED, SAFETENSORS, Header, read_h
 from sd_scripts.formats.documents import parse_json
 
 
-def read_weights(path: Path, option: str, *, mmap: bool = True) -> dict[str, Tensor]:
-    """All tensors of a file, by key, on the CPU; with `mmap` they are read from disk when first used.
+def read_weights(path: Path, option: str, *, mmap: bool = True, prefix: str = "") -> dict[str, Tensor]:
+    """All tensors of a file whose keys begin with `prefix`, by key, on the CPU; with `mmap` they are read from disk
+    when first used.
 
     Raises ValueError, which names `option`, if the file is not there, not whole or not a file of weights.
     """
     if path.suffix in SAFETENSORS:
         _header(path, option)  # says in one sentence what is wrong with the file
         try:
-            state = _read_safetensors(path, mmap=mmap)
+            state = _read_safetensors(path, prefix, mmap=mmap)
         except (KeyError, ValueError, RuntimeError, OSError) as error:
             raise ValueError(f"{option}: '{path}' cannot be read: {error}") from None
     else:
@@ -76,7 +77,7 @@ def _header(path: Path, option: str) -> Header:
         raise ValueError(f"{option}: {problem}") from None
 
 
-def _read_safetensors(path: Path, *, mmap: bool) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, prefix: str, *, mmap: bool) -> dict[str, Tensor]:
     """The tensors in the order of the file, each in memory of its own, so that it can be freed alone."""
     state = {}
     with path.open("rb") as file:
@@ -84,6 +85,8 @@ def _read_safetensors(path: Path, *, mmap: bool) -> dict[str, Tensor]:
         entries = parse_json(file.read(length))
         entries.pop("__metadata__", None)
         for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+            if not key.replace(COMPILED, "").startswith(prefix):
+                continue
             begin, end = entry["data_offsets"]
             data = _read_bytes(file, 8 + length + begin, end - begin, mmap=mmap)
             dtype = DTYPES.get(entry["dtype"])

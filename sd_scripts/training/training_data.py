@@ -180,10 +180,15 @@ def encode_ahead(
 def _cache_latents(training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache = context.settings[CacheOptions]
-    with _on_device(context, [components.vae]):
+    with _lent(context, [components.vae]) as lend:
+
+        def encode(pixels: Tensor) -> Tensor:
+            lend()
+            return tried(partial(family.encode_images, components, pixels))
+
         training_data.latents = cache_latents(
             training_data.plan,
-            lambda pixels: tried(partial(family.encode_images, components, pixels)),
+            encode,
             cache_key=weights_digest([components.vae]),
             layout=family.latents,
             job=_cache_job(context, "caching latents", cache.cache_latents_to_disk, cache.vae_batch_size),
@@ -194,16 +199,25 @@ def _cache_text(training_data: TrainingData) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text_cache_fits
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS
-    with _on_device(context, components.text_encoders):
+    with _lent(context, components.text_encoders) as lend:
+
+        def encode(captions: list[str]) -> dict[str, Tensor]:
+            lend()
+            tokens = family.tokenize(components, captions, context.settings)
+            with torch.no_grad():
+                return family.encode_text(components, tokens)
+
         training_data.text = cache_text(
             training_data.plan,
-            lambda captions: _encode_captions(training_data, captions),
+            encode,
             cache_key=weights_digest(components.text_encoders, *family.text_cache_key(components, context.settings)),
             suffix=family.text_cache_suffix,
             job=_cache_job(context, "caching text", to_disk, batch_size),
             fits=partial(fits, components) if fits else None,
         )
-        training_data.encode_prompts()
+        if training_data.prompts:
+            lend()
+            training_data.encode_prompts()
 
 
 def place_on_device(training_data: TrainingData) -> None:
@@ -242,18 +256,16 @@ def _cancellable_progress(context: Context, phase: str) -> Progress:
     return progress
 
 
-def _encode_captions(training_data: TrainingData, captions: list[str]) -> dict[str, Tensor]:
-    tokens = training_data.family.tokenize(training_data.components, captions, training_data.context.settings)
-    with torch.no_grad():
-        return training_data.family.encode_text(training_data.components, tokens)
-
-
 @contextmanager
-def _on_device(context: Context, modules: Sequence[nn.Module]) -> Iterator[None]:
+def _lent(context: Context, modules: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
+    """Yield a function that brings the modules to the device until the end of the block: complete caches need none."""
     with ExitStack() as borrowed:
-        for module in modules:
-            borrowed.enter_context(on_device(module, context.device))
-        yield
+
+        def lend() -> None:
+            for module in modules:
+                borrowed.enter_context(on_device(module, context.device))
+
+        yield lend
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -15,13 +15,12 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.card import TRANSFORMERS
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.loading import fill, make_empty, require_matching_shapes, shapes_of, some
+from sd_scripts.families.loading import make_empty, require_matching_shapes, shapes_of, some
 from sd_scripts.families.model_file import MODEL, Header, recognise
 from sd_scripts.library import fp8
 from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import State
 
-SCALE = ".weight_scale"
 LINEAR = re.compile(r"(double_blocks|single_blocks|encoder\.block)\.(?!.*relative_attention_bias).*\.weight")
 """Names of weights that can be held in fp8. T5's relative bias is a lookup table, not a matrix product."""
 
@@ -60,20 +59,12 @@ class ComponentFile:
     module: Any
     """On the meta device."""
 
-    def load(self, dtype: torch.dtype, *, mmap: bool, keep: Callable[[str, Tensor], bool] | None = None) -> Any:
-        """Load the module in `dtype`, except tensors for which `keep` is true; frozen and in eval mode. Layers kept in
-        e4m3 with a scale become Fp8Linear."""
+    def read(self, dtype: torch.dtype, *, mmap: bool, keep: Callable[[str, Tensor], bool] | None = None) -> State:
+        """Return its tensors under the module's names; scales are multiplied out in `dtype` unless `keep` is true."""
         state: State = {}
         for file in self.files:
             state |= read_weights(file, self.option, mmap=mmap)
-        module, named = _prepared(self.spec, state, dtype, keep)
-        scales = {name: named.pop(name) for name in list(named) if name.endswith(SCALE)}
-        fill(module.eval().requires_grad_(False), named, dtype, keep)
-        for name, scale in scales.items():
-            fp8.take_scale_(module.get_submodule(name.removesuffix(SCALE)), scale, dtype)
-        if isinstance(module, T5EncoderModel):
-            module.encoder.embed_tokens.weight = module.shared.weight
-        return module
+        return _prepared(self.spec, state, dtype, keep)[1]
 
 
 def open_component(spec: ComponentSpec, option: str, path: Path, files: tuple[Path, ...]) -> ComponentFile:
@@ -103,7 +94,7 @@ def _prepared(
     """Build the module and its tensors. Scales are multiplied into the weights, except where `keep` is true of a weight
     in e4m3. In diffusers' layout all are, because q, k and v become one weight."""
     prefix = spec.prefix(state) or ""
-    own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    own = {key.removeprefix(prefix): state.pop(key) for key in list(state) if key.startswith(prefix)}
     apart = TRANSFORMERS[1] in own
 
     def stays(name: str, tensor: Tensor) -> bool:

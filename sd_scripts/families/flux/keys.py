@@ -84,20 +84,24 @@ def bfl_key(name: str) -> tuple[int, str]:
 
 
 def from_diffusers(state: State) -> State:
-    """A transformer under diffusers' keys -> the same under BFL's. Other keys are left as they are.
+    """A transformer under diffusers' keys -> the same under BFL's. Other keys are left as they are. Tensors are taken
+    out of `state`, so that parts of a matrix can be freed once they are joined.
 
     Raises ValueError if a part of a matrix is missing.
     """
     parts: dict[str, dict[int, Tensor]] = {}
-    others: State = {}
-    for name, tensor in state.items():
+    ours: State = {}
+    for name in list(state):
         try:
             index, key = bfl_key(name)
         except KeyError:
-            others[name] = tensor
-        else:
-            parts.setdefault(key, {})[index] = tensor
-    return {**others, **{key: _joined(key, found) for key, found in parts.items()}}
+            ours[name] = state.pop(name)
+            continue
+        found = parts.setdefault(key, {})
+        found[index] = state.pop(name)
+        if len(found) == len(diffusers_modules(key.rpartition(".")[0])):
+            ours[key] = _joined(key, parts.pop(key))
+    return ours | {key: _joined(key, found) for key, found in parts.items()}
 
 
 def _joined(key: str, found: dict[int, Tensor]) -> Tensor:
@@ -159,12 +163,14 @@ def apply_scales(state: State, dtype: torch.dtype, keep: Callable[[str, Tensor],
 
     The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError
     where it is anything else. A weight that `keep` is true of stays as it is, and its scale as `a.weight_scale`.
+    Tensors are taken out of `state`.
     """
     scales = {f"{found[1]}weight": tensor for key, tensor in state.items() if (found := _SCALE.fullmatch(key))}
     if not scales:
         return state
     ready: State = {}
-    for key, tensor in state.items():
+    for key in list(state):
+        tensor = state.pop(key)
         if _BESIDE.search(key):
             continue
         ready[key] = tensor

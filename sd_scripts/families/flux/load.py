@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sd_scripts.families.components import DENOISER, VAE, Components, WeightSource
 from sd_scripts.families.flux import lora
@@ -75,24 +76,22 @@ def open_components(
     sizes = [component_files[spec.option].module.config.vocab_size for spec in (CLIP_L, T5XXL)]
     tokenizers = load_tokenizers(source, options.tokenizer_cache_dir, sizes)
     mmap = not options.disable_mmap_load_safetensors
-    text, in_fp8 = encoder_dtype or dtype, holds_t5_in_fp8(settings)
+    text, swaps = encoder_dtype or dtype, settings[MemoryOptions].blocks_to_swap
+    finish = partial(_finish_t5, dtype=text, in_fp8=holds_t5_in_fp8(settings))
     keep = is_fp8 if holds_in_fp8(settings) else None
+    keep_t5 = becomes_fp8 if holds_t5_in_fp8(settings) else None
 
-    def weights(spec: ComponentSpec, read: Callable[..., Any], *args: Any, **more: Any) -> WeightSource:
-        file = component_files[spec.option]
-        swaps = spec is TRANSFORMER and settings[MemoryOptions].blocks_to_swap
-        return WeightSource(
-            empty=file.module, read=partial(read, file, *args, mmap=mmap, **more), device="cpu" if swaps else device
-        )
+    def weights(spec: ComponentSpec, dtype: torch.dtype, **more: Any) -> WeightSource:
+        return _weights(component_files[spec.option], dtype, mmap=mmap, **{"device": device, **more})
 
     shape: FluxParams = component_files[MODEL].module.shape
     variant = "dev" if shape.guidance else "schnell"
     return Components.opened(
         {
-            VAE: weights(AE, ComponentFile.load, dtype),
-            "text_encoder1": weights(CLIP_L, ComponentFile.load, text),
-            "text_encoder2": weights(T5XXL, _load_t5, text, in_fp8=in_fp8),
-            DENOISER: weights(TRANSFORMER, ComponentFile.load, denoiser_dtype or dtype, keep=keep),
+            VAE: weights(AE, dtype),
+            "text_encoder1": weights(CLIP_L, text),
+            "text_encoder2": weights(T5XXL, text, keep=keep_t5, finish=finish),
+            DENOISER: weights(TRANSFORMER, denoiser_dtype or dtype, keep=keep, device="cpu" if swaps else device),
         },
         tokenizers=tokenizers,
         source=where,
@@ -116,7 +115,7 @@ def load_vae(settings: Settings, dtype: torch.dtype) -> Any:
     else:
         where = locate(options.pretrained_model_name_or_path, "a FLUX.1 file")
         component_file = _open_own(AE, where if isinstance(where, Path) else download(where))
-    return component_file.load(dtype, mmap=not options.disable_mmap_load_safetensors)
+    return _weights(component_file, dtype, mmap=not options.disable_mmap_load_safetensors).load()
 
 
 def remarks(components: Components, settings: Settings) -> list[str]:
@@ -129,14 +128,25 @@ def remarks(components: Components, settings: Settings) -> list[str]:
     )
 
 
-def _load_t5(component_file: ComponentFile, dtype: torch.dtype, *, mmap: bool, in_fp8: bool) -> Any:
-    t5 = component_file.load(dtype, mmap=mmap, keep=becomes_fp8 if in_fp8 else None)
+def _weights(
+    file: ComponentFile,
+    dtype: torch.dtype,
+    *,
+    mmap: bool,
+    keep: Callable[[str, Tensor], bool] | None = None,
+    **more: Any,
+) -> WeightSource:
+    read = partial(file.read, dtype, mmap=mmap, keep=keep)
+    return WeightSource(empty=file.module, read=read, dtype=dtype, keep=keep, **more)
+
+
+def _finish_t5(t5: Any, dtype: torch.dtype, *, in_fp8: bool) -> None:
+    t5.encoder.embed_tokens.weight = t5.shared.weight
     if in_fp8:
         quantize_t5(t5, dtype)
     elif dtype == torch.float16:
         for block in t5.encoder.block:
             block.layer[1].DenseReluDense.wo.float()  # its output overflows in fp16
-    return t5
 
 
 def _open(options: FluxModelOptions, where: Path | str) -> tuple[ComponentFiles, list[str]]:

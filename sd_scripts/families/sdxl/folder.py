@@ -1,6 +1,5 @@
 """SDXL's components in a diffusers folder, under all tensor names that diffusers has used over the years."""
 
-import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from accelerate import init_empty_weights
 from diffusers import ModelMixin
 
 from sd_scripts.families.components import WeightSource
-from sd_scripts.families.loading import files_in, fill, require_matching_shapes, shapes_of
+from sd_scripts.families.loading import files_in, require_matching_shapes, shapes_of
 from sd_scripts.library.model_reader import read_weights
 from sd_scripts.library.state_dicts import State
 
@@ -29,17 +28,16 @@ def open_component(
     with _told_as_incomplete(option, folder), init_empty_weights():
         empty = _make_empty(kind, folder)
 
-    def read() -> Any:
+    def read() -> State:
         if not any(folder.glob("*.safetensors")):  # a pickle is left to the library
             with _told_as_incomplete(option, folder):
-                return kind.from_pretrained(folder, local_files_only=True).to(dtype)
+                return kind.from_pretrained(folder, local_files_only=True).state_dict()
         expected = empty.state_dict()
         state = read_component(folder, expected, option)
         require_matching_shapes(shapes_of(state), expected, option, folder, "SDXL model")
-        named = {name: tensor.view(expected[name].shape) for name, tensor in state.items()}
-        return fill(copy.deepcopy(empty), named, dtype)
+        return state
 
-    return WeightSource(empty=empty, read=read, device=device)
+    return WeightSource(empty=empty, read=read, dtype=dtype, device=device)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from sd_scripts.families.sdxl.folder import open_component, vae_folder
 from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Dtypes, check_file, open_file, open_vae_file, read_extras
 from sd_scripts.families.sdxl.tokenizer import load_tokenizers
 from sd_scripts.families.sdxl.unet import prepare_unet
+from sd_scripts.library.state_dicts import State
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
@@ -68,8 +68,6 @@ def open_components(
         extras = read_extras(source)
     if options.vae:
         sources[VAE] = _open_vae(options.vae, dtypes.vae, device, mmap=mmap)
-    unet = sources[DENOISER]
-    sources[DENOISER] = replace(unet, empty=prepare_unet(unet.empty), read=lambda: prepare_unet(unet.read()))
     encoders: list[Any] = [sources[name].empty for name in ENCODERS]
     return Components.opened(
         sources,
@@ -119,11 +117,13 @@ def _open_folder(
         "text_encoder2": (CLIPTextModelWithProjection, "text_encoder_2", dtypes.text_encoders),
         DENOISER: (UNet2DConditionModel, "unet", dtypes.unet),
     }
-    return {
+    sources = {
         name: open_component(kind, folder / part, MODEL, dtype, device)
         for name, (kind, part, dtype) in kinds.items()
         if with_vae or name != VAE
     }
+    prepare_unet(sources[DENOISER].empty)
+    return sources
 
 
 def _open_vae(vae: str, dtype: torch.dtype, device: torch.device | str, *, mmap: bool) -> WeightSource:
@@ -136,11 +136,11 @@ def _open_vae(vae: str, dtype: torch.dtype, device: torch.device | str, *, mmap:
     with _told_as_not_loaded(vae), init_empty_weights():
         empty = AutoencoderKL.from_config(AutoencoderKL.load_config(vae))
 
-    def read() -> nn.Module:
+    def read() -> State:
         with _told_as_not_loaded(vae):
-            return AutoencoderKL.from_pretrained(vae).to(dtype)
+            return AutoencoderKL.from_pretrained(vae).state_dict()
 
-    return WeightSource(empty=empty, read=read, device=device)
+    return WeightSource(empty=empty, read=read, dtype=dtype, device=device)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """SDXL modules from one checkpoint file: built on the meta device from its shapes, then filled."""
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sd_scripts.families import loading
 from sd_scripts.families.components import DENOISER, VAE, WeightSource
-from sd_scripts.families.loading import Made, fill, make_empty, shapes_of, some
+from sd_scripts.families.loading import Made, make_empty, shapes_of, some
 from sd_scripts.families.model_file import MODEL, Header, recognise
 from sd_scripts.families.sdxl import keys as sgm
+from sd_scripts.families.sdxl.unet import prepare_unet
 from sd_scripts.library.model_reader import read_empty, read_shapes, read_weights
 
 LOGIT_SCALE = 4.6055
@@ -63,20 +63,20 @@ def open_file(
     require_matching_shapes(shapes, modules.checkpoint(torch.empty(())), MODEL, path)
 
     def source(
-        empty: nn.Module, take: Callable[[sgm.State, Iterable[str]], sgm.State], dtype: torch.dtype
+        empty: nn.Module, prefix: str, take: Callable[[sgm.State, Iterable[str]], sgm.State], dtype: torch.dtype
     ) -> WeightSource:
-        def read() -> nn.Module:
-            module = copy.deepcopy(empty)
-            return fill(module, take(read_weights(path, MODEL, mmap=mmap), module.state_dict()), dtype)
+        def read() -> sgm.State:
+            return take(read_weights(path, MODEL, mmap=mmap, prefix=prefix), empty.state_dict())
 
-        return WeightSource(empty=empty, read=read, device=device)
+        return WeightSource(empty=empty, read=read, dtype=dtype, device=device)
 
+    encoder1, encoder2, text = modules.text_encoder1, modules.text_encoder2, dtypes.text_encoders
     sources = {
-        "text_encoder1": source(modules.text_encoder1, sgm.read_text_encoder1, dtypes.text_encoders),
-        "text_encoder2": source(modules.text_encoder2, sgm.read_text_encoder2, dtypes.text_encoders),
-        DENOISER: source(modules.unet, sgm.read_unet, dtypes.unet),
+        "text_encoder1": source(encoder1, sgm.TEXT_ENCODER1_PREFIX, sgm.read_text_encoder1, text),
+        "text_encoder2": source(encoder2, sgm.TEXT_ENCODER2_PREFIX, sgm.read_text_encoder2, text),
+        DENOISER: source(prepare_unet(modules.unet), sgm.UNET_PREFIX, sgm.read_unet, dtypes.unet),
     }
-    return {VAE: source(modules.vae, sgm.read_vae, dtypes.vae), **sources} if modules.vae else sources
+    return {VAE: source(modules.vae, sgm.VAE_PREFIX, sgm.read_vae, dtypes.vae), **sources} if modules.vae else sources
 
 
 def read_extras(path: Path) -> dict[str, Any]:
@@ -105,11 +105,10 @@ def open_vae_file(path: Path, dtype: torch.dtype, device: torch.device | str, *,
     expected = {sgm.VAE_PREFIX + sgm.vae_key(name, levels): tensor for name, tensor in vae.state_dict().items()}
     require_matching_shapes(shapes, expected, VAE, path)
 
-    def read() -> nn.Module:
-        file = with_vae_prefix(read_weights(path, VAE, mmap=mmap))
-        return fill(copy.deepcopy(vae), sgm.read_vae(file, vae.state_dict()), dtype)
+    def read() -> sgm.State:
+        return sgm.read_vae(with_vae_prefix(read_weights(path, VAE, mmap=mmap)), vae.state_dict())
 
-    return WeightSource(empty=vae, read=read, device=device)
+    return WeightSource(empty=vae, read=read, dtype=dtype, device=device)
 
 
 def require_matching_shapes(shapes: sgm.Shapes, expected: dict[str, Tensor], option: str, path: Path) -> None:
