@@ -13,6 +13,8 @@ from kohya_gui.launch_command import LaunchCommand, build
 from kohya_gui.shell_line import cmd_line, posix_line, powershell_line
 from sd_scripts.options.reading import from_values
 
+OWN = SDXL_LORA.identity
+
 
 def command(run_dir: Path | None = None, cpu: bool = False, **values) -> LaunchCommand:
     return build(from_values(SDXL_LORA, values), SDXL_LORA, Path("/my runs/cat.toml"), run_dir=run_dir, cpu=cpu)
@@ -53,15 +55,15 @@ def test_compile_and_what_was_chosen_with_it_are_flags_and_not_repeated_in_the_f
         *("--compile", "--compile_mode", "reduce-overhead", "--compile_dynamic", "false"),
         *("--compile_fullgraph", "--compile_cache_size_limit", "32"),
     ]
-    assert chosen.toml == {**SDXL_LORA.identity, "seed": 1}
+    assert chosen.toml == OWN | {"seed": 1}
     assert command(compile=True).argv[-1] == "--compile"
     off = command(compile=False, compile_mode="reduce-overhead")  # without effect, and kept for later
     assert (off.argv[-1], off.toml) == (
         str(Path("/my runs/cat.toml")),
-        {**SDXL_LORA.identity, "compile_mode": "reduce-overhead"},
+        OWN | {"compile_mode": "reduce-overhead"},
     )
     vae = command(compile_vae=True, compile_mode="max-autotune")
-    assert (vae.argv[-2:], vae.toml) == (["--compile_mode", "max-autotune"], {"compile_vae": True})
+    assert (vae.argv[-2:], vae.toml) == (["--compile_mode", "max-autotune"], OWN | {"compile_vae": True})
 
 
 def test_several_processes_mean_several_gpus():
