@@ -77,7 +77,7 @@ def losses(components: Components) -> Tensor:
         "sizes": torch.full((2, 6), 64.0),
         "loss_weight": torch.ones(2),
     }
-    text = SDXL.encode_text(components, SDXL.tokenize(components, CAPTIONS, settings))
+    text = SDXL.text.encode(components, SDXL.text.tokenize(components, CAPTIONS, settings))
     return SDXL.loss(components, inputs, text, settings)
 
 

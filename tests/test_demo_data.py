@@ -73,11 +73,11 @@ def test_latents_have_the_spread_that_flux_learns_from(flux_miniature: Any) -> N
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(16), atol=1e-2, rtol=0)
 
 
-@pytest.mark.parametrize("family", [SDXL, FLUX], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [SDXL, FLUX], ids=lambda family: family.card.name)
 def test_the_demo_writes_settings_that_training_accepts(family: Family, tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
-    assert demo.main([family.name, "--folder", str(folder), "--make"]) == 0
-    settings = from_values(script_for(family.name, "lora"), read_toml(folder / "demo.toml"))
+    assert demo.main([family.card.name, "--folder", str(folder), "--make"]) == 0
+    settings = from_values(script_for(family.card.name, "lora"), read_toml(folder / "demo.toml"))
     assert settings.problems() == []
     assert settings.remarks == []
     assert family.check(settings) == []

@@ -204,8 +204,8 @@ def test_the_numbers_of_the_guide_are_those_of_the_code() -> None:
     assert f"up to {STATIC_SHAPES} sizes get a set each" in guide
     assert f"never below {MIN_GRAPH_LIMIT}" in guide
     with torch.device("meta"):
-        sdxl = SDXL.compile_targets(UNet2DConditionModel(**SDXL_CONFIG))
-        flux = FLUX.compile_targets(FluxTransformer(FluxParams()))
+        sdxl = SDXL.blocks.denoiser(UNet2DConditionModel(**SDXL_CONFIG))
+        flux = FLUX.blocks.denoiser(FluxTransformer(FluxParams()))
     for targets in (sdxl, flux):
         kinds = [type(block).__name__ for part in targets for block in part]
         assert f"{len(kinds)} blocks that repeat" in guide

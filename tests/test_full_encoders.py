@@ -28,9 +28,8 @@ def family(encoders: int) -> Family:
     return replace(
         SDXL,
         lora_text_encoders=SDXL.lora_text_encoders[:1] * encoders,
-        compile_targets=lambda denoiser: [list(denoiser)],
-        saved_form=lambda components, form: "safetensors",
-        save=save,
+        blocks=replace(SDXL.blocks, denoiser=lambda denoiser: [list(denoiser)]),
+        saving=replace(SDXL.saving, form=lambda components, form: "safetensors", write=save),
     )
 
 

@@ -78,7 +78,7 @@ def test_blocks_with_dropouts_compile_whole_and_compute_what_eager_ones_do(minia
     prepared.trainable.train()
     unet = prepared.components.denoiser
     eager = [_step(prepared, seed) for seed in range(2)]
-    blocks = [b for part in SDXL.compile_targets(unet) for b in part if type(b).__name__ == "BasicTransformerBlock"]
+    blocks = [b for part in SDXL.blocks.denoiser(unet) for b in part if type(b).__name__ == "BasicTransformerBlock"]
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     for block in blocks:
@@ -86,7 +86,7 @@ def test_blocks_with_dropouts_compile_whole_and_compute_what_eager_ones_do(minia
     compiled = [_step(prepared, seed) for seed in range(2)]
 
     assert len(blocks) > counter.frame_count
-    assert counter.frame_count <= 2 * SDXL.graph_kinds(unet)["BasicTransformerBlock"]
+    assert counter.frame_count <= 2 * SDXL.blocks.graph_kinds(unet)["BasicTransformerBlock"]
     for (loss, gradient), (expected, expected_gradient) in zip(compiled, eager, strict=True):
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-6)

@@ -78,7 +78,7 @@ def test_blocks_that_stood_still_are_not_rounded(
     half = SDXL.open(sdxl_settings(base), torch.bfloat16, torch.device("cpu")).load()
     learned = {name: t.float() + 1 for name, t in half.denoiser.state_dict().items() if name.startswith("up_blocks.")}
     weights = ModelWeights(denoiser=half.denoiser.state_dict() | learned)
-    SDXL.save(half, weights, tmp_path / "saved.safetensors", "safetensors", None, {})
+    SDXL.saving.write(half, weights, tmp_path / "saved.safetensors", "safetensors", None, {})
     ups = {sgm.UNET_PREFIX + sgm.unet_key(name): tensor for name, tensor in learned.items()}
     same(load_file(tmp_path / "saved.safetensors"), file | ups)
 
@@ -149,7 +149,7 @@ def test_what_stood_still_is_as_fine_as_a_folder_has_it(components: Components, 
     scheduler.write_text(json.dumps(own))
     velocity = sdxl_settings(folder, v_parameterization=True)
     half = SDXL.open(velocity, torch.bfloat16, torch.device("cpu")).load()
-    assert SDXL.saved_form(half, None) == "diffusers"
+    assert SDXL.saving.form(half, None) == "diffusers"
     same(unlearned(load_file(save_sdxl(half, tmp_path))), unlearned(file))
     again = save_sdxl(half, tmp_path / "again", "diffusers")
     for part in ("vae/diffusion_pytorch_model", "text_encoder/model", "text_encoder_2/model"):
@@ -226,8 +226,8 @@ def test_marks_of_a_model_that_predicts_velocity_are_kept(miniature: Any, file: 
 def test_the_form_is_what_is_asked_for(
     asked: str | None, form: str, components: Components, flux_parts: Components
 ) -> None:
-    assert SDXL.saved_form(components, asked) == form
-    assert FLUX.saved_form(flux_parts, asked) == "safetensors"
+    assert SDXL.saving.form(components, asked) == form
+    assert FLUX.saving.form(flux_parts, asked) == "safetensors"
 
 
 def test_diffusers_reads_a_saved_file(components: Components, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_saved_transformer_of_flux_is_the_file_it_came_from(
 ) -> None:
     saved = tmp_path / "flux.safetensors"
     weights = ModelWeights(denoiser=flux_parts.denoiser.state_dict())
-    FLUX.save(flux_parts, weights, saved, FLUX.saved_form(flux_parts, "ckpt"), None, {"modelspec.title": "x"})
+    FLUX.saving.write(flux_parts, weights, saved, FLUX.saving.form(flux_parts, "ckpt"), None, {"modelspec.title": "x"})
     same(load_file(saved), load_file(flux_miniature.checkpoint))
     assert read_header(saved).metadata == {"modelspec.title": "x"}
 
@@ -282,7 +282,9 @@ def test_a_saved_transformer_is_where_the_next_run_goes_on(
     flux_parts: Components, flux_miniature: Any, tmp_path: Path
 ) -> None:
     saved = tmp_path / flux_miniature.checkpoint.name
-    FLUX.save(flux_parts, ModelWeights(denoiser=flux_parts.denoiser.state_dict()), saved, "safetensors", None, {})
+    FLUX.saving.write(
+        flux_parts, ModelWeights(denoiser=flux_parts.denoiser.state_dict()), saved, "safetensors", None, {}
+    )
     tokenizers = f"{saved.stem}_tokenizers"
     shutil.copytree(flux_miniature.checkpoint.with_name(tokenizers), tmp_path / tokenizers)
     again = load_flux(flux_miniature, pretrained_model_name_or_path=str(saved))
@@ -374,7 +376,7 @@ def save_sdxl(
     """As a run does it; returns the file or folder."""
     weights = ModelWeights(denoiser=components.denoiser.state_dict(), text_encoders=text_encoders)
     path = folder / ("model" if form == "diffusers" else f"model.{form}")
-    SDXL.save(components, weights, path, form, dtype, {"modelspec.title": "Größe"})
+    SDXL.saving.write(components, weights, path, form, dtype, {"modelspec.title": "Größe"})
     return path
 
 

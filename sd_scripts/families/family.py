@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
+from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.components import Components as Components
 from sd_scripts.library.media import Media
 from sd_scripts.library.prompts import SamplePrompt
@@ -49,31 +50,89 @@ class ModelWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """All that the trainer knows of a model family. `inputs` below is a dict of tensors of static shape: everything a
-    step reads, made outside the step."""
+class FileIdentity:
+    """What saved files say about the model."""
 
-    name: str
-    title: str
-    """The denoiser's name in the compile log: "SDXL UNet"."""
     base_model_version: str
     """ss_base_model_version of saved LoRAs."""
     architecture: Callable[[Components], str]
     """modelspec.architecture, without "/lora"."""
     implementation: str
     """modelspec.implementation."""
+    prediction_type: Callable[[Settings], str | None] = lambda settings: None
+    """modelspec.prediction_type: epsilon, v, or None."""
+    lora_metadata: Callable[[Settings, Components], dict[str, str]] = lambda settings, components: {}
+    """Metadata of this family's LoRA files in addition to the common ss_ entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoding:
+    """From captions to what the denoiser reads."""
+
+    tokenize: Callable[[Components, Sequence[str], Settings], dict[str, Tensor]]
+    """Captions -> token ids and weights, on the CPU; names end with the number of the encoder, from 1."""
+    encode: Callable[[Components, dict[str, Tensor]], dict[str, Tensor]]
+    """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
+    trained encoders."""
+    prompt_captions: Callable[[SamplePrompt], list[str]]
+    """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
+    adapted: Callable[[Settings], tuple[bool, ...]]
+    """Which text encoders a LoRA adapts when text encoders are trained."""
+    cache_suffix: str
+    """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
+    cache_key: Callable[[Components, Settings], tuple[object, ...]]
+    """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
+    cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
+    """Whether a cache file of unknown origin can be used; None: any."""
+
+
+def blocks_of(*classes: type[nn.Module]) -> Callable[[nn.Module], list[nn.Module]]:
+    """Return a function that finds the modules of these classes, in model order."""
+    return lambda module: [block for block in module.modules() if isinstance(block, classes)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The repeated blocks of the components: what is compiled, sharded and updated one by one."""
+
+    title: str
+    """The denoiser's name in the compile log: "FLUX"."""
+    denoiser: Callable[[nn.Module], list[list[nn.Module]]]
+    """Return the blocks of the denoiser that share graphs, as lists in model order."""
+    graph_kinds: Callable[[nn.Module], dict[str, int]]
+    """How many graphs each class of block needs at one image size."""
+    index: Callable[[str], int] | None = None
+    """Name of a parameter of the denoiser -> its place in block_lr; None: this family has no block_lr."""
+    text_encoder: Callable[[nn.Module], list[nn.Module]] = lambda module: []
+    """Return the layers of a text encoder; none: it is not compiled."""
+    vae: Callable[[nn.Module], list[nn.Module]] = lambda module: []
+    """Return the blocks of the VAE's encoder; none: it is not compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Writes a complete model."""
+
+    writes_all: bool
+    """Whether files hold the VAE and all text encoders too."""
+    form: Callable[[Components, str | None], str]
+    """save_model_as (None: unset) -> the format that `write` writes: safetensors or ckpt, which is also the file
+    extension, or diffusers, a folder."""
+    write: Callable[[Components, ModelWeights, Path, str, torch.dtype | None, dict[str, str]], None]
+    """Components, weights, path, format, dtype of all tensors (None: unchanged), metadata -> write a complete model,
+    atomically. Raises OSError in one sentence on failure, and keeps what was there before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """All that the trainer knows of a model family. `inputs` below is a dict of tensors of static shape: everything a
+    step reads, made outside the step."""
+
+    card: FamilyCard
+    identity: FileIdentity
     bucket_multiple: int
     latents: LatentLayout
-    text_cache_suffix: str
-    """Suffix of text cache files: "te_outputs" in `name_te_outputs.safetensors`."""
-    text_cache_key: Callable[[Components, Settings], tuple[object, ...]]
-    """Everything besides the encoders that changes their outputs: a cache with another key is rebuilt."""
-    text_cache_fits: Callable[[Components, Mapping[str, Tensor]], bool] | None = None
-    """Whether a cache file of unknown origin can be used; None: any."""
-    trains_text_encoders: bool = False
-    """Whether full training can train its text encoders."""
-    adapted_encoders: Callable[[Settings], tuple[bool, ...]]
-    """Which text encoders a LoRA adapts when text encoders are trained."""
+    text: TextEncoding
     check: Callable[[Settings], list[str]]
     """Return problems of the model files that names and headers reveal; nothing is loaded."""
     open: Open
@@ -83,11 +142,6 @@ class Family:
     """Return warnings about settings that have no effect on this model."""
     encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
-    tokenize: Callable[[Components, Sequence[str], Settings], dict[str, Tensor]]
-    """Captions -> token ids and weights, on the CPU; names end with the number of the encoder, from 1."""
-    encode_text: Callable[[Components, dict[str, Tensor]], dict[str, Tensor]]
-    """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
-    trained encoders."""
     place: Callable[[Components, Settings, torch.device], None]
     """Move the denoiser to the device, quantized and with swapped blocks as the options say."""
     checkpoint_gradients: Callable[[nn.Module, Settings], None]
@@ -102,31 +156,9 @@ class Family:
     """Timesteps of the validation loss, in this family's own unit."""
     loss: Callable[[Components, dict[str, Tensor], dict[str, Tensor], Settings], Tensor]
     """Components, inputs, text outputs, settings -> loss of each image (B,)."""
-    compile_targets: Callable[[nn.Module], list[list[nn.Module]]]
-    """Return the repeated blocks of the denoiser that share graphs, as lists in model order."""
-    graph_kinds: Callable[[nn.Module], dict[str, int]]
-    """How many graphs each class of block needs at one image size."""
-    block_of: Callable[[str], int] | None = None
-    """Name of a parameter of the denoiser -> its place in block_lr; None: this family has no block_lr."""
+    blocks: Blocks
     lora: LoraTarget
     lora_text_encoders: tuple[LoraTarget, ...]
-    lora_modules: tuple[str, ...]
-    """Values of network_module that select the built-in LoRA."""
-    sample_defaults: SamplePrompt
-    """Defaults for what a prompt line leaves out."""
-    prompt_captions: Callable[[SamplePrompt], list[str]]
-    """What a sample needs of the text encoders: the prompt, preceded by the negative prompt if guidance uses one."""
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
     """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
-    prediction_type: Callable[[Settings], str | None]
-    """modelspec.prediction_type: epsilon, v, or None."""
-    metadata: Callable[[Settings, Components], dict[str, str]]
-    """Metadata of this family's LoRA files in addition to the common ss_ entries."""
-    saves_all: bool
-    """Whether `save` writes the VAE and all text encoders too."""
-    saved_form: Callable[[Components, str | None], str]
-    """save_model_as (None: unset) -> the format that `save` writes: safetensors or ckpt, which is also the file
-    extension, or diffusers, a folder."""
-    save: Callable[[Components, ModelWeights, Path, str, torch.dtype | None, dict[str, str]], None]
-    """Components, weights, path, format, dtype of all tensors (None: unchanged), metadata -> write a complete model,
-    atomically. Raises OSError in one sentence on failure, and keeps what was there before."""
+    saving: Saving

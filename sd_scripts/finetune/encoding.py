@@ -39,7 +39,7 @@ def encode(
         ),
         warn=reporter.warn,
         multiple=record.bucket_multiple,
-        title=record.title.split()[0],
+        title=record.card.title,
     )
     vae = record.load_vae(settings, PRECISIONS[args.mixed_precision])
     digest = weights_digest([vae])

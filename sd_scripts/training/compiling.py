@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from diffusers.models.resnet import ResnetBlock2D
 from torch import nn
-from transformers.models.clip.modeling_clip import CLIPEncoderLayer
-from transformers.models.t5.modeling_t5 import T5Block
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Components, Family
@@ -108,17 +105,7 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     Equal blocks are captured again where their input needs no gradient, and at each depth of the U-Net, where images
     are smaller; at equal widths the weights do not show that.
     """
-    return sizes * max(2 * max(family.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
-
-
-def layers_of(encoder: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of a text encoder."""
-    return [module for module in encoder.modules() if isinstance(module, CLIPEncoderLayer | T5Block)]
-
-
-def resnets_of(vae: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a VAE's encoder, which do nearly all of its work."""
-    return [module for module in vae.get_submodule("encoder").modules() if isinstance(module, ResnetBlock2D)]
+    return sizes * max(2 * max(family.blocks.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
 
 
 def _without_cuda_graphs(options: CompileOptions) -> CompileOptions | None:
@@ -187,12 +174,12 @@ class Compilation:
         if self._options.compile:
             denoiser, sizes = self._components.denoiser, len(self._shapes)
             expected += graphs_expected(self._family, denoiser, sizes)
-            targets = self._family.compile_targets(denoiser)
+            targets = self._family.blocks.denoiser(denoiser)
             self._compile_denoiser = partial(
                 self._compile,
                 module=denoiser,
                 blocks=targets,
-                name=self._family.title,
+                name=self._family.blocks.title,
                 expected=expected,
                 shapes=sizes,
                 hooked=self._context.sharded,
@@ -201,9 +188,12 @@ class Compilation:
         for encoder in text:
             assert self._options_without_graphs
             name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
-            self._compile(
-                self._options_without_graphs, encoder, [layers_of(encoder)], name, expected, shapes=batches, hooked=True
-            )
+            layers = self._family.blocks.text_encoder(encoder)
+            if layers:
+                without = self._options_without_graphs
+                self._compile(without, encoder, [layers], name, expected, shapes=batches, hooked=True)
+            else:
+                self._context.warn(f"compile_text_encoder: {name} has no repeated layers, so it is not compiled")
         if vae and self._options_without_graphs:
             self._compile_vae(self._options_without_graphs, expected)
         if expected:
@@ -211,11 +201,14 @@ class Compilation:
 
     def _graphs_of_vae(self) -> int:
         """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
-        return 2 * len(resnets_of(self._components.vae)) * len(self._shapes)
+        return 2 * len(self._family.blocks.vae(self._components.vae)) * len(self._shapes)
 
     def _compile_vae(self, options: CompileOptions, expected: int) -> None:
         vae = self._components.vae
-        self._compile(options, vae, [resnets_of(vae)], "VAE encoder", expected, shapes=len(self._shapes))
+        if blocks := self._family.blocks.vae(vae):
+            self._compile(options, vae, [blocks], "VAE encoder", expected, shapes=len(self._shapes))
+        else:
+            self._context.warn("compile_vae: this VAE has no repeated blocks, so it is not compiled")
 
     def _compile(
         self,

@@ -68,7 +68,7 @@ class Full:
         return tuple(rate > 0 for rate in _encoder_rates(family, context.settings))
 
     def needs_all(self, family: Family, settings: Settings) -> bool:
-        return family.saves_all
+        return family.saving.writes_all
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
         learners = compress(components.encoder_names, self.trains_text_encoders(family, context))
@@ -91,7 +91,7 @@ class Full:
             nn.Module.to(module, context.dtype)  # diffusers' own method warns needlessly here
         shards = shard(context, components.denoiser, weights, _blocks(family, components)) if context.sharded else None
         file = context.settings[ModelFileOptions]
-        form = family.saved_form(components, file.save_model_as or ("safetensors" if file.use_safetensors else None))
+        form = family.saving.form(components, file.save_model_as or ("safetensors" if file.use_safetensors else None))
         return FullTrainable(family, components, context, weights, modules, form=form, shards=shards)
 
 
@@ -290,18 +290,18 @@ class FullTrainable(Trainable):
         else:
             denoiser = values(self._components.denoiser)
         weights = ModelWeights(denoiser=denoiser, text_encoders=encoders)
-        self._family.save(self._components, weights, path, self._form, dtype, metadata)
+        self._family.saving.write(self._components, weights, path, self._form, dtype, metadata)
 
 
 def _blocks(family: Family, components: Components) -> list[nn.Module]:
     """Return the repeated blocks of the denoiser."""
-    return [block for part in family.compile_targets(components.denoiser) for block in part]
+    return [block for part in family.blocks.denoiser(components.denoiser) for block in part]
 
 
 def _encoder_rates(family: Family, settings: Settings) -> list[float]:
     """Return the learning rate of each text encoder of the family; 0 freezes it."""
     options, base = settings[FullOptions], settings[OptimizerOptions].learning_rate
-    learns = family.trains_text_encoders and options.train_text_encoder
+    learns = family.card.has("trains_text") and options.train_text_encoder
     return [
         options.rate_of_encoder(number, base) if learns else 0.0 for number in range(len(family.lora_text_encoders))
     ]
@@ -311,8 +311,8 @@ def _weights(family: Family, components: Components, settings: Settings) -> Iter
     """Yield every weight of the denoiser and of the text encoders that are trained, at its learning rate."""
     rates, base = settings[FullOptions].block_rates, settings[OptimizerOptions].learning_rate
     for name, parameter in components.denoiser.named_parameters():
-        if rates and family.block_of:
-            block = family.block_of(name)
+        if rates and family.blocks.index:
+            block = family.blocks.index(name)
             yield Weight(f"denoiser.{name}", parameter, f"unet_block{block}", rates[block])
         else:
             yield Weight(f"denoiser.{name}", parameter, "unet", base)

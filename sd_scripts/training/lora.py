@@ -55,7 +55,7 @@ class Lora:
         options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
         return tuple(
             adapted and not options.network_train_unet_only and options.rate_of_encoder(number, base) > 0
-            for number, adapted in enumerate(family.adapted_encoders(context.settings))
+            for number, adapted in enumerate(family.text.adapted(context.settings))
         )
 
     def needs_all(self, family: Family, settings: Settings) -> bool:
@@ -199,7 +199,9 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
 
 
 def _is_ours(options: NetworkOptions, family: Family) -> bool:
-    return (options.network_module or family.lora_modules[0]).removeprefix("sd_scripts.") in family.lora_modules
+    return (options.network_module or family.card.network_modules[0]).removeprefix(
+        "sd_scripts."
+    ) in family.card.network_modules
 
 
 def _masters_dtype(options: TrainingOptions) -> torch.dtype:

@@ -33,7 +33,7 @@ def run_metadata(
         session_id=context.number("session", time.time()) >> 31,
         started_at=time.time(),
         seed=context.seed,
-        base_model_version=family.base_model_version,
+        base_model_version=family.identity.base_model_version,
         optimizer=optimizers.description(optimizer, context.settings[OptimizerOptions]),
         network_dim=_network_dim(context.settings),
         max_train_steps=train_plan.max_steps,
@@ -65,12 +65,12 @@ def file_metadata(
         bounded = noise.min_timestep is not None or noise.max_timestep is not None
         spec = modelspec(
             about,
-            architecture=family.architecture(components),
-            implementation=family.implementation,
+            architecture=family.identity.architecture(components),
+            implementation=family.identity.implementation,
             title=settings[SavingOptions].output_name,
             resolution=about_run.resolution,
             now=now,
-            prediction_type=family.prediction_type(settings),
+            prediction_type=family.identity.prediction_type(settings),
             timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
             lora=network,
         )
@@ -78,7 +78,7 @@ def file_metadata(
             return _encodable(spec)
         complete = replace(about_run, base_files=hashing.result() if hashed else {})
         common = training_metadata(settings, complete, epoch=epochs, steps=steps, now=now)
-        own = {} if settings[MetadataOptions].no_metadata else family.metadata(settings, components)
+        own = {} if settings[MetadataOptions].no_metadata else family.identity.lora_metadata(settings, components)
         return _encodable({**common, **own, **spec})
 
     return metadata

@@ -26,11 +26,11 @@ def prompts_of(settings: Settings, family: Family, warn: Callable[[str], None]) 
     """Read sample_prompts. Raises ValueError with all problems at once; call it before the model loads."""
     if not (file := settings[SampleOptions].sample_prompts):
         return []
-    if problems := prompt_problems(Path(file), family.name):
+    if problems := prompt_problems(Path(file), family.card.name):
         raise ValueError("\n".join(problems))
     for remark in prompt_remarks(Path(file)):
         warn(remark)
-    return read_prompts(Path(file), family.sample_defaults)
+    return read_prompts(Path(file), family.card.sample_defaults)
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ class Trainer:
         self.context.tell(
             "started",
             method=self.method.name,
-            family=self.family.name,
+            family=self.family.card.name,
             max_steps=train_plan.max_steps,
             epochs=train_plan.epochs,
             step=progress.step,
@@ -302,7 +302,7 @@ class Trainer:
         text = {name[5:]: tensor for name, tensor in inputs.items() if name.startswith("text.")}
         with self._casting():
             if any(self.training_data.learns_text):
-                text |= self.family.encode_text(self.training_data.components, text)
+                text |= self.family.text.encode(self.training_data.components, text)
             return self.family.loss(self.training_data.components, inputs, text, self.context.settings)
 
     def _casting(self) -> AbstractContextManager[object]:

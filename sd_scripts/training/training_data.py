@@ -101,29 +101,29 @@ class TrainingData:
         """Return the text outputs of a sample's captions: those made ahead, and now those of the step encoders."""
         text, encoders = self.prompt_text[number] if self.prompt_text else {}, self.step_encoders
         if encoders:
-            tokens = self._tokens(self.family.prompt_captions(self.prompts[number]), of_steps=True)
+            tokens = self._tokens(self.family.text.prompt_captions(self.prompts[number]), of_steps=True)
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), eval_mode(encoders):
-                text = text | self.family.encode_text(self.components, tokens)
+                text = text | self.family.text.encode(self.components, tokens)
         return text
 
     def encode_prompts(self) -> None:
         """Encode the captions of samples with the text encoders that no step calls."""
         for prompt in self.prompts:
-            tokens = self._tokens(self.family.prompt_captions(prompt), of_steps=False)
+            tokens = self._tokens(self.family.text.prompt_captions(prompt), of_steps=False)
             with torch.no_grad():
-                text = self.family.encode_text(self.components, tokens)
+                text = self.family.text.encode(self.components, tokens)
             self.prompt_text.append({name: tensor.cpu() for name, tensor in text.items()})
 
     def _tokens(self, captions: Sequence[str], *, of_steps: bool) -> dict[str, Tensor]:
         """Return the tokens of the encoders that steps call, or of the others."""
-        tokens = self.family.tokenize(self.components, captions, self.context.settings)
+        tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
         return {name: each for name, each in tokens.items() if (self.text is None or self._learns(name)) == of_steps}
 
     def _text(self, batch: Batch) -> dict[str, Tensor]:
         """What encoders give that do not learn, from the cache or made now, and the tokens of those that do."""
         if batch.text and not any(self.learns_text):
             return batch.text
-        tokens = self.family.tokenize(self.components, batch.captions, self.context.settings)
+        tokens = self.family.text.tokenize(self.components, batch.captions, self.context.settings)
         trainable = {name: tensor for name, tensor in tokens.items() if self._learns(name)}
         others = {name: tensor for name, tensor in tokens.items() if name not in trainable}
         text = batch.text
@@ -131,7 +131,7 @@ class TrainingData:
             for encoder, learns in zip(self.components.text_encoders, self.learns_text, strict=True):
                 encoder.train(learns and encoder.training)  # T5 drops values out while it trains
             with torch.no_grad():
-                text = self.family.encode_text(self.components, others)
+                text = self.family.text.encode(self.components, others)
         return text | trainable
 
     def _learns(self, tokens: str) -> bool:
@@ -146,7 +146,7 @@ def read_data(context: Context, family: Family) -> DataPlan:
         seed=context.seed,
         warn=context.warn,
         bucket_multiple=family.bucket_multiple,
-        title=family.title.split()[0],
+        title=family.card.title,
     )
 
 
@@ -197,21 +197,21 @@ def _cache_latents(training_data: TrainingData, tried: Callable[[Callable[[], Te
 
 def _cache_text(training_data: TrainingData) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
-    cache, fits = context.settings[CacheOptions], family.text_cache_fits
+    cache, fits = context.settings[CacheOptions], family.text.cache_fits
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS
     with _lent(context, components.text_encoders) as lend:
 
         def encode(captions: list[str]) -> dict[str, Tensor]:
             lend()
-            tokens = family.tokenize(components, captions, context.settings)
+            tokens = family.text.tokenize(components, captions, context.settings)
             with torch.no_grad():
-                return family.encode_text(components, tokens)
+                return family.text.encode(components, tokens)
 
         training_data.text = cache_text(
             training_data.plan,
             encode,
-            cache_key=weights_digest(components.text_encoders, *family.text_cache_key(components, context.settings)),
-            suffix=family.text_cache_suffix,
+            cache_key=weights_digest(components.text_encoders, *family.text.cache_key(components, context.settings)),
+            suffix=family.text.cache_suffix,
             job=_cache_job(context, "caching text", to_disk, batch_size),
             fits=partial(fits, components) if fits else None,
         )

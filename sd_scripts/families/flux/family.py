@@ -1,6 +1,10 @@
 """FLUX.1, dev and schnell, as a record for the trainer."""
 
-from sd_scripts.families.family import Family
+from diffusers.models.resnet import ResnetBlock2D
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+from transformers.models.t5.modeling_t5 import T5Block
+
+from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.load import check, load_vae, open_components, remarks
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
@@ -12,40 +16,47 @@ from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_ca
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 
 FAMILY = FLUX = Family(
-    name="flux",
-    title="FLUX",
-    base_model_version="flux1",
-    architecture=architecture,
-    implementation="https://github.com/black-forest-labs/flux",
+    card=CARD,
+    identity=FileIdentity(
+        base_model_version="flux1",
+        architecture=architecture,
+        implementation="https://github.com/black-forest-labs/flux",
+        lora_metadata=metadata,
+    ),
+    text=TextEncoding(
+        tokenize=tokenize,
+        encode=encode_text,
+        prompt_captions=prompt_captions,
+        adapted=adapted_encoders,
+        cache_suffix="flux_te",
+        cache_key=text_cache_key,
+        cache_fits=text_cache_fits,
+    ),
+    blocks=Blocks(
+        title="FLUX",
+        denoiser=lambda flux: [list(flux.double_blocks), list(flux.single_blocks)],  # type: ignore[arg-type]
+        graph_kinds=lambda flux: {"DoubleBlock": 1, "SingleBlock": 1},
+        text_encoder=blocks_of(CLIPEncoderLayer, T5Block),
+        vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
+    ),
+    saving=Saving(
+        writes_all=False,
+        form=saved_form,
+        write=save,
+    ),
     bucket_multiple=32,
     latents=LATENTS,
-    text_cache_suffix="flux_te",
-    text_cache_key=text_cache_key,
-    text_cache_fits=text_cache_fits,
-    adapted_encoders=adapted_encoders,
     check=check,
     open=open_components,
     load_vae=load_vae,
     remarks=remarks,
     encode_images=encode_images,
-    tokenize=tokenize,
-    encode_text=encode_text,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
     validation_timesteps=validation_timesteps,
     loss=loss,
-    compile_targets=lambda flux: [list(flux.double_blocks), list(flux.single_blocks)],  # type: ignore[arg-type]
-    graph_kinds=lambda flux: {"DoubleBlock": 1, "SingleBlock": 1},
     lora=TRANSFORMER,
     lora_text_encoders=TEXT_ENCODERS,
-    lora_modules=CARD.network_modules,
-    sample_defaults=CARD.sample_defaults,
-    prompt_captions=prompt_captions,
     sample=sample,
-    prediction_type=lambda settings: None,
-    metadata=metadata,
-    saves_all=False,
-    saved_form=saved_form,
-    save=save,
 )

@@ -1,6 +1,9 @@
 """Stable Diffusion XL, as a record for the trainer."""
 
-from sd_scripts.families.family import Family
+from diffusers.models.resnet import ResnetBlock2D
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+
+from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.load import check, load_vae, open_components
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
@@ -13,42 +16,48 @@ from sd_scripts.families.sdxl.vae import LATENTS, encode_images
 from sd_scripts.options.model import ModelOptions
 
 FAMILY = SDXL = Family(
-    name="sdxl",
-    title="SDXL UNet",
-    base_model_version="sdxl_base_v1-0",
-    architecture=lambda components: "stable-diffusion-xl-v1-base",
-    implementation="https://github.com/Stability-AI/generative-models",
+    card=CARD,
+    identity=FileIdentity(
+        base_model_version="sdxl_base_v1-0",
+        architecture=lambda components: "stable-diffusion-xl-v1-base",
+        implementation="https://github.com/Stability-AI/generative-models",
+        prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
+    ),
+    text=TextEncoding(
+        tokenize=tokenize,
+        encode=encode_text,
+        prompt_captions=prompt_captions,
+        adapted=lambda settings: (True, True),
+        cache_suffix="te_outputs",
+        cache_key=text_cache_key,
+    ),
+    blocks=Blocks(
+        title="SDXL UNet",
+        denoiser=compile_targets,
+        graph_kinds=graph_kinds,
+        index=block_of,
+        text_encoder=blocks_of(CLIPEncoderLayer),
+        vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
+    ),
+    saving=Saving(
+        writes_all=True,
+        form=saved_form,
+        write=save,
+    ),
     bucket_multiple=32,
     latents=LATENTS,
-    text_cache_suffix="te_outputs",
-    text_cache_key=text_cache_key,
-    trains_text_encoders=True,
-    adapted_encoders=lambda settings: (True, True),
     check=check,
     open=open_components,
     load_vae=load_vae,
     remarks=lambda components, settings: [],
     encode_images=encode_images,
-    tokenize=tokenize,
-    encode_text=encode_text,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
     conditioning=conditioning,
     step_inputs=step_inputs,
     validation_timesteps=validation_timesteps,
     loss=loss,
-    compile_targets=compile_targets,
-    graph_kinds=graph_kinds,
-    block_of=block_of,
     lora=UNET,
     lora_text_encoders=TEXT_ENCODERS,
-    lora_modules=CARD.network_modules,
-    sample_defaults=CARD.sample_defaults,
-    prompt_captions=prompt_captions,
     sample=sample,
-    prediction_type=lambda settings: "v" if settings[ModelOptions].v_parameterization else "epsilon",
-    metadata=lambda settings, components: {},
-    saves_all=True,
-    saved_form=saved_form,
-    save=save,
 )
