@@ -1,27 +1,30 @@
 """A process may be killed anywhere: its newest state is whole, and the same command given again ends as if nothing had
 been."""
 
+import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from fresh import console_to, outcome, processes
+from moments import Moment, linked_tree, put_back, record, recorded
 from training_help import FULL, Run, equal, images, train
 
 from sd_scripts.formats.atomic_files import GONE, OLD, PART
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.recovery import newest_state
+from sd_scripts.training.recovery import clean_up, newest_state
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes that fork")
 
+IMAGES = 3
 SETTINGS: dict[str, Any] = {
     "max_train_steps": 4,
     "save_every_n_steps": 1,
@@ -42,161 +45,200 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When a process dies: the `time`-th time that something happens which `matches`."""
+class Recording:
+    """A run that nobody killed, and what was on disk at each of its moments."""
 
-    what: str
-    """Kind of an event of the run; or what Python's audit hook calls it, just before it is done."""
-    matches: str = ""
-    """In the values of the event, or the arguments of what is done."""
-    time: int = 1
-    later: float = 0.0
-    """So many seconds after it."""
-    within: float = 0.0
-    """In the write that fills the file to this share of the model's size."""
+    miniature: Any
+    method: str
+    root: Path
+    store: Path
+    moments: list[Moment]
+    recovered: dict[frozenset[str], Moment] = field(default_factory=dict)
+    """What recovery makes of the moments: the paths there are -> the first moment that leads to them."""
 
-    def __str__(self) -> str:
-        how = f" within {self.within}" if self.within else " later" if self.later else ""
-        return f"{self.what} {self.matches} {self.time}{how}".replace("\\", "")
+    @property
+    def output(self) -> Path:
+        return self.root / "out"
+
+    @property
+    def left(self) -> Run:
+        """What a killed run left behind."""
+        return Run(-signal.SIGKILL, self.output, RunFolder(self.output / "run"))
+
+    def files(self, ending: str = "") -> dict[str, str]:
+        """Return name -> hash of the content of what the whole run has in its output folder."""
+        found = {
+            path.removeprefix("out/"): content for path, content in self.moments[-1].tree.items() if path[:4] == "out/"
+        }
+        return {name: content for name, content in found.items() if name.endswith(ending)}
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of the whole run."""
+        events = map(json.loads, (self.store / self.files()["run/events.jsonl"]).read_text().splitlines())
+        return [event["loss"] for event in events if event["kind"] == "step"]
+
+    def faults(self) -> list[str]:
+        """Return in what the run, begun again as it is now on disk, ends otherwise than the whole one."""
+        before = len(self.left.told("started"))
+        newest = newest_state(self.output, "short")
+        finished = newest and newest.progress.step == SETTINGS["max_train_steps"]
+        some_cached = 0 < len(list(self.root.rglob("[!.]*_te_outputs.*"))) < IMAGES
+        again = begin(self.miniature, self.root, self.method)
+        faults = [] if again.status == 0 else [f"status {again.status}: {again.told('failed')}"]
+        begun = [event.get("resumed_from") for event in again.told("started")[before:]]
+        if begun != ([] if finished else [str(newest.folder) if newest else None]):
+            faults.append(f"resumed from {begun}")
+        wanted = {path.partition("/")[0] for path in self.files()} - {"run"}
+        strange = ({*again.files} ^ wanted) - {"sample"}  # of a step that is not done again
+        if not newest:  # files without a state are those of an earlier run
+            strange = {name for name in strange if not re.match(r"short-\d{8}-\d{6}-", name)}
+        faults += [f"files: {sorted(strange)}"] if strange else []
+        faults += [f"left over: {path}" for path in self.output.rglob("*") if path.name.endswith(LEFTOVERS)]
+        if some_cached:  # the others are encoded in another batch and rounded otherwise
+            return faults + ([] if again.losses == pytest.approx(self.losses, rel=1e-4) else ["other losses"])
+        return faults + [
+            f"other tensors: {name}"
+            for name, content in self.files(".safetensors").items()
+            if not equal(again.tensors(name), safetensors.torch.load_file(self.store / content))
+        ]
 
 
-MOMENTS = (
-    # reading and loading
-    Moment("open", r"noise.*\.png', 'r'"),
-    Moment("phase", "loading", later=0.05),
-    # caching
-    Moment("phase", "caching latents", time=2),
-    Moment("open", r"_(sdxl|te_outputs)\.safetensors\.\d+\.part", time=2),
-    Moment("os.rename", r"_(sdxl|te_outputs)\.safetensors", time=3),
-    Moment("os.rename", r"_(sdxl|te_outputs)\.safetensors", time=4),
-    # steps
-    Moment("started"),
-    Moment("step", "'step': 1,"),
-    Moment("step", "'step': 2,", later=0.01),
-    Moment("step", "'step': 3,", later=0.02),
-    Moment("epoch"),
-    # a file
-    Moment("open", r"\.short-step00000002\.safetensors\.\d+\.part", within=0.5),
-    Moment("os.rename", r"short-step00000003\.safetensors'"),
-    Moment("saved", r"short-step00000003\.safetensors"),
-    # a state
-    Moment("os.mkdir", r"\.short-step00000002-state\.\d+\.part"),
-    Moment("os.mkdir", r"\.short-step00000003-state\.\d+\.part", within=0.5),
-    Moment("open", r"\.short-step00000003-state\.\d+\.part/progress\.json"),
-    Moment("os.rename", r"short-step00000003-state'"),
-    # what leaves the window
-    Moment("os.remove", r"short-step00000001\.safetensors'"),
-    Moment("os.rename", r"short-step00000001-state'.*\.gone"),
-    Moment("os.remove", r"'(state\.pt|progress\.json)'"),
-    # samples
-    Moment("phase", "sampling", later=0.01),
-    Moment("os.rename", r"\.png"),
-    # the end
-    Moment("open", r"\.short\.safetensors\.\d+\.part", within=0.5),
-    Moment("os.rename", r"short\.safetensors'"),
-    Moment("os.rename", r"short-state'"),
-    Moment("finished"),
-)
+LEFTOVERS = (f".{PART}", f".{OLD}", f".{GONE}")
+WHOLE = (".safetensors", ".pt", ".json", ".png")
+
+
+@pytest.fixture(scope="module", params=["lora", "full"])
+def recording(request: pytest.FixtureRequest, miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    root, store = tmp_path_factory.mktemp(request.param), tmp_path_factory.mktemp("store") / "store"
+    prepare(root)
+    process = processes().Process(target=record, args=(root, store, begin_apart, miniature, root, request.param))
+    process.start()
+    assert outcome(process) == 0
+    return Recording(miniature, request.param, root, store, recorded(store))
+
+
+def prepare(root: Path) -> None:
+    images(root / "images", count=IMAGES)
+    (root / "prompts.txt").write_text("a red circle --w 64 --h 64 --s 1 --d 7")
+
+
+def begin(miniature: Any, root: Path, method: str) -> Run:
+    """The command of this test, always the same."""
+    values = {
+        **SETTINGS,
+        **OF_METHOD[method],
+        "sample_prompts": root / "prompts.txt",
+        "train_data_dir": root / "images",
+    }
+    return train(miniature, root / "out", method, **values)
+
+
+def begin_apart(miniature: Any, root: Path, method: str) -> int:
+    console_to(root.with_name(f"{root.name}.console.txt"))
+    return begin(miniature, root, method).status
+
+
+def recover(recording: Recording, moment: Moment) -> list[str]:
+    """Clean up after a run that was killed at this moment, and return what is wrong then."""
+    put_back(moment, recording.root, recording.store, os.link)
+    told = [event["step"] for event in recording.left.told("saved") if event["path"].endswith("-state")]
+    newest = newest_state(recording.output, "short")
+    step = newest.progress.step if newest else 0
+    clean_up(recording.output, "short")
+    there = {path for path in linked_tree(recording.root, recording.store) if not path.startswith("out/run")}
+    leftovers = {path for path in there if path.endswith(LEFTOVERS)}
+    finished = {"finished"} if recording.left.told("finished") else set()
+    recording.recovered.setdefault(frozenset(there - leftovers | finished), moment)
+    lost = [f"step {max(told)} is lost, the newest state is of {step}"] if step < max(told, default=0) else []
+    return lost + [f"left over: {path}" for path in leftovers if path.startswith("out/")]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """The run of a method that nobody kills. Do not write to it."""
-    runs: dict[str, Run] = {}
-
-    def run(method: str) -> Run:
-        if method not in runs:
-            runs[method] = begin(miniature, tmp_path_factory.mktemp(method) / "out", method)
-            assert runs[method].status == 0
-        return runs[method]
-
-    return run
+def recovered(recording: Recording) -> dict[str, list[str]]:
+    """What is wrong after recovery, for each moment."""
+    return {moment.label: recover(recording, moment) for moment in recording.moments}
 
 
-def begin(miniature: Any, output: Path, method: str) -> Run:
-    """The command of this test, always the same."""
-    prompts = output.with_name("prompts.txt")
-    prompts.write_text("a red circle --w 64 --h 64 --s 1 --d 7")
-    data = images(output.with_name("images"), count=3)
-    values = {**SETTINGS, **OF_METHOD[method], "sample_prompts": prompts, "train_data_dir": data}
-    return train(miniature, output, method, **values)
+def test_at_every_moment_the_newest_state_is_found_and_nothing_is_left_over(
+    recording: Recording, recovered: Any
+) -> None:
+    assert len(recording.moments) > 100
+    assert {label: wrong for label, wrong in recovered.items() if wrong} == {}
 
 
-def begin_and_die(miniature: Any, output: Path, method: str, moment: Moment | None, size: int) -> None:
-    """In a process of its own."""
-    output.parent.mkdir(exist_ok=True)
-    console_to(output.parent / "console.txt")
-    if moment:
-        die_at(moment, size)
-    sys.exit(begin(miniature, output, method).status)
+def test_no_file_is_ever_half_there_under_its_name(recording: Recording) -> None:
+    contents: dict[str, set[str]] = {}
+    for path, content in ((path, content) for moment in recording.moments for path, content in moment.tree.items()):
+        if path.endswith(WHOLE) and "/." not in path:
+            contents.setdefault(path, set()).add(content)
+    assert {path.rpartition(".")[2] for path in contents} == {ending[1:] for ending in WHOLE}
+    assert [path for path, different in contents.items() if len(different) > 1] == []
 
 
-def die_at(moment: Moment, size: int) -> None:
-    """Let this process be killed at that moment; `size`: bytes of the model's file."""
-    left = moment.time
+def test_each_state_holds_what_learns_and_its_optimizer(recording: Recording) -> None:
+    states = {
+        content
+        for moment in recording.moments
+        for path, content in moment.tree.items()
+        if path.endswith("-state/state.pt")
+    }
+    assert len(states) == 4
+    for content in states:
+        assert {"learning", "optimizer"} < torch.load(recording.store / content, weights_only=True).keys()
 
-    def happens(what: str, details: object) -> None:
-        nonlocal left
-        if what != moment.what or not re.search(moment.matches, str(details)):
-            return
-        left -= 1
-        if left:
-            return
-        if moment.later:
-            signal.signal(signal.SIGALRM, die)
-            signal.setitimer(signal.ITIMER_REAL, moment.later)
-        elif moment.within:
+
+def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(recording: Recording, recovered: Any) -> None:
+    """From all that recovery can lead to."""
+    assert len(recording.recovered) > 15
+    wrong = {}
+    for moment in recording.recovered.values():
+        put_back(moment, recording.root, recording.store)
+        if faults := recording.faults():
+            wrong[moment.label] = faults
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("where", ["within a file", "between file and state", "in a step"])
+def test_a_process_that_is_really_killed_leaves_such_a_moment(
+    where: str, recording: Recording, miniature: Any, tmp_path: Path
+) -> None:
+    """Its folder is one of those that were recorded, but for the times in it."""
+    prepare(tmp_path)
+    size = (recording.store / recording.files()["short.safetensors"]).stat().st_size
+    process = processes().Process(target=begin_and_die, args=(where, size, miniature, tmp_path, recording.method))
+    process.start()
+    assert outcome(process) == -signal.SIGKILL
+    left = {re.sub(r"\d{3,7}(?=\.)", "", str(path.relative_to(tmp_path))) for path in tmp_path.rglob("*")}
+    known = [{re.sub(r"\d{3,7}(?=\.)", "", path) for path in moment.tree} for moment in recording.moments]
+    assert left in known
+    killed = Recording(miniature, recording.method, tmp_path, recording.store, recording.moments)
+    assert killed.faults() == []
+
+
+def begin_and_die(where: str, size: int, miniature: Any, root: Path, method: str) -> None:
+    """In a process of its own; `size`: bytes of the model's file."""
+
+    def about_to(what: str, arguments: tuple[Any, ...]) -> None:
+        if where == "within a file" and what == "open" and ".short-step00000002.safetensors." in str(arguments[0]):
             import resource
 
             signal.signal(signal.SIGXFSZ, die)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (int(moment.within * size), resource.RLIM_INFINITY))
-        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, resource.RLIM_INFINITY))
+        if where == "between file and state" and what == "os.rename" and str(arguments[1]).endswith("00000003-state"):
             die()
 
+    def told(log: EventLog, kind: Any, **payload: Any) -> None:
+        tell(log, kind, **payload)
+        if where == "in a step" and kind == "step" and payload["step"] == 2:
+            signal.signal(signal.SIGALRM, die)
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+
     tell = EventLog.__call__
-
-    def told(log: EventLog, kind: Any, **facts: Any) -> None:
-        tell(log, kind, **facts)
-        happens(kind, facts)
-
     EventLog.__call__ = told  # type: ignore[method-assign]
-    sys.addaudithook(happens)
+    sys.addaudithook(about_to)
+    begin_apart(miniature, root, method)
 
 
 def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def ending(*arguments: Any) -> int:
-    """Exit code of a process that begins the run."""
-    process = processes().Process(target=begin_and_die, args=arguments)
-    process.start()
-    return outcome(process)
-
-
-@pytest.mark.parametrize("moment", MOMENTS, ids=str)
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(
-    method: str, moment: Moment, undisturbed: Any, miniature: Any, tmp_path: Path
-) -> None:
-    whole: Run = undisturbed(method)
-    output, size = tmp_path / "out", (whole.output / "short.safetensors").stat().st_size
-    assert ending(miniature, output, method, moment, size) == -signal.SIGKILL
-
-    killed = Run(-signal.SIGKILL, output, RunFolder(output / "run"))
-    states = [event["step"] for event in killed.told("saved") if event["path"].endswith("-state")]
-    starts = len(killed.told("started"))
-    newest = newest_state(output, "short")
-    if newest:
-        assert {"learning", "optimizer"} < torch.load(newest.folder / "state.pt", weights_only=True).keys()
-    assert (newest.progress.step if newest else 0) >= max(states, default=0)
-
-    assert ending(miniature, output, method, None, size) == 0
-    again = Run(0, output, RunFolder(output / "run"))
-    begun = again.told("started")[starts:]
-    resumed = [str(newest.folder) if newest else None] if moment.what != "finished" else []
-    assert [event.get("resumed_from") for event in begun] == resumed
-    assert [name for name in again.files if name != "sample"] == [name for name in whole.files if name != "sample"]
-    assert not [path for path in output.rglob("*") if path.name.endswith((f".{PART}", f".{OLD}", f".{GONE}"))]
-    for name in (name for name in whole.files if name.endswith(".safetensors")):
-        assert equal(again.tensors(name), whole.tensors(name)), name

@@ -15,7 +15,7 @@ from sd_scripts.training.train_state import PROGRESS, SavedState, damage, read_s
 
 NAMELESS = ("at", "epoch", "last")
 """How files begin where output_name is unset."""
-PROBE = re.compile(r"\.write-test-(?P<process>\d+)(\.\w+)*")
+PROBE = re.compile(r"\.write-test-(\d+)(\.\w+)*")
 CACHES = r".+\.(npz|safetensors|json)"
 SECONDS_TO_WRITE = 3600.0
 """More than the writing of a cache file takes anywhere."""
@@ -61,11 +61,11 @@ def clean_up(folder: Path, output_name: str | None) -> None:
     """Remove the unfinished hidden files of killed processes in `folder` and its samples. A file that one had set aside
     for a replacement is restored, unless the replacement is there."""
     names = rf"({_begin(output_name)})([-._].*)?"
-    _remove_leftovers(folder, names)
+    _remove_leftovers(folder, rf"{names}|{PROBE.pattern}")
     _remove_leftovers(folder / "sample", names if output_name else ".+")
     for path in _entries(folder):
-        if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe["process"])):
-            path.unlink(missing_ok=True)
+        if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe[1])):
+            _remove(path)
 
 
 def clean_up_caches(folders: Iterable[Path]) -> None:
@@ -83,11 +83,16 @@ def _remove_leftovers(folder: Path, names: str, age: float = 0.0) -> None:
             continue
         if found["kind"] == OLD and not (whole := path.with_name(found["what"])).exists():
             os.replace(path, whole)
-        elif path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):  # images may be in a read-only folder
-                path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):  # images may be in a read-only folder
+            path.unlink(missing_ok=True)
 
 
 def _age(path: Path) -> float:
