@@ -1,6 +1,5 @@
 """Presets load, say nothing needless and leave only the user's own paths to fill in."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from kohya_gui.print_command import print_command
 from kohya_gui.tabs import TABS
 from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.toml_files import read_toml, write_toml
-from sd_scripts.options.catalog import script_for
+from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
@@ -69,9 +68,9 @@ def test_a_preset_with_paths_becomes_a_command(preset, tmp_path, capsys):
     assert settings_in(line, script_of(preset)) == {**read_toml(preset), **paths}
 
 
-def test_a_compiled_preset_compiles():
+def test_presets_compile_whose_name_says_so_one_at_least_for_each_script():
     compiled = [preset for preset in PRESETS if "compiled" in preset.stem]
-    assert len(compiled) == 7
+    assert {script_of(preset).file for preset in compiled} == {script.file for script in SCRIPTS}
     assert all(from_values(script_of(preset), read_toml(preset))[CompileOptions].compile for preset in compiled)
 
 
@@ -106,7 +105,5 @@ def test_presets_for_little_memory_take_what_saves_it(preset):
 
 
 @pytest.mark.parametrize("preset", FULL, ids=name)
-def test_a_preset_for_a_whole_model_claims_no_number_that_nobody_measured(preset):
-    words = " ".join(line for line in preset.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-    assert not re.search(r"\babout \d|\d+ (ms|%)|it/s", words)
+def test_a_preset_for_a_whole_model_learns_slowly(preset):
     assert 5e-6 <= read_toml(preset)["learning_rate"] <= 1e-5

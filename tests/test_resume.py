@@ -56,11 +56,11 @@ def test_resuming_twice_in_a_row_is_still_the_undisturbed_run(undisturbed: Run, 
     assert equal(second.tensors(), undisturbed.tensors())
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW8bit", "Prodigy", "Lion", "Adafactor", "AdamWScheduleFree"])
+@pytest.mark.parametrize("optimizer", ["AdamW8bit", "Prodigy", "DAdaptAdam", "Lion", "Adafactor", "AdamWScheduleFree"])
 def test_every_optimizer_resumes_exactly(optimizer: str, miniature: Any, tmp_path: Path) -> None:
     options = {
         "optimizer_type": optimizer,
-        "learning_rate": 1.0 if optimizer == "Prodigy" else 1e-3,
+        "learning_rate": 1.0 if optimizer in ("Prodigy", "DAdaptAdam") else 1e-3,
         "save_state": True,
         "max_train_steps": 4,
     }

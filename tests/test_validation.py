@@ -63,9 +63,14 @@ def test_every_epoch_is_validated_where_nothing_else_is_said(data: Path, miniatu
 
 def test_max_validation_steps_measures_less(data: Path, miniature: Any, tmp_path: Path) -> None:
     options = {**SPLIT, "train_data_dir": data, "validate_every_n_steps": 4}
-    everything = train(miniature, tmp_path / "all", **options).told("validation")
-    first = train(miniature, tmp_path / "first", max_validation_steps=1, **options).told("validation")
-    assert first[0]["loss"] != everything[0]["loss"]
+    measured = {}
+    for name, limit in (("all", {}), ("first", {"max_validation_steps": 1})):
+        run = train(miniature, tmp_path / name, **options, **limit)
+        (loss,) = (event["loss"] for event in run.told("validation"))
+        done = [event["done"] for event in run.told("phase") if event["name"] == "validating" and "done" in event]
+        measured[name] = loss, max(done)
+    assert [batches for _, batches in measured.values()] == [2, 1]
+    assert measured["first"][0] != measured["all"][0]
 
 
 def test_a_schedule_free_optimizer_is_looked_at_without_a_trace(data: Path, miniature: Any, tmp_path: Path) -> None:

@@ -417,18 +417,16 @@ def test_flux_is_printed_trained_and_finished(page, flux_demo):
     assert lora.is_file()
 
 
-def test_flux_learns_the_same_eager_compiled_swapped_and_both(page, flux_demo):
-    """Four runs of three steps from one form, in which only what is told here changes in between."""
+def test_flux_learns_the_same_compiled_and_swapped_and_with_both_turned_off_again(page, flux_demo):
+    """Two runs of three steps from one form, in which only what is told here changes in between."""
     short = {"max_train_steps": 3, "resolution": "64,64", "compile": False, "compile_backend": "inductor"}
     open_file(page, variant(flux_demo, "ways", **short))
     unfold(page, "advanced-training", "torch-compile-settings")
     run = page.locator("#lora-run")
     losses, keys, graphs = {}, {}, {}
     for name, compiled, swapped in (
-        ("eager", False, ""),
-        ("compiled", True, ""),
-        ("swapped", False, "2"),
         ("both", True, "2"),
+        ("eager", False, ""),
     ):
         field(page, "output_name").fill(name)
         field(page, "compile").set_checked(compiled)
@@ -449,10 +447,9 @@ def test_flux_learns_the_same_eager_compiled_swapped_and_both(page, flux_demo):
         with safe_open(output / f"{name}.safetensors", "numpy") as file:
             keys[name] = set(file.keys())
     assert len(set(losses["eager"])) == 3
-    assert graphs == {"eager": [], "compiled": [2], "swapped": [], "both": [2]}
-    for name in losses:
-        assert losses[name] == pytest.approx(losses["eager"], rel=1e-5), name
-        assert keys[name] == keys["eager"]
+    assert graphs == {"both": [2], "eager": []}
+    assert losses["both"] == pytest.approx(losses["eager"], rel=1e-5)
+    assert keys["both"] == keys["eager"]
 
 
 def test_a_training_is_started_watched_and_finished(page, demo, chromium, server):
