@@ -18,6 +18,7 @@ from kohya_gui.controls import BROWSE, QUIET, Form, given, shown, unquoted
 from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
 from kohya_gui.messages import Html, message
+from sd_scripts.formats.disk import sentence_of
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
 
@@ -122,13 +123,8 @@ class FolderHelper:
                 self._allowed_paths.check(name.replace("_", " "), getattr(concept, name))
             done = arrange(concept)
         except (ValueError, OSError) as error:
-            return [message("error", sentence(error)), gr.update(visible=False), {}]
+            return [message("error", sentence_of(error)), gr.update(visible=False), {}]
         return [arranged_message(done), gr.update(visible=True), done.options]
-
-
-def sentence(error: ValueError | OSError) -> str:
-    """Return the error as a sentence; for system errors, the file and the reason."""
-    return f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def arranged_message(done: Arranged) -> str:
@@ -205,7 +201,7 @@ class MetadataSteps:
                 asked = self._asked(data)
                 file, told = gather(asked)
             except (ValueError, OSError) as error:
-                return [message("error", sentence(error)), gr.skip(), gr.skip()]
+                return [message("error", sentence_of(error)), gr.skip(), gr.skip()]
             options = {"in_json": str(file), "train_data_dir": str(asked.images)}
             said = message("warning" if told[1:] else "ok", f"Saved the captions of {told[0]} to {file}", told[1:])
             return [said, gr.update(visible=True), options]
@@ -215,7 +211,7 @@ class MetadataSteps:
             try:
                 self._job.start(self._asked(data), values, data[family])
             except (ValueError, OSError) as error:
-                return message("error", sentence(error))
+                return message("error", sentence_of(error))
             return ""
 
         slow: dict[str, Any] = {"show_progress_on": self._message, "api_visibility": "private"}

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sd_scripts.formats.disk import sentence_of
 from sd_scripts.options.command_line import Parser
+from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 
 Progress = Callable[[int, int], None]
-USER_ERROR, INTERNAL_ERROR, INTERRUPTED = 2, 1, 130
-"""Exit statuses: bad arguments or input; any other failure; stopped."""
 RUN_DIR = "Run folder for the tool's events and for commands such as stop."
 
 
@@ -22,14 +22,14 @@ class Reporter:
 
     def __init__(self, run_dir: str | None):
         self._folder = RunFolder(Path(run_dir)) if run_dir else None
-        used = bool(self._folder and next(iter(self._folder.events()), None))
+        self._listens_from = self._folder.listens_from if self._folder else 0.0
         self._log = self._folder.log() if self._folder else None
-        # in a fresh folder the stop command may predate this process, which starts slowly
-        self._began = time.time() if used else 0.0
 
     def tell(self, kind: Any, **payload: Any) -> None:
+        """Write an event; on a full disk it is lost, rather than the work."""
         if self._log:
-            self._log(kind, **payload)
+            with contextlib.suppress(OSError):
+                self._log(kind, **payload)
 
     def warn(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -53,7 +53,7 @@ class Reporter:
 
     def _raise_if_stopped(self) -> None:
         asked = self._folder.commands() if self._folder else ()
-        if any(command["kind"] == "stop" and command.get("time", 0) >= self._began for command in asked):
+        if any(command["kind"] == "stop" and command.get("time", 0) > self._listens_from for command in asked):
             raise KeyboardInterrupt
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ def run(work: Callable[[Reporter], Path], run_dir: str | None) -> int:
         reporter = Reporter(run_dir)
     except OSError as error:
         print(f"run_dir: '{run_dir}' cannot be written ({error.strerror}); choose another folder", file=sys.stderr)
-        return USER_ERROR
+        return MISTAKE
     try:
         path = work(reporter)
     except KeyboardInterrupt:
@@ -89,11 +89,10 @@ def _failed(reporter: Reporter, error: Exception) -> int:
     """Report one sentence for user errors, and the traceback for errors of ours; return the exit status."""
     details = "".join(traceback.format_exception(error))
     known = isinstance(error, ValueError | OSError)
-    sentence = str(error) if known else f"{type(error).__name__}: {error}"
-    with contextlib.suppress(OSError):
-        reporter.tell("failed", error=sentence, details=details)
+    sentence = sentence_of(error) if known else f"{type(error).__name__}: {error}"
+    reporter.tell("failed", error=sentence, details=details)
     print(sentence if known else details, file=sys.stderr, flush=True)
-    return USER_ERROR if isinstance(error, ValueError) else INTERNAL_ERROR
+    return MISTAKE if isinstance(error, ValueError) else FAULT
 
 
 def parser(script: str, description: str) -> Parser:

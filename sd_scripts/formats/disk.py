@@ -48,6 +48,13 @@ def why_not_written(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def sentence_of(error: Exception) -> str:
+    """Return an error as a sentence; for system errors, the file and the reason."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 def free_bytes(folder: Path) -> int | None:
     """Return the bytes that this user can still write there; None if unknown. The folder need not exist yet."""
     there = folder.absolute()

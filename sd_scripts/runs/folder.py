@@ -64,6 +64,12 @@ class RunFolder:
         """Return the commands of the GUI: objects whose `kind` is stop, save or sample."""
         return EventTail(self.commands_file)
 
+    @property
+    def listens_from(self) -> float:
+        """Return the time of an earlier run's last event, until which commands were for it; 0 in a new folder, where a
+        command may precede the run."""
+        return max((event.get("time", 0.0) for event in self.events() if isinstance(event, dict)), default=0.0)
+
     def command(self, kind: Command | Literal["end"]) -> str:
         """Send `stop`, `save` or `sample` to the run, for the end of its current step.
 

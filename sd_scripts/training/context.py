@@ -244,15 +244,9 @@ def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Call
     seed = training.seed if training.seed is not None else _agreed(accelerator, secrets.randbelow(2**32))
     set_seed(seed)
     folder = Path(_agreed(accelerator, str(run_dir()) if accelerator.is_main_process else ""))
-    before = _last_event_time(folder)
+    before = RunFolder(folder).listens_from
     log = make_log(folder) if accelerator.is_main_process else None
     return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed, listens_from=before)
-
-
-def _last_event_time(folder: Path) -> float:
-    """Return the time of an earlier run's last event; 0 in a new folder, where a command may precede the run."""
-    times = (event.get("time", 0.0) for event in RunFolder(folder).events() if isinstance(event, dict))
-    return max(times, default=0.0)
 
 
 def _agreed(accelerator: Accelerator, value: Any) -> Any:

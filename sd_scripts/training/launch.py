@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sd_scripts.families.registry import family_of
+from sd_scripts.formats.disk import sentence_of
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options import command_line, preflight
 from sd_scripts.options.catalog import script_for
@@ -24,6 +25,7 @@ from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.training import parent_watchdog, trackers
 
@@ -36,9 +38,6 @@ logger = logging.getLogger("sd_scripts")
 
 SECONDS_TO_SPEAK = 3.0
 """The launcher ends all processes when the first one leaves, and the one that says why may be slower."""
-MISTAKE, FAULT, INTERRUPTED = 2, 1, 130
-"""Exit status: something in the settings, before the first step; something that happened in training; Ctrl-C before
-there was anything to save."""
 
 
 def parser(family: str, method: str) -> argparse.ArgumentParser:
@@ -175,8 +174,7 @@ def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str,
     if isinstance(error, ValueError) and (not training or _names_an_option(str(error), settings)):
         return str(error), ""
     if isinstance(error, OSError):
-        why = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror or str(error)
-        return why, error_hints.SAVED_BEFORE if training else ""
+        return sentence_of(error), error_hints.SAVED_BEFORE if training else ""
     return None
 
 
