@@ -19,7 +19,7 @@ class Batch:
     pixels: Tensor | None
     """(B, 3, *S) float32 in -1..1, flipped and cropped; None where latents are cached."""
     latents: Tensor | None
-    """(B, C, *S) of latents, as the cache stores them (SDXL: not yet scaled); None where pixels are given."""
+    """(B, C, *S) of latents, as the cache stores them, not scaled by the objective; None where pixels are given."""
     text: dict[str, Tensor] = field(default_factory=dict)
     """Cached outputs of the text encoders by name, batch first; empty where captions are encoded in the step."""
     conditioning: dict[str, Tensor] = field(default_factory=dict)

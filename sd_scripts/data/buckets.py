@@ -119,7 +119,7 @@ def fit_into(bucket: Extent, image: Size) -> BucketFit:
 
 
 def crop_ltrb(bucket: Size, image: Size) -> tuple[float, float, float, float]:
-    """Return SDXL's crop conditioning: left, top, right, bottom of the image letterboxed into its bucket.
+    """Return the crop conditioning: left, top, right, bottom of the image letterboxed into its bucket.
 
     This is not the actual crop; existing models are trained with these values, so we keep them.
     """

@@ -13,7 +13,7 @@ LENGTH = 77
 
 
 def shipped_tokenizer() -> CLIPTokenizer:
-    """CLIP's own vocabulary, 49,408 tokens; both encoders of SDXL and that of FLUX.1 were trained with it."""
+    """CLIP's own vocabulary, 49,408 tokens, with which every CLIP of the families was trained."""
     lines = unpacked("bpe_simple_vocab_16e6.txt.gz").split("\n")[1 : MERGES + 1]  # line 0 is a title
     return make_tokenizer([(left, right) for left, right in (line.split() for line in lines)])
 

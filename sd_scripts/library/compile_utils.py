@@ -82,7 +82,7 @@ def inductor_options(mode: str) -> dict[str, Any]:
 
 
 MIN_GRAPH_LIMIT = 16
-"""SDXL's ResnetBlock2D alone needs 12 graphs at one resolution; PyTorch's own limit of 8 would run the rest eagerly."""
+"""A U-Net's ResnetBlock2D needs 12 graphs at one resolution; PyTorch's own limit of 8 would run the rest eagerly."""
 
 
 def _graph_limit(limit: int) -> dict[str, int]:

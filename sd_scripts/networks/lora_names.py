@@ -29,7 +29,7 @@ XLABS = re.compile(
     r"(?:diffusion_model\.)?(?P<block>double_blocks\.\d+)\.processor\.(?P<layer>qkv|proj)_lora(?P<stream>[12])"
     r"\.(?P<part>down|up)\.weight"
 )
-"""XLabs' files for FLUX.1; stream 1 is the image, 2 the text."""
+"""XLabs' files; stream 1 is the image, 2 the text."""
 XLABS_SINGLE = re.compile(r"single_blocks\.\d+\.processor\.")
 """XLabs adds these to the output of a block, not to one of its layers."""
 

@@ -327,8 +327,8 @@ class CacheOptions(OptionGroup, title="Caches"):
     )
     cache_text_encoder_outputs: bool = option(
         False,
-        "Encode every caption once before training. Frees the text encoders' memory. Cached encoders cannot be trained "
-        "(FLUX.1's CLIP-L still can), and captions cannot vary between steps.",
+        "Encode every caption once before training. Frees the text encoders' memory. Cached encoders cannot be "
+        "trained, and captions cannot vary between steps.",
         label="Cache text encoder outputs",
     )
     cache_text_encoder_outputs_to_disk: bool = option(

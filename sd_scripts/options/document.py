@@ -25,8 +25,8 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 
 - Values in a file are checked like flags: type, choices and range. sd-scripts accepts any value in a file.
 - `lr_warmup_steps = 100.0` in a file means 100 steps. In sd-scripts it means a hundred times the run.
-- SDXL's `clip_skip` of 3 or more uses an earlier layer of the text encoders. sd-scripts always uses the second to last
-  layer for SDXL.
+- `clip_skip` of 3 or more uses an earlier layer of the text encoders. sd-scripts always uses the second to last layer
+  of a model with two of them.
 - `max_token_length` may be any number in a file; it is rounded down to a multiple of 75, at most 225, with a warning.
 - `--no-x` turns off what a file turned on; `resolution` may be a number or an array in a file.
 - `--output_config` never writes `huggingface_token` or `wandb_api_key`.
@@ -34,7 +34,7 @@ DIFFERENCES = """## Different from sd-scripts on purpose
 
 In full training:
 
-- `prior_loss_weight` applies. SDXL's full training in sd-scripts treats regularisation images as training images.
+- `prior_loss_weight` applies; sd-scripts may treat regularisation images as training images.
 - A learning rate of 0 freezes a text encoder, or a block of `block_lr`: it is neither trained nor rounded.
 - Frozen weights are saved in the precision of the base model's file, whatever `mixed_precision` is.
 - `full_bf16` uses stochastic rounding with every optimizer, so that small updates are not lost; sd-scripts does so only

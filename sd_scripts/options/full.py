@@ -6,7 +6,7 @@ from typing import Literal
 from sd_scripts.options.spec import OptionGroup, option
 
 FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
-SDXL_BLOCKS = 23
+U_NET_BLOCKS = 23
 """Number of values in block_lr: one before the blocks, 9 down, 3 middle, 9 up, one after them."""
 
 
@@ -59,8 +59,8 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
         rates = self.block_rates
         if self.block_lr and not rates:
             yield "block_lr", f"{self.block_lr!r} is not a comma-separated list of numbers"
-        if rates and len(rates) != SDXL_BLOCKS:
-            yield "block_lr", f"has {len(rates)} values; give {SDXL_BLOCKS}"
+        if rates and len(rates) != U_NET_BLOCKS:
+            yield "block_lr", f"has {len(rates)} values; give {U_NET_BLOCKS}"
         if not all(0 <= rate < float("inf") for rate in rates):
             yield "block_lr", "has a negative or infinite value; each must be 0 or more"
 

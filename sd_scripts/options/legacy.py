@@ -18,13 +18,9 @@ class LegacyOptions(OptionGroup, title="Old names"):
     max_broken_steps: int | None = option(None, "Old name of max_nonfinite_steps.", within=(1, 10_000))
     torch_compile: bool = option(False, "Old form of compile, which compiled the whole model, slowly.")
     dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
-    split_mode: bool = option(False, "Old form of blocks_to_swap = 18, for FLUX.1.")
-    double_blocks_to_swap: int | None = option(
-        None, "Old form of blocks_to_swap, for FLUX.1: counts once.", within=(0, 1000)
-    )
-    single_blocks_to_swap: int | None = option(
-        None, "Old form of blocks_to_swap, for FLUX.1: counts half.", within=(0, 1000)
-    )
+    split_mode: bool = option(False, "Old form of blocks_to_swap = 18.")
+    double_blocks_to_swap: int | None = option(None, "Old form of blocks_to_swap: counts once.", within=(0, 1000))
+    single_blocks_to_swap: int | None = option(None, "Old form of blocks_to_swap: counts half.", within=(0, 1000))
 
 
 Values = dict[str, Any]

@@ -53,8 +53,7 @@ class NoiseOptions(OptionGroup, title="Noise"):
     )
     min_timestep: int | None = option(
         None,
-        "Lowest timestep to train, 0 to 999; low ones are fine detail. FLUX.1's timesteps are sampled from the whole "
-        "range, then rescaled to lie between min_timestep and max_timestep.",
+        "Lowest timestep to train, 0 to 999; low ones are fine detail.",
         within=(0, 999),
     )
     max_timestep: int | None = option(
@@ -77,7 +76,7 @@ class LossOptions(OptionGroup, title="Loss"):
         "l2", "Loss function: l2 is usual; huber and smooth_l1 reduce the effect of outliers."
     )
     huber_schedule: Literal["constant", "exponential", "snr"] = option(
-        "snr", "How huber_c changes with the timestep, for huber and smooth_l1. FLUX.1 takes constant or exponential."
+        "snr", "How huber_c changes with the timestep, for huber and smooth_l1."
     )
     huber_c: float = option(
         0.1, "Difference at which huber and smooth_l1 turn from quadratic to linear.", within=(1e-06, 1000.0)

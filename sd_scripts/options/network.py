@@ -6,7 +6,6 @@ from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option
 
-OURS = ("networks.lora", "networks.lora_flux")
 LARGEST_RANK = 4096
 """The bound of our LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
 
@@ -42,8 +41,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     network_args: list[str] = option(
         [],
         "More settings of the network as key=value: rank_dropout, module_dropout, loraplus_lr_ratio; ggpo_beta with "
-        "ggpo_sigma. SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
-        "down_lr_weight, mid_lr_weight, up_lr_weight. FLUX.1: network_reg_dims, network_reg_lrs.",
+        "ggpo_sigma.",
         label="Network arguments",
         placeholder="rank_dropout=0.1",
     )
@@ -79,7 +77,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     )
     network_train_unet_only: bool = option(
         False,
-        "Train only SDXL's U-Net or FLUX.1's transformer and freeze the text encoders. The usual choice.",
+        "Train only the denoiser (U-Net or transformer) and freeze the text encoders. The usual choice.",
         label="Train U-Net or transformer only",
     )
     network_train_text_encoder_only: bool = option(
@@ -87,7 +85,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     )
     unet_lr: float | None = option(
         None,
-        "Learning rate of SDXL's U-Net or FLUX.1's transformer; unset is learning_rate.",
+        "Learning rate of the denoiser (U-Net or transformer); unset is learning_rate.",
         label="U-Net or transformer LR",
         within=(0.0, 1000.0),
     )
@@ -102,7 +100,10 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     @property
     def is_ours(self) -> bool:
         """Whether network_module is the built-in LoRA."""
-        return (self.network_module or OURS[0]).removeprefix("sd_scripts.") in OURS
+        from sd_scripts.families.registry import cards  # the cards name groups of options
+
+        name = (self.network_module or "").removeprefix("sd_scripts.")
+        return not name or any(name in card.network_modules for card in cards())
 
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
         """Return the learning rate of the text encoder `number`, from 0; a single rate is for all."""

@@ -11,7 +11,13 @@ CARD = FamilyCard(
     capabilities=frozenset(
         {"block_rates", "clip_captions", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
     ),
-    notes={"no_half_vae": "SDXL's original VAE does."},
+    notes={
+        "no_half_vae": "SDXL's original VAE does.",
+        "network_args": "SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
+        "down_lr_weight, mid_lr_weight, up_lr_weight.",
+        "compile_mode": "An SDXL step at batch size 1 on an H200 takes 140 ms with default, 76 with reduce-overhead, "
+        "197 uncompiled.",
+    },
     side_multiple=8,
     hub_words=("xl",),
     marks=(
