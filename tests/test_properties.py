@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scripts_help import FLUX_LORA, SDXL_LORA
 
 from kohya_gui.legacy_config import from_kohya
-from kohya_gui.legacy_keys import LORA, ZERO_IS_UNSET
+from kohya_gui.legacy_keys import KOHYA_TABS, ZERO_IS_UNSET, own_keys
 from sd_scripts.data.buckets import BucketRules, Buckets
 from sd_scripts.data.captions import CaptionRules, process_caption
 from sd_scripts.formats.toml_files import read_toml, write_toml
@@ -29,12 +29,12 @@ settings.load_profile("same at every run")
 KOHYA_DEFAULTS = json.loads((Path(__file__).parent / "reference/kohya_lora_defaults.json").read_text(encoding="utf-8"))
 TAG = st.text(st.characters(categories=["L", "N"], include_characters=" -_'"), min_size=1).map(str.strip).filter(bool)
 TAGS = st.lists(TAG, min_size=1, max_size=8)
-CHANCE = st.floats(0, 1)
+CHANCE = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 WITH_OTHER_KEYS = {
-    *("multires_noise_iterations", "multires_noise_discount", "lr_warmup_steps", "max_train_steps"),
-    *("max_train_epochs", "epoch", "log_with", "wandb_run_name", "text_encoder_lr", "unet_lr", "lr_scheduler"),
+    *("multires_noise_iterations", "multires_noise_discount", "max_train_steps", "max_train_epochs", "max_timestep"),
+    *("log_with", "wandb_run_name", "save_model_as"),
 }
-"""Keys of kohya_ss whose meaning depends on others."""
+"""Keys of kohya_ss whose meaning depends on others, or that know fewer values than the option here."""
 SIDE = st.integers(1, 4096)
 
 
@@ -209,7 +209,8 @@ def test_a_file_of_kohya_means_what_its_values_mean_here_and_is_saved_so(
     script: Script, flag: str, data: st.DataObject
 ) -> None:
     """Of the keys that hold the value of one option."""
-    keys = LORA.renamed_in(script.family) | {key: key for key in LORA.same_in(script.family)}
+    tab = KOHYA_TABS["lora"] | own_keys("lora", script.family)
+    keys = {**{key: key for key in tab.same}, **tab.renamed}
     options = Settings(script, {}).options
     named = {
         key: options[name]
