@@ -1,15 +1,18 @@
 """How long the components of a base model are in memory: each from when it is loaded until nothing needs it."""
 
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from training_help import CAPTIONS_IN_THE_STEP, images, train, train_whole
 
 from sd_scripts.families.components import WeightSource
+from sd_scripts.library.model_reader import read_weights
 
 VAE = "AutoencoderKL"
 ENCODERS = {"sdxl": ("CLIPTextModel", "CLIPTextModelWithProjection"), "flux": ("CLIPTextModel", "T5EncoderModel")}
@@ -95,3 +98,19 @@ def test_a_tensor_that_is_converted_is_freed_before_the_next_one() -> None:
     assert {p.dtype for p in source.load().parameters()} == {torch.bfloat16}
     names = list(wide)
     assert seen == [names[n:] for n in range(len(names))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which files are open")
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_file_of_thousands_of_tensors_is_read_with_few_open_files(tmp_path: Path, mmap: bool) -> None:
+    """Full-size models have more tensors than a process may have open files."""
+    dtypes = (torch.float32, torch.bfloat16, torch.uint8)
+    tensors = {f"a{n}": torch.full((n % 3, 5), n % 100, dtype=dtypes[n % len(dtypes)]) for n in range(1, 3000)}
+    safetensors.torch.save_file(tensors, tmp_path / "many.safetensors")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    state = read_weights(tmp_path / "many.safetensors", "model", mmap=mmap)
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
+    assert state.keys() == tensors.keys()
+    assert all(torch.equal(state[key], tensor) and state[key].dtype == tensor.dtype for key, tensor in tensors.items())
+    some = read_weights(tmp_path / "many.safetensors", "model", mmap=mmap, prefix="a29")
+    assert some.keys() == {key for key in tensors if key.startswith("a29")}

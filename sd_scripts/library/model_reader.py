@@ -37,6 +37,10 @@ def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in read_weights(path, option).items()}
 
 
+MAPPED, MAPPINGS = 2**26, 256
+"""Bytes of a mapping at least, and mappings of a file at most: each holds an open file, of which a process may have
+about 1,000."""
+
 DTYPES = {
     "I64": torch.int64,
     "F64": torch.float64,
@@ -78,20 +82,34 @@ def _header(path: Path, option: str) -> Header:
 
 
 def _read_safetensors(path: Path, prefix: str, *, mmap: bool) -> dict[str, Tensor]:
-    """The tensors in the order of the file, each in memory of its own, so that it can be freed alone."""
-    state = {}
+    """The tensors in the order of the file. Those that are mapped share a mapping with few others, which is freed with
+    the last of them; those that are read are each in memory of its own."""
+    state: dict[str, Tensor] = {}
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = parse_json(file.read(length))
         entries.pop("__metadata__", None)
-        for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-            if not key.replace(COMPILED, "").startswith(prefix):
-                continue
-            begin, end = entry["data_offsets"]
-            data = _read_bytes(file, 8 + length + begin, end - begin, mmap=mmap)
-            dtype = DTYPES.get(entry["dtype"])
-            state[key] = data if dtype is None else data.view(dtype).view(entry["shape"])
+        offsets = {key: each["data_offsets"] for key, each in entries.items()}
+        wanted = [key for key in entries if key.replace(COMPILED, "").startswith(prefix)]
+        for group in _groups(offsets, wanted, max(MAPPED, path.stat().st_size // MAPPINGS) if mmap else 0):
+            start, stop = offsets[group[0]][0], offsets[group[-1]][1]
+            data = _read_bytes(file, 8 + length + start, stop - start, mmap=mmap)
+            for key in group:
+                begin, end = (offset - start for offset in offsets[key])
+                dtype = DTYPES.get(entries[key]["dtype"])
+                tensor = data[begin:end].clone() if dtype and begin % dtype.itemsize else data[begin:end]
+                state[key] = tensor.view(dtype).view(entries[key]["shape"]) if dtype else tensor
     return state
+
+
+def _groups(offsets: dict[str, list[int]], keys: list[str], size: int) -> list[list[str]]:
+    """Return the keys in the order of the file, those together that begin within `size` bytes."""
+    groups: list[list[str]] = []
+    for key in sorted(keys, key=lambda key: offsets[key]):
+        if not groups or offsets[key][0] >= offsets[groups[-1][0]][0] + size:
+            groups.append([])
+        groups[-1].append(key)
+    return groups
 
 
 def _read_bytes(file: BinaryIO, start: int, size: int, *, mmap: bool) -> Tensor:
