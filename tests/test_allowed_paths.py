@@ -283,13 +283,20 @@ def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(inside):
 
 
 def test_gathering_captions_stays_inside(allowed_paths, inside):
+    names = (
+        "_images _metadata _captions _caption_ending _tags _tag_ending _recursive _full_path _words_name _latents_name"
+    )
     steps = MetadataSteps.__new__(MetadataSteps)
-    steps._allowed_paths = allowed_paths
-    rest: tuple[Any, ...] = (True, "", False, "", False, True, "a.json", "b.json")
+    vars(steps).update({name: name for name in names.split()}, _allowed_paths=allowed_paths)
+
+    def asked(*typed: Any) -> Any:
+        rest = (True, "", False, "", False, True, "a.json", "b.json")
+        return steps._asked(dict(zip(names.split(), (*typed, *rest), strict=True)))
+
     for images, metadata in (("/etc", ""), (str(inside), "/etc")):
         with pytest.raises(ValueError, match=OUTSIDE):
-            steps._asked(images, metadata, *rest)
-    assert steps._asked(str(inside), "", *rest).images == inside
+            asked(images, metadata)
+    assert asked(str(inside), "").images == inside
 
 
 def served(words: str) -> AllowedPaths:
