@@ -362,7 +362,7 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
             assert layer.weight.dtype == E4M3
             _same({name: dequantized(layer)}, {name: weights[f"{name}.weight"]})
     place(held, flux_settings(fp8_base=True), torch.device("cpu"))
-    ids = {"ids1": torch.tensor([[3, 4]]), "ids2": torch.tensor([[3, 4, 1]]), "mask2": torch.ones(1, 3).long()}
+    ids = {0: {"ids": torch.tensor([[3, 4]])}, 1: {"ids": torch.tensor([[3, 4, 1]]), "mask": torch.ones(1, 3).long()}}
     with torch.no_grad():
         texts = [encode_text(components, ids) for components in (held, wide)]
         torch.testing.assert_close(*(text["t5_out"] for text in texts), rtol=1e-4, atol=1e-4)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from sd_scripts.data.dataset import Item
 
 
+Tokens = dict[int, dict[str, Tensor]]
+"""Tensors by name, batch first, by the place of the text encoder that reads them."""
+
+
 class Open(Protocol):
     """Checks the base model's files and returns its components, none of which is loaded yet. They are loaded frozen, in
     eval mode, in `dtype` and onto `device`. Trained modules can be loaded in a wider dtype, to keep the full precision
@@ -69,9 +73,9 @@ class FileIdentity:
 class TextEncoding:
     """From captions to what the denoiser reads."""
 
-    tokenize: Callable[[Components, Sequence[str], Settings], dict[str, Tensor]]
-    """Captions -> token ids and weights, on the CPU; names end with the number of the encoder, from 1."""
-    encode: Callable[[Components, dict[str, Tensor]], dict[str, Tensor]]
+    tokenize: Callable[[Components, Sequence[str], Settings], Tokens]
+    """Captions -> token ids and weights of each encoder, on the CPU."""
+    encode: Callable[[Components, Tokens], dict[str, Tensor]]
     """Tokens -> what the text cache stores, batch first, for the encoders whose tokens are present. Differentiable for
     trained encoders."""
     prompt_captions: Callable[[SamplePrompt], list[str]]

@@ -43,7 +43,14 @@ from sd_scripts.training.reporting import Reporter, StepReport
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
-from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device, read_data
+from sd_scripts.training.training_data import (
+    TrainingData,
+    batches_per_epoch,
+    encode_ahead,
+    place_on_device,
+    read_data,
+    text_of,
+)
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.writer import Writer
 
@@ -299,10 +306,10 @@ class Trainer:
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first."""
-        text = {name[5:]: tensor for name, tensor in inputs.items() if name.startswith("text.")}
+        text, tokens = text_of(inputs)
         with self._casting():
-            if any(self.training_data.learns_text):
-                text |= self.family.text.encode(self.training_data.components, text)
+            if tokens:
+                text |= self.family.text.encode(self.training_data.components, tokens)
             return self.family.loss(self.training_data.components, inputs, text, self.context.settings)
 
     def _casting(self) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
 """What the steps are fed with: the data plan, the caches, and a batch made ready on the device."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.components import VAE, Components
-from sd_scripts.families.family import Family
+from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
 from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
@@ -84,7 +84,7 @@ class TrainingData:
     def inputs(self, batch: Batch, *key: object, timestep: float | None = None) -> dict[str, Tensor]:
         """Everything a step reads, on the device; draws are keyed by the seed and `key`.
 
-        Names of text tensors start with `text.`; of encoders that learn they are the tokens.
+        Names of text outputs start with `text.`, those of tokens that encoders learn from with `tokens.`: see text_of.
         """
         device, settings = self.context.device, self.context.settings
         latents = batch.latents
@@ -95,7 +95,7 @@ class TrainingData:
         t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
         inputs = self.family.step_inputs(batch, latents, settings, self.context.generator(*key), t)
         text = self._text(batch)
-        return inputs | {f"text.{name}": tensor.to(device, non_blocking=True) for name, tensor in text.items()}
+        return inputs | {name: tensor.to(device, non_blocking=True) for name, tensor in text.items()}
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:
         """Return the text outputs of a sample's captions: those made ahead, and now those of the step encoders."""
@@ -114,29 +114,41 @@ class TrainingData:
                 text = self.family.text.encode(self.components, tokens)
             self.prompt_text.append({name: tensor.cpu() for name, tensor in text.items()})
 
-    def _tokens(self, captions: Sequence[str], *, of_steps: bool) -> dict[str, Tensor]:
+    def _tokens(self, captions: Sequence[str], *, of_steps: bool) -> Tokens:
         """Return the tokens of the encoders that steps call, or of the others."""
         tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
-        return {name: each for name, each in tokens.items() if (self.text is None or self._learns(name)) == of_steps}
+        called = [self.text is None or learns for learns in self.learns_text]
+        return {encoder: each for encoder, each in tokens.items() if called[encoder] == of_steps}
 
     def _text(self, batch: Batch) -> dict[str, Tensor]:
         """What encoders give that do not learn, from the cache or made now, and the tokens of those that do."""
         if batch.text and not any(self.learns_text):
-            return batch.text
+            return {f"text.{name}": tensor for name, tensor in batch.text.items()}
         tokens = self.family.text.tokenize(self.components, batch.captions, self.context.settings)
-        trainable = {name: tensor for name, tensor in tokens.items() if self._learns(name)}
-        others = {name: tensor for name, tensor in tokens.items() if name not in trainable}
+        others = {encoder: each for encoder, each in tokens.items() if not self.learns_text[encoder]}
+        trainable = {encoder: each for encoder, each in tokens.items() if self.learns_text[encoder]}
         text = batch.text
         if others and not text:
             for encoder, learns in zip(self.components.text_encoders, self.learns_text, strict=True):
                 encoder.train(learns and encoder.training)  # T5 drops values out while it trains
             with torch.no_grad():
                 text = self.family.text.encode(self.components, others)
-        return text | trainable
+        return {f"text.{name}": tensor for name, tensor in text.items()} | {
+            f"tokens.{encoder}.{name}": tensor for encoder, each in trainable.items() for name, tensor in each.items()
+        }
 
-    def _learns(self, tokens: str) -> bool:
-        """Whether these tokens are those of an encoder that learns: their names end with its number."""
-        return self.learns_text[int(tokens[-1]) - 1]
+
+def text_of(inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tokens]:
+    """Return the text outputs among a step's inputs, and the tokens of the encoders that learn."""
+    text: dict[str, Tensor] = {}
+    tokens: Tokens = {}
+    for name, tensor in inputs.items():
+        match name.split("."):
+            case ["text", output]:
+                text[output] = tensor
+            case ["tokens", encoder, kind]:
+                tokens.setdefault(int(encoder), {})[kind] = tensor
+    return text, tokens
 
 
 def read_data(context: Context, family: Family) -> DataPlan:

@@ -5,30 +5,36 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
 from sd_scripts.library.clip_tokenizer import LENGTH
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
 CLIP, T5 = 0, 1
-"""Where the encoders lie in Parts; names of token tensors end with a number one higher."""
+"""Places of the encoders."""
 
 
 OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask")
 """What a cache file holds."""
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
-    """ids1 (B, 77), ids2 and mask2 (B, T), int64; T is components.extras["t5_length"]. What is longer is cut off."""
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+    """For CLIP ids (B, 77), for T5 ids and mask (B, T), int64; T is components.extras["t5_length"].
+
+    What is longer is cut off.
+    """
     clip, t5 = components.tokenizers
     long = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
     clip_tokens = clip(list(captions), max_length=LENGTH, **long)
     t5_tokens = t5(list(captions), max_length=components.extras["t5_length"], **long)
-    return {"ids1": clip_tokens.input_ids, "ids2": t5_tokens.input_ids, "mask2": t5_tokens.attention_mask}
+    return {
+        CLIP: {"ids": clip_tokens.input_ids},
+        T5: {"ids": t5_tokens.input_ids, "mask": t5_tokens.attention_mask},
+    }
 
 
-def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     """What the encoders give whose tokens are there, in their dtype; differentiable.
 
     CLIP: l_pooled (B, 768). T5: t5_out (B, T, 4096), txt_ids (B, T, 3) zeros, t5_attn_mask (B, T) int64 and
@@ -36,10 +42,10 @@ def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, 
     padding.
     """
     outputs: dict[str, Tensor] = {}
-    if "ids1" in tokens:
-        outputs["l_pooled"] = _pooled(components, tokens["ids1"])
-    if "ids2" in tokens:
-        outputs |= _states(components, tokens["ids2"], tokens["mask2"])
+    if CLIP in tokens:
+        outputs["l_pooled"] = _pooled(components, tokens[CLIP]["ids"])
+    if T5 in tokens:
+        outputs |= _states(components, tokens[T5]["ids"], tokens[T5]["mask"])
     return outputs
 
 

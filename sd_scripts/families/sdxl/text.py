@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.family import Components, Tokens
 from sd_scripts.library.weighted_prompt import parse_weights
 from sd_scripts.options.dataset import CaptionOptions
 from sd_scripts.options.model import ModelOptions
@@ -19,40 +19,43 @@ TRAINED_LAYER = 2
 """Counted from the end: the state that SDXL was trained on. clip_skip reads earlier ones, never the last."""
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
-    """ids1, ids2 (B, n, 77) int64, one row for each 75 tokens; with weighted_captions also weights1, weights2.
+SECOND = 1
+"""The place of the encoder whose pooled output is read."""
+
+
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
+    """For each encoder ids (B, n, 77) int64, one row for each 75 tokens; with weighted_captions also weights.
 
     max_token_length 150 and 225 make n = 2 and 3; what is longer is cut off. Shapes do not depend on the captions.
     """
     chunks = (settings[ModelOptions].max_token_length or CHUNK) // CHUNK
     weighted = settings[CaptionOptions].weighted_captions
-    tokens: dict[str, Tensor] = {}
-    for number, tokenizer in enumerate(components.tokenizers, start=1):
+    tokens: Tokens = {}
+    for place, tokenizer in enumerate(components.tokenizers):
         rows = [_weighted_ids(tokenizer, caption, weighted) for caption in captions]
-        tokens[f"ids{number}"] = torch.tensor([_chunked_ids(tokenizer, ids, chunks) for ids, _ in rows])
+        tokens[place] = {"ids": torch.tensor([_chunked_ids(tokenizer, ids, chunks) for ids, _ in rows])}
         if weighted:
-            tokens[f"weights{number}"] = torch.tensor([_chunked_weights(weights, chunks) for _, weights in rows])
+            tokens[place]["weights"] = torch.tensor([_chunked_weights(weights, chunks) for _, weights in rows])
     return tokens
 
 
-def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     """hidden_state1 (B, 75n + 2, 768), hidden_state2 (B, 75n + 2, 1280), pool2 (B, 1280), in the encoders' dtype.
 
     `tokens` as `tokenize` makes them, or slices of them, of both encoders or one; differentiable.
     """
     states: dict[str, Tensor] = {}
     layer = -max(TRAINED_LAYER, components.extras.get("clip_skip") or 0)
-    for number, encoder in enumerate(components.text_encoders, start=1):
-        if f"ids{number}" not in tokens:
-            continue
-        ids = tokens[f"ids{number}"].to(_device(encoder))  # (B, n, 77)
-        with _read_before(encoder, layer) as read:
+    for place, read in tokens.items():
+        encoder: Any = components.text_encoders[place]
+        ids = read["ids"].to(_device(encoder))  # (B, n, 77)
+        with _read_before(encoder, layer) as before:
             out = encoder(ids.flatten(0, 1))
-        hidden = _join(read[0].unflatten(0, ids.shape[:2]))
-        if f"weights{number}" in tokens:
-            hidden = _weigh(hidden, tokens[f"weights{number}"])
-        states[f"hidden_state{number}"] = hidden
-        if number == 2:
+        hidden = _join(before[0].unflatten(0, ids.shape[:2]))
+        if "weights" in read:
+            hidden = _weigh(hidden, read["weights"])
+        states[f"hidden_state{place + 1}"] = hidden
+        if place == SECOND:
             states["pool2"] = out.text_embeds.unflatten(0, ids.shape[:2])[:, 0]  # of the first chunk
     return states
 
