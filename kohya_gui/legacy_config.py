@@ -132,10 +132,6 @@ Meaning = Callable[[Mapping[str, Any], str], Converted]
 """(keys of a file, its family) -> (option values, remarks)."""
 
 
-def _network(legacy: Mapping[str, Any], family: str) -> Converted:
-    return network_from(legacy, family)
-
-
 def _rates(legacy: Mapping[str, Any], family: str) -> Converted:
     """Convert learning rates: 0 meant that a component is not trained, both 0 meant learning_rate for all."""
     text, unet = (_number(_of(legacy, key)) for key in ("text_encoder_lr", "unet_lr"))
@@ -209,7 +205,7 @@ def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> Converted:
 
 RATES_OF_ENCODERS = ("learning_rate_te1", "learning_rate_te2")
 MEANINGS: dict[str, tuple[Meaning, ...]] = {
-    "lora": (_rates, _noise, _lora_file, _network),
+    "lora": (_rates, _noise, _lora_file, network_from),
     "dreambooth": (_text_encoders_by_rate, _model_file),
     "finetune": (_text_encoders_by_switch, _model_file, _metadata, _steps_of_mirrored),
 }

@@ -7,62 +7,29 @@ from kohya_gui.legacy_keys import record_of
 from sd_scripts.families.kohya import Converted, pairs, standard_instead
 from sd_scripts.options.settings import Remark
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-LORA_ARGS = _words(
-    """
-    down_lr_weight mid_lr_weight up_lr_weight block_lr_zero_threshold block_dims block_alphas conv_block_dims
-    conv_block_alphas rank_dropout module_dropout
-    """
+LORA_ARGS = (
+    *("down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold", "block_dims", "block_alphas"),
+    *("conv_block_dims", "conv_block_alphas", "rank_dropout", "module_dropout"),
 )
-LORA_PLUS_ARGS = _words("loraplus_lr_ratio loraplus_unet_lr_ratio loraplus_text_encoder_lr_ratio")
+LORA_PLUS_ARGS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
 CONV_ARGS = ("conv_dim", "conv_alpha")
 
-LYCORIS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "LyCORIS/BOFT": (
-        "boft",
-        _words("conv_dim conv_alpha module_dropout use_tucker rank_dropout rank_dropout_scale train_norm"),
-    ),
-    "LyCORIS/Diag-OFT": (
-        "diag-oft",
-        _words(
-            "conv_dim conv_alpha module_dropout use_tucker rank_dropout rank_dropout_scale constrain "
-            "rescaled train_norm"
-        ),
-    ),
-    "LyCORIS/DyLoRA": ("dylora", _words("conv_dim conv_alpha use_tucker unit rank_dropout module_dropout train_norm")),
-    "LyCORIS/GLoRA": (
-        "glora",
-        _words("conv_dim conv_alpha use_tucker rank_dropout module_dropout rank_dropout_scale train_norm"),
-    ),
-    "LyCORIS/iA3": ("ia3", _words("conv_dim conv_alpha train_on_input")),
-    "LyCORIS/LoCon": (
-        "locon",
-        _words(
-            "conv_dim conv_alpha use_tucker rank_dropout bypass_mode dora_wd module_dropout use_scalar "
-            "rank_dropout_scale train_norm"
-        ),
-    ),
-    "LyCORIS/LoHa": (
-        "loha",
-        _words(
-            "conv_dim conv_alpha use_tucker rank_dropout bypass_mode dora_wd module_dropout use_scalar "
-            "rank_dropout_scale train_norm"
-        ),
-    ),
-    "LyCORIS/LoKr": (
-        "lokr",
-        _words(
-            "conv_dim conv_alpha use_tucker rank_dropout bypass_mode dora_wd module_dropout factor use_cp "
-            "use_scalar decompose_both rank_dropout_scale train_norm"
-        ),
-    ),
-    "LyCORIS/Native Fine-Tuning": ("full", _words("rank_dropout module_dropout rank_dropout_scale train_norm")),
+LYCORIS = {
+    "LyCORIS/BOFT": "boft conv_dim conv_alpha module_dropout use_tucker rank_dropout rank_dropout_scale train_norm",
+    "LyCORIS/Diag-OFT": "diag-oft conv_dim conv_alpha module_dropout use_tucker rank_dropout rank_dropout_scale "
+    "constrain rescaled train_norm",
+    "LyCORIS/DyLoRA": "dylora conv_dim conv_alpha use_tucker unit rank_dropout module_dropout train_norm",
+    "LyCORIS/GLoRA": "glora conv_dim conv_alpha use_tucker rank_dropout module_dropout rank_dropout_scale train_norm",
+    "LyCORIS/iA3": "ia3 conv_dim conv_alpha train_on_input",
+    "LyCORIS/LoCon": "locon conv_dim conv_alpha use_tucker rank_dropout bypass_mode dora_wd module_dropout use_scalar "
+    "rank_dropout_scale train_norm",
+    "LyCORIS/LoHa": "loha conv_dim conv_alpha use_tucker rank_dropout bypass_mode dora_wd module_dropout use_scalar "
+    "rank_dropout_scale train_norm",
+    "LyCORIS/LoKr": "lokr conv_dim conv_alpha use_tucker rank_dropout bypass_mode dora_wd module_dropout factor "
+    "use_cp use_scalar decompose_both rank_dropout_scale train_norm",
+    "LyCORIS/Native Fine-Tuning": "full rank_dropout module_dropout rank_dropout_scale train_norm",
 }
-"""LoRA type -> lycoris algorithm and the fields it reads."""
+"""LoRA type -> lycoris algorithm, then the fields it reads."""
 
 LYCORIS_NAMES = {"unit": "block_size", "constrain": "constraint"}
 """Fields that have another name in the lycoris package."""
@@ -92,7 +59,7 @@ def network_from(legacy: Mapping[str, Any], family: str) -> Converted:
     kind = "LyCORIS/LoCon" if fields["LoRA_type"] == "LoCon" else fields["LoRA_type"]
     plus = pairs(fields, LORA_PLUS_ARGS)
     if kind in LYCORIS:
-        algorithm, names = LYCORIS[kind]
+        algorithm, *names = LYCORIS[kind].split()
         args = [f"preset={fields['LyCORIS_preset']}"]
         args += [f"{LYCORIS_NAMES.get(name, name)}={fields[name]}" for name in names]
         said = f"{kind} needs the lycoris package, which is not included: pip install lycoris_lora"

@@ -22,9 +22,8 @@ _VAE_PARTS = {"conv_shortcut": "nin_shortcut", "conv_norm_out": "norm_out"}
 def vae_key(name: str, levels: int) -> str:
     """`encoder.down_blocks.0.resnets.1.conv1.bias` -> `encoder.down.0.block.1.conv1.bias`."""
     if block := re.match(r"(en|de)coder\.(down|up)_blocks\.(\d+)\.(.*)", name):
-        level = (
-            int(block[3]) if block[2] == "down" else levels - 1 - int(block[3])
-        )  # the file counts up blocks backwards
+        # the file counts up blocks backwards
+        level = int(block[3]) if block[2] == "down" else levels - 1 - int(block[3])
         rest = re.sub(r"resnets\.(\d+)", r"block.\1", block[4])
         rest = re.sub(r"(down|up)samplers\.0", r"\1sample", rest)
         name = f"{block[1]}coder.{block[2]}.{level}.{rest}"
