@@ -67,7 +67,9 @@ class ModelOptions(OptionGroup, title="Model"):
         "Read model files in one go instead of memory-mapping them. Faster on WSL and network drives.",
         label="Read model files without mmap",
     )
-    lowram: bool = option(False, "Load models directly onto the GPU, for machines with little RAM.", label="Low RAM")
+    lowram: bool = option(
+        False, "Load one component at a time directly onto the GPU, for machines with little RAM.", label="Low RAM"
+    )
     highvram: bool = option(
         False,
         "Do not empty the GPU memory cache while latents are cached.",
