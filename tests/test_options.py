@@ -35,32 +35,46 @@ def test_no_option_is_declared_twice(script):
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize(
-    ("script", "theirs"),
-    [pytest.param(s, theirs, id=f"{s.file} {theirs['name']}") for s in SCRIPTS for theirs in REFERENCE[s]],
-)
-def test_every_option_of_the_field_is_here_with_its_type_and_default(script, theirs):
-    ours = OPTIONS_OF[script][theirs["name"]]
+def test_every_option_of_the_field_is_here_with_its_type_and_default():
     types = {"int": int, "float": float, "bool": bool, "str": str, "Path": str, "int_or_float": float}
-    assert ours.type is types[theirs["type"]]
-    assert ours.many == (theirs["nargs"] == "*")
-    if ours.name != "dynamo_backend":  # without torch_compile, its default has no meaning
-        assert ours.default == ([] if ours.many else theirs["default"])
-    if theirs["choices"] and ours.name != "dynamo_backend":
-        assert set(ours.choices) == set(theirs["choices"]) - {None}
+    wrong = []
+    for script, theirs in ((each, theirs) for each in SCRIPTS for theirs in REFERENCE[each]):
+        ours = OPTIONS_OF[script].get(theirs["name"])
+        if ours is None:
+            wrong.append(f"{script.file}: {theirs['name']} is missing")
+            continue
+        many = theirs["nargs"] == "*"
+        expected, found = [types[theirs["type"]], many], [ours.type, ours.many]
+        if ours.name != "dynamo_backend":  # without torch_compile, its default has no meaning
+            expected += [[] if many else theirs["default"], {*(theirs["choices"] or ours.choices)} - {None}]
+            found += [ours.default, {*ours.choices}]
+        if found != expected:
+            wrong.append(f"{script.file}: {ours.name} has {found}, not {expected}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("o", EVERY_OPTION.values(), ids=lambda o: o.name)
-def test_every_option_can_speak_for_itself(o):
-    assert o.type in KINDS
-    assert all(text.endswith(".") for text in (o.help, *o.notes.values())), "the help is a sentence"
-    assert o.label
-    assert o.problem(o.default) is None, "the default is allowed"
-    assert o.read(o.default) == o.default, "reading leaves a value of the right type as it is"
-    if o.shown_when:
-        assert all(OPTIONS[master].type is bool for master in o.masters)
-    if o.type in (int, float) and not o.choices:
-        assert o.within, "a number has a range"
+def test_every_option_can_speak_for_itself():
+    wrong = [f"{o.name}: {fault}" for o in EVERY_OPTION.values() for fault in faults(o)]
+    assert wrong == []
+
+
+def faults(o: Option) -> list[str]:
+    """Return what an option lacks."""
+    must = {
+        "a type with a control": o.type in KINDS,
+        "sentences as help": all(text.endswith(".") for text in (o.help, *o.notes.values())),
+        "a label": bool(o.label),
+        "a default that is allowed": o.problem(o.default) is None,
+        "a default of the right type": o.read(o.default) == o.default,
+        "an on-off option that shows it": not o.shown_when or all(OPTIONS[each].type is bool for each in o.masters),
+        "a range": o.type not in (int, float) or bool(o.choices or o.within),
+    }
+    return [f"needs {what}" for what, met in must.items() if not met]
+
+
+def test_an_option_without_a_range_or_a_sentence_is_noticed():
+    assert faults(an_option(label="X", help="Does.", within=(0, 2))) == []
+    assert faults(an_option(help="does")) == ["needs sentences as help", "needs a label", "needs a range"]
 
 
 def test_the_six_compile_controls_keep_their_names_choices_and_defaults():
