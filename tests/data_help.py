@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data import dataset
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.families.sdxl.objective import conditioning
@@ -45,6 +46,11 @@ def settings_of(**values: Any) -> Settings:
     }
     values = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     return Settings(script_for("sdxl", "lora"), tiny | values)
+
+
+def plan_data(settings: Settings, *, seed: int, warn: Any) -> DataPlan:
+    """The plan of an SDXL run."""
+    return dataset.plan_data(settings, seed=seed, warn=warn, bucket_multiple=32, title="SDXL")
 
 
 def plan_of(root: Path, *, seed: int = 7, told: list[str] | None = None, **values: Any) -> DataPlan:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_help import loader_of, make_folder, make_image, plan_of, settings_of
+from data_help import loader_of, make_folder, make_image, plan_data, plan_of, settings_of
 from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
@@ -21,7 +21,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb
 from sd_scripts.data.cache_files import open_arrays, open_cache
 from sd_scripts.data.caches import CacheJob, LatentStore, TextStore
-from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.flux.vae import LATENTS as FLUX

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_help import loader_of, make_folder, make_image, plan_of, settings_of
+from data_help import loader_of, make_folder, make_image, plan_data, plan_of, settings_of
 from PIL import Image
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.browse import listing
 from kohya_gui.recognise_images import beside_metadata, train_data
 from sd_scripts.data.buckets import Extent
-from sd_scripts.data.dataset import DataPlan, balance_regularisation, plan_data
+from sd_scripts.data.dataset import DataPlan, balance_regularisation
 from sd_scripts.data.epochs import BatchShape, batch_shapes
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.formats.caption_files import find_captions

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from data_help import make_image, settings_of
+from data_help import make_image, plan_data, settings_of
 from scripts_help import SDXL_FULL
 
 from kohya_gui.controls import Form
@@ -16,7 +16,6 @@ from kohya_gui.dataset_tools import Arranged, Concept, arrange
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps, fill, latents_view
 from kohya_gui.dataset_tools_metadata import Gathering, LatentsJob, gather, latents_command
 from kohya_gui.launch_command import sees_no_gpu
-from sd_scripts.data.dataset import plan_data
 from sd_scripts.finetune import prepare_buckets_latents
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.queue import RunQueue, gpu_set

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 import training_help
-from data_help import loader_of, make_image, settings_of
+from data_help import loader_of, make_image, plan_data, settings_of
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Extent, crop_ltrb, fit_into
 from sd_scripts.data.caches import CacheJob
-from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.sdxl.vae import LATENTS
 from sd_scripts.finetune import merge_captions_to_metadata, merge_dd_tags_to_metadata, prepare_buckets_latents

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from data_help import plan_data
 from safetensors import safe_open
 from training_help import Run, equal, images, settings_for, train, train_whole
 
-from sd_scripts.data.dataset import plan_data
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder

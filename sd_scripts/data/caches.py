@@ -38,7 +38,7 @@ class LatentLayout:
     """What a family's latents look like, and what their files are called."""
 
     suffix: str
-    """Ends the names of cache files: "sdxl" in `name_1024x1024_sdxl.safetensors`."""
+    """Ends the names of cache files: `name_1024x1024_<suffix>.safetensors`."""
     shape: Callable[[Extent], tuple[int, ...]]
     """Shape (C, *S) of the latents of one sample."""
     named_after_image: bool = False

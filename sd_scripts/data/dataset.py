@@ -78,7 +78,7 @@ class DataPlan:
         return any(item.wants_mask for item in self.items)
 
 
-def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int = 32, title: str = "SDXL") -> DataPlan:
+def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int, title: str) -> DataPlan:
     """Read the datasets that the settings describe.
 
     `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
