@@ -49,9 +49,9 @@ class FamilyCard:
     """A model family as the page, the options and the file recognition see it."""
 
     name: str
-    """As in a settings file, and the name of its folder: "sdxl"."""
+    """As in a settings file, and the name of its folder."""
     title: str
-    """As people write it: "SDXL"."""
+    """As people write it."""
     order: int
     """Position on the page."""
     scripts: Mapping[str, str]

@@ -60,7 +60,7 @@ class Components:
     source: Path | str
     """File, folder or Hugging Face id that the weights come from."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """Family-specific values, such as what saving must write unchanged: logit_scale of SDXL's second encoder."""
+    """Family-specific values, such as what saving must write unchanged: logit_scale of an OpenCLIP encoder."""
     sources: Mapping[str, WeightSource] = field(default_factory=dict)
     """By name: denoiser, vae, text_encoder1, ... Empty if the modules were not read from files."""
     on_load: Callable[[str], None] | None = None

@@ -100,7 +100,7 @@ class Blocks:
     """The repeated blocks of the components: what is compiled, sharded and updated one by one."""
 
     title: str
-    """The denoiser's name in the compile log: "FLUX"."""
+    """The denoiser's name in the compile log."""
     denoiser: Callable[[nn.Module], list[list[nn.Module]]]
     """Return the blocks of the denoiser that share graphs, as lists in model order."""
     graph_kinds: Callable[[nn.Module], dict[str, int]]
