@@ -1,6 +1,7 @@
 """Packages import downwards only, and floor 0 needs no torch."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sd_scripts.families.registry import cards
 from sd_scripts.options.catalog import SCRIPTS, flag_groups
 from sd_scripts.options.command_line import parser
 from sd_scripts.options.spec import each_option
@@ -23,6 +25,9 @@ SIDEWAYS = {
 }
 """Allowed within floor 0: options and runs share the code that writes files and reads JSON and TOML; the card of a
 family names option groups, and options say which families they work for."""
+SCRIPT_FILES = {script.file for script in SCRIPTS}
+REEXPORTS = {"flux_train_utils.py", "lora_flux.py", "sdxl_model_util.py"}
+"""Modules that keep the names by which users import them."""
 LIGHT = ("options", "formats", "runs", "cards")
 """Packages that the GUI may import."""
 
@@ -89,6 +94,16 @@ def test_floor_0_needs_only_the_standard_library_and_light_packages(floor):
     for file in files_of(floor):
         strange = {module.split(".")[0] for module in imports(file)} - allowed
         assert not strange, f"{file.name} imports {strange}"
+
+
+def test_only_the_folder_of_a_family_names_it():
+    names = re.compile("|".join(card.name for card in cards()), re.IGNORECASE)
+    told = []
+    for file in [ROOT / "gui.py", *(ROOT / "kohya_gui").rglob("*.py"), *(ROOT / "sd_scripts").rglob("*.py")]:
+        own = (file.name in SCRIPT_FILES or file.name in REEXPORTS) or file.parent.parent.name == "families"
+        text = "" if own else file.read_text(encoding="utf-8")
+        told += [f"{file.relative_to(ROOT)}: {found[0]}" for found in names.finditer(text)]
+    assert not told, told
 
 
 def test_floor_0_loads_without_torch():
