@@ -7,6 +7,7 @@ from kohya_gui.panels import (
     MEMORY_OF_FULL,
     METADATA,
     MODEL,
+    OF_FAMILIES,
     SAMPLES,
     SAVING,
     TIMESTEPS,
@@ -26,7 +27,7 @@ DATA = Panel(
 
 DREAMBOOTH = Training(
     tab=TABS["dreambooth"],
-    panels=(MODEL, DATA, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, EMA, SAMPLES, METADATA),
+    panels=(MODEL, DATA, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, *OF_FAMILIES, EMA, SAMPLES, METADATA),
 )
 save_configuration = DREAMBOOTH.save_configuration
 open_configuration = DREAMBOOTH.open_configuration

@@ -7,7 +7,7 @@ from gradio.components import FormComponent
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import MetadataSteps
-from kohya_gui.panels import BASIC, EMA, FULL, MEMORY_OF_FULL, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS
+from kohya_gui.panels import BASIC, EMA, FULL, MEMORY_OF_FULL, METADATA, MODEL, OF_FAMILIES, SAMPLES, SAVING, TIMESTEPS
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.options.dataset import DatasetOptions
@@ -29,7 +29,7 @@ DATA = Panel(
 
 FINETUNE = Training(
     tab=TABS["finetune"],
-    panels=(MODEL, DATA, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, EMA, SAMPLES, METADATA),
+    panels=(MODEL, DATA, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, *OF_FAMILIES, EMA, SAMPLES, METADATA),
 )
 save_configuration = FINETUNE.save_configuration
 open_configuration = FINETUNE.open_configuration

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sd_scripts
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.catalog import SCRIPTS, flag_groups
+from sd_scripts.options.catalog import SCRIPTS, flag_groups, script_path
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
@@ -56,7 +55,7 @@ def build(
     launch = settings[LaunchOptions]
     on_cpu = sees_no_gpu() if cpu is None else cpu
     several = launch.num_processes > 1
-    where = Path(sd_scripts.__file__).resolve().parent / script.file
+    where = script_path(script)
     compiled, changed = compile_settings(settings), settings.changed()
     names = (o.name for group in flag_groups(script) for o in each_option(group))
     as_flags = {name: changed[name] for name in names if name in changed and name not in compiled}

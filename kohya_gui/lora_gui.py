@@ -1,6 +1,6 @@
 """The LoRA tab: trains a small adapter file for the model."""
 
-from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, SAMPLES, SAVING, TIMESTEPS, folder_helper
+from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, OF_FAMILIES, SAMPLES, SAVING, TIMESTEPS, folder_helper
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.families.registry import cards
@@ -19,11 +19,16 @@ NETWORK = Panel(
     rest=(NetworkOptions,),
     open=True,
 )
-LAYERS = [Panel(own.group.title, own.names, rest=(own.group,)) for card in cards() for own in card.panels]
+LAYERS = [
+    Panel(own.group.title, own.names, rest=(own.group,))
+    for card in cards()
+    for own in card.panels
+    if own.group in card.lora_groups
+]
 
 LORA = Training(
     tab=TABS["lora"],
-    panels=(MODEL, DATA, SAVING, NETWORK, BASIC, TIMESTEPS, MEMORY, *LAYERS, EMA, SAMPLES, METADATA),
+    panels=(MODEL, DATA, SAVING, NETWORK, BASIC, TIMESTEPS, MEMORY, *LAYERS, *OF_FAMILIES, EMA, SAMPLES, METADATA),
 )
 save_configuration = LORA.save_configuration
 open_configuration = LORA.open_configuration

@@ -103,6 +103,13 @@ MEMORY_OF_FULL = replace(
     ),
     rest=(FusedOptions, MemoryOptions),
 )
+OF_FAMILIES = tuple(
+    Panel(own.group.title, own.names, rest=(own.group,))
+    for card in cards()
+    for own in card.panels
+    if own.group not in card.lora_groups
+)
+"""Options that only one family has, in training by any method."""
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=prompt_editor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)

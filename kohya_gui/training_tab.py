@@ -32,7 +32,7 @@ from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS, Tab
 from kohya_gui.tensorboard_gui import tensorboard_tool
 from kohya_gui.training import DataTool, Panel, Training
-from sd_scripts.families.registry import cards
+from sd_scripts.families.registry import card_of, cards
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
@@ -117,7 +117,8 @@ class TrainingTab:
         values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
         for family in reversed(families):
             preset = preset_file(self.name, first_preset(family))
-            said = self.training.open_configuration(preset, family).values
+            found = preset.is_file()  # a family may come without presets
+            said = self.training.open_configuration(preset, family).values if found else card_of(family).recommended
             values |= {n: v for n, v in said.items() if family == families[0] or self._is_of_one(n)}
         return values
 
@@ -333,10 +334,11 @@ class TrainingTab:
 
     def _chosen(self, family: str, preset: str | None) -> list[Any]:
         """Switch the family: shared options stay, and the other family's preset is no longer shown as selected."""
-        name = first_preset(family)
-        title = preset_title(preset_file(self.name, name))
-        said = f"{FAMILY_TITLES[family]} selected. Your settings stay; the preset {title} sets recommended values"
-        button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
+        name, said, button = first_preset(family), f"{FAMILY_TITLES[family]} selected. Your settings stay", ""
+        if (file := preset_file(self.name, name)).is_file():
+            title = preset_title(file)
+            said += f"; the preset {title} sets recommended values"
+            button = f'<div class="ways"><button type="button" data-load="preset:{name}">Use {title}</button></div>'
         kept = preset if preset and preset_family(preset) == family else None
         return [kept, message("ok", said, more=Html("" if kept else button))]
 

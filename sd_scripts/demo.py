@@ -12,7 +12,7 @@ from typing import Any
 
 from sd_scripts.families.registry import card_of, cards, module_of
 from sd_scripts.formats.toml_files import write_toml
-from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.options.catalog import FAMILY_TITLES, script_for, script_path
 
 COMMON: dict[str, Any] = {
     "caption_extension": ".txt",
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Made a miniature {title} model and twelve images; the settings are in {config}", flush=True)
     if arguments.make:
         return 0
-    trainer = Path(__file__).with_name(script_for(family, method).file)
+    trainer = script_path(script_for(family, method))
     command = [sys.executable, str(trainer), "--config_file", str(config), *flags]
     one_thread = {"OMP_NUM_THREADS": "1", **os.environ}  # as fast at this size, much faster on a busy machine
     status = subprocess.run(command, env=one_thread, check=False).returncode

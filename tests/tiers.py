@@ -22,6 +22,7 @@ RUN = {
     "test_saving_faults",
     "test_secrets",
     "test_text_encoders_run",
+    "test_third_family",
     "test_trackers",
     "test_training_options",
     "test_training_run",

@@ -105,7 +105,7 @@ def train_whole(miniature: Any, output: Path, **values: Any) -> Run:
 
 def settings_for(miniature: Any) -> dict[str, Any]:
     """Three steps on this model; data and output are still to be named."""
-    return {**SHORT, **OF_FAMILY[miniature.family], **miniature.files}
+    return {**SHORT, **OF_FAMILY.get(miniature.family, {}), **miniature.files}
 
 
 def run(flags: list[str], output: Path, family: str = "sdxl", method: str = "lora") -> Run:

@@ -1,5 +1,8 @@
 """The option groups of each training script, by family and method; torch-free, so that the GUI can import it."""
 
+from pathlib import Path
+
+import sd_scripts
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import cards
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
@@ -80,6 +83,12 @@ SCRIPTS = tuple(
     for card in cards()
     if method in card.scripts
 )
+
+
+def script_path(script: Script) -> Path:
+    """Return the file of a script, which may lie in the folder that added its family."""
+    folders = [Path(folder) for folder in sd_scripts.__path__]
+    return next(folder / script.file for folder in folders if (folder / script.file).is_file()).resolve()
 
 
 def script_for(family: str, method: str) -> Script:

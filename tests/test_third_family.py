@@ -1,0 +1,103 @@
+"""A family in a folder of its own, which no line elsewhere knows: 5-D latents, one text encoder, a VAE of factor 4."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+THIRD = HERE / "third_family"
+
+
+def python(*arguments: str, timeout: int = 600) -> str:
+    """Return what Python prints that finds the third family beside the others."""
+    path = os.pathsep.join(map(str, (ROOT, THIRD, HERE)))
+    environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of a dozen runs."""
+    told = python(str(THIRD / "driver.py"), str(tmp_path_factory.mktemp("third")))
+    return json.loads(told.partition("RESULT")[2])
+
+
+def test_lora_and_full_training_finish_and_are_saved(runs: dict[str, Any]) -> None:
+    assert {name: run["status"] for name, run in runs.items()} == dict.fromkeys(runs, 0)
+    assert all("short.safetensors" in run["files"] for run in runs.values())
+    assert all(layer.startswith("lora_unet_blocks_") for layer in runs["lora"]["layers"])
+    assert runs["full"]["layers"] == ["denoiser", "text_encoder1", "vae"]
+
+
+def test_caches_on_disk_are_read_again(runs: dict[str, Any]) -> None:
+    assert runs["again"]["losses"] == runs["lora"]["losses"]
+
+
+def test_compiled_runs_learn_the_same(runs: dict[str, Any]) -> None:
+    assert runs["compiled"]["graphs"] > 0
+    assert runs["compiled"]["losses"] == pytest.approx(runs["again"]["losses"], rel=1e-5)
+
+
+def test_the_family_says_what_is_compiled_of_its_text_encoder_and_vae(runs: dict[str, Any]) -> None:
+    assert runs["text"]["graphs"] > runs["compiled"]["graphs"]
+    assert any(layer.startswith("lora_te_") for layer in runs["text"]["layers"])
+    assert "compile_vae: this VAE has no repeated blocks, so it is not compiled" in runs["vae"]["warnings"]
+
+
+def test_a_resumed_run_ends_as_one_that_never_stopped(runs: dict[str, Any]) -> None:
+    assert runs["resumed"]["losses"] == runs["whole"]["losses"][2:]
+
+
+def test_samples_are_clips(runs: dict[str, Any]) -> None:
+    assert runs["lora"]["samples"] == [".webp"]
+
+
+def test_a_saved_model_is_trained_on(runs: dict[str, Any]) -> None:
+    assert len(runs["goes_on"]["losses"]) == 1
+
+
+def test_the_page_has_its_panel_and_its_command(tmp_path: Path) -> None:
+    model = tmp_path / "m.safetensors"
+    code = f"""
+import json
+from pathlib import Path
+from kohya_gui.app import build
+from kohya_gui.training_tab import TrainingTab
+from kohya_gui.lora_gui import LORA
+from kohya_gui.finetune_gui import FINETUNE
+from kohya_gui.configuration import families_of
+from sd_scripts.families.model_file import describe
+from sd_scripts.families.registry import module_of
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunStore
+import sys
+panels = [panel.title for panel in LORA.panels], [panel.title for panel in FINETUNE.panels]
+config = build(RunQueue(RunStore(Path({str(tmp_path / "runs.sqlite")!r})))).config
+ids = [part["props"].get("elem_id") for part in config["components"]]
+assert "torch" not in sys.modules
+file = module_of("reel", "tiny").write_miniature(Path({str(tmp_path / "model")!r})).checkpoint
+print(json.dumps([panels, [i for i in ids if i and "reel" in i], families_of("lora"), describe(file).variant]))
+"""
+    panels, ids, families, variant = json.loads(python("-c", code))
+    assert all("Reel" in titles for titles in panels)
+    assert {"lora-reel_text_scale", "lora-panel-reel", "finetune-panel-reel"} <= set(ids)
+    assert families == ["sdxl", "flux", "reel"]
+    assert variant == "Reel checkpoint"
+    settings = tmp_path / "reel.toml"
+    settings.write_text(
+        'family = "reel"\nmethod = "lora"\nresolution = "64"\nlearning_rate = 1e-3\nreel_text_scale = 0.5\n'
+        f'pretrained_model_name_or_path = "{model}"\ntrain_data_dir = "{tmp_path}"\noutput_dir = "{tmp_path}"\n'
+    )
+    command = python("gui.py", "--config", str(settings), "--print-command")
+    assert str(THIRD / "sd_scripts" / "reel_train_network.py") in command
+    assert "--reel_text_scale 0.5" in command

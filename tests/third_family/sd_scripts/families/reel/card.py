@@ -1,0 +1,22 @@
+"""Reel, a family of short clips that exists in tests only."""
+
+from sd_scripts.families.reel.options import ReelOptions
+
+from sd_scripts.families.card import FamilyCard, PanelCard
+from sd_scripts.options.flow import FlowOptions
+
+CARD = FamilyCard(
+    name="reel",
+    title="Reel",
+    order=9,
+    scripts={"lora": "reel_train_network.py", "full": "reel_train.py"},
+    groups=(FlowOptions, ReelOptions),
+    capabilities=frozenset({"trains_text"}),
+    notes={"discrete_flow_shift": "Reel was trained with 1."},
+    recommended={"model_prediction_type": "raw"},
+    hub_words=("reel",),
+    panels=(PanelCard(group=ReelOptions, names=("reel_text_scale",)),),
+    marks=(("denoiser.into.weight", "reel", "Reel checkpoint"),),
+    use_hints={"full": "Your Reel model."},
+    demo={"model_prediction_type": "raw"},
+)

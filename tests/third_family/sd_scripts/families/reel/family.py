@@ -1,0 +1,211 @@
+"""Reel as a record for the trainer."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from sd_scripts.families.reel.card import CARD
+from sd_scripts.families.reel.model import (
+    CHANNELS,
+    FACTOR,
+    MODULES,
+    TOKENS,
+    ReelTextLayer,
+)
+from sd_scripts.families.reel.options import ReelOptions
+from torch import Tensor
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.caches import LatentLayout
+from sd_scripts.families.components import Components, WeightSource
+from sd_scripts.families.family import (
+    Blocks,
+    Family,
+    FileIdentity,
+    ModelWeights,
+    Saving,
+    TextEncoding,
+    blocks_of,
+)
+from sd_scripts.library.flow import draw_sigmas, sampling_sigmas, within_bounds
+from sd_scripts.library.losses import diffusion_loss
+from sd_scripts.library.media import Media
+from sd_scripts.library.model_reader import read_weights
+from sd_scripts.library.noise import normal, perturb, timestep_bounds
+from sd_scripts.library.safetensors_io import save_model
+from sd_scripts.library.schedules import expand_to
+from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.prompt_lines import SamplePrompt, size_of
+from sd_scripts.options.settings import Settings
+
+FRAMES = 2
+"""Frames of a sample; images are clips of one frame."""
+
+
+def check(settings: Settings) -> list[str]:
+    file = Path(settings[ModelOptions].pretrained_model_name_or_path or "")
+    return [] if file.is_file() else [f"pretrained_model_name_or_path: there is no file '{file}'"]
+
+
+def open_components(
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    *,
+    denoiser_dtype: torch.dtype | None = None,
+    encoder_dtype: torch.dtype | None = None,
+) -> Components:
+    file = Path(settings[ModelOptions].pretrained_model_name_or_path or "")
+    dtypes = {"denoiser": denoiser_dtype or dtype, "vae": dtype, "text_encoder1": encoder_dtype or dtype}
+    sources = {name: _source(name, file, dtypes[name], device) for name in MODULES}
+    return Components.opened(sources, tokenizers=[None], source=file)
+
+
+def _source(name: str, file: Path, dtype: torch.dtype, device: torch.device | str) -> WeightSource:
+    def read() -> dict[str, Tensor]:
+        state = read_weights(file, "pretrained_model_name_or_path", prefix=f"{name}.")
+        return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items()}
+
+    with init_empty_weights():
+        empty = MODULES[name]()
+    return WeightSource(empty=empty, read=read, dtype=dtype, device=device)
+
+
+def encode_images(components: Components, pixels: Tensor) -> Tensor:
+    """(B, 3, H, W) -> (B, C, 1, h, w)."""
+    conv: Any = components.vae.encoder
+    return conv(pixels.to(conv.weight.device, conv.weight.dtype)).unsqueeze(2)
+
+
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
+    rows = [list(caption.encode()[:TOKENS].ljust(TOKENS, b" ")) for caption in captions]
+    return {"tokens1": torch.tensor(rows)}
+
+
+def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+    encoder: Any = components.text_encoders[0]
+    return {"states": encoder(tokens["tokens1"].to(encoder.table.weight.device))} if "tokens1" in tokens else {}
+
+
+def place(components: Components, settings: Settings, device: torch.device) -> None:
+    components.denoiser.to(device)
+
+
+def checkpoint_gradients(denoiser: Any, settings: Settings) -> None:
+    denoiser.checkpointing = True
+
+
+def step_inputs(
+    batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
+) -> dict[str, Tensor]:
+    noise = normal(latents.shape, generator)
+    t = timesteps
+    if t is None:
+        tokens = latents[0, 0].numel()
+        drawn = draw_sigmas(len(latents), settings[FlowOptions], tokens, generator)
+        t = within_bounds(drawn, *timestep_bounds(settings[NoiseOptions]))
+    at = expand_to(t, latents)
+    inputs = {
+        "noisy": (1 - at) * latents + at * perturb(noise, settings[NoiseOptions], generator),
+        "target": noise - latents,
+        "timesteps": t.float(),
+        "loss_weight": batch.loss_weight.to(latents.device),
+    }
+    return inputs if batch.mask is None else {**inputs, "mask": batch.mask.to(latents.device)}
+
+
+def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
+    states = text["states"] * settings[ReelOptions].reel_text_scale
+    velocity = components.denoiser(inputs["noisy"], inputs["timesteps"], states)
+    return diffusion_loss(
+        velocity,
+        inputs["target"],
+        inputs["timesteps"],
+        settings[LossOptions],
+        loss_weight=inputs["loss_weight"],
+        mask=inputs.get("mask"),
+    )
+
+
+@torch.no_grad()
+def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
+    height, width = size_of(prompt, CARD.side_multiple)
+    generator = torch.Generator().manual_seed(prompt.seed or 0)
+    denoiser, vae = components.denoiser, components.vae
+    latents = torch.randn((1, CHANNELS, FRAMES, height // FACTOR, width // FACTOR), generator=generator)
+    sigmas = sampling_sigmas(prompt.steps, 1.0)
+    with torch.compiler.set_stance("force_eager"):
+        for t, after in pairwise(sigmas):
+            latents = latents + (after - t) * denoiser(latents, t.expand(1), text["states"]).float()
+        frames = vae.decoder(latents[0].transpose(0, 1).to(vae.decoder.weight.dtype))
+    return Media.of((frames.float() / 2 + 0.5).clamp(0, 1).transpose(0, 1))
+
+
+def save(
+    components: Components,
+    weights: ModelWeights,
+    path: Path,
+    form: str,
+    dtype: torch.dtype | None,
+    metadata: dict[str, str],
+) -> None:
+    encoders = weights.text_encoders or (None,)
+    states = {
+        "denoiser": weights.denoiser,
+        "vae": components.vae.state_dict(),
+        "text_encoder1": encoders[0] or components.text_encoders[0].state_dict(),
+    }
+    whole = {f"{name}.{key}": tensor for name, state in states.items() for key, tensor in state.items()}
+    save_model(path, whole, metadata, dtype)
+
+
+def _name(prefix: str, path: str) -> str:
+    return f"{prefix}_{path.replace('.', '_')}"
+
+
+FAMILY = Family(
+    card=CARD,
+    identity=FileIdentity(
+        base_model_version="reel", architecture=lambda components: "reel", implementation="https://example.com/reel"
+    ),
+    bucket_multiple=32,
+    latents=LatentLayout(
+        suffix="reel",
+        shape=lambda extent: (CHANNELS, extent.frames, extent.height // FACTOR, extent.width // FACTOR),
+    ),
+    text=TextEncoding(
+        tokenize=tokenize,
+        encode=encode_text,
+        prompt_captions=lambda prompt: [prompt.prompt],
+        adapted=lambda settings: (True,),
+        cache_suffix="reel_te",
+        cache_key=lambda components, settings: (),
+    ),
+    check=check,
+    open=open_components,
+    load_vae=lambda settings, dtype: open_components(settings, dtype).load("vae").vae,
+    remarks=lambda components, settings: [],
+    encode_images=encode_images,
+    place=place,
+    checkpoint_gradients=checkpoint_gradients,
+    step_inputs=step_inputs,
+    validation_timesteps=lambda settings: [0.25, 0.75],
+    loss=loss,
+    blocks=Blocks(
+        title="Reel",
+        denoiser=lambda denoiser: [list(denoiser.blocks)],  # type: ignore[arg-type]
+        graph_kinds=lambda denoiser: {"ReelBlock": 1},
+        text_encoder=blocks_of(ReelTextLayer),
+    ),
+    lora=LoraTarget(classes=("ReelBlock",), name=partial(_name, "lora_unet")),
+    lora_text_encoders=(LoraTarget(classes=("ReelTextLayer",), name=partial(_name, "lora_te"), group="textencoder 1"),),
+    sample=sample,
+    saving=Saving(writes_all=True, form=lambda components, form: "safetensors", write=save),
+)

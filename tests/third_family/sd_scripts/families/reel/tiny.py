@@ -1,0 +1,24 @@
+"""The miniature, which is as large as the family gets."""
+
+from pathlib import Path
+
+import torch
+from sd_scripts.families.reel.model import MODULES
+
+from sd_scripts.data import demo_images
+from sd_scripts.families.miniature import Miniature
+from sd_scripts.library.safetensors_io import save_model
+
+
+def write_miniature(folder: Path) -> Miniature:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    modules = {name: module() for name, module in MODULES.items()}
+    whole = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    file = folder / "miniature_reel.safetensors"
+    save_model(file, whole, {})
+    return Miniature(
+        family="reel",
+        files={"pretrained_model_name_or_path": file},
+        data_dir=demo_images.write_images(folder / "images"),
+    )
