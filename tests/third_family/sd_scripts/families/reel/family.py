@@ -29,6 +29,7 @@ from sd_scripts.families.family import (
     ModelWeights,
     Saving,
     TextEncoding,
+    Tokens,
     blocks_of,
 )
 from sd_scripts.library.flow import draw_sigmas, sampling_sigmas, within_bounds
@@ -84,14 +85,14 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
     return conv(pixels.to(conv.weight.device, conv.weight.dtype)).unsqueeze(2)
 
 
-def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> dict[str, Tensor]:
+def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
     rows = [list(caption.encode()[:TOKENS].ljust(TOKENS, b" ")) for caption in captions]
-    return {"tokens1": torch.tensor(rows)}
+    return {0: {"ids": torch.tensor(rows)}}
 
 
-def encode_text(components: Components, tokens: dict[str, Tensor]) -> dict[str, Tensor]:
+def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     encoder: Any = components.text_encoders[0]
-    return {"states": encoder(tokens["tokens1"].to(encoder.table.weight.device))} if "tokens1" in tokens else {}
+    return {"states": encoder(tokens[0]["ids"].to(encoder.table.weight.device))} if 0 in tokens else {}
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:
