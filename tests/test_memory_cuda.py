@@ -136,7 +136,7 @@ def test_weights_are_there_however_copies_and_computation_lag(
 
 def test_main_memory_is_pinned() -> None:
     swapper: Any = transformer(blocks_to_swap=SWAP).swapper
-    held = [buffer for swap, _ in swapper._turns.values() for buffer in swap._host_copies]
+    held = [buffer for swap in swapper._swaps for buffer in swap._host_copies]
     assert held
     assert all(buffer.is_pinned() for buffer in held)
 

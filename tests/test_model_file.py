@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sd_scripts.families.model_file import describe
 from sd_scripts.formats.safetensors_header import read_header
@@ -139,3 +140,13 @@ def test_what_is_no_file_of_weights_is_told_and_never_waited_for(make: Any, endi
     assert problem is not None
     assert problem.startswith(f"'{path}'")
     assert "\n" not in problem
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_tensors_of_one_file_can_be_changed_one_by_one(mmap: bool, tmp_path: Path) -> None:
+    """Updates within backward need that: tensors that share a mapping share no version."""
+    save_file({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "m.safetensors")
+    state = read_weights(tmp_path / "m.safetensors", "vae", mmap=mmap)
+    state["a"].add_(1)
+    assert (state["a"]._version, state["b"]._version) == (1, 0)
+    assert state["b"].tolist() == [1, 1]

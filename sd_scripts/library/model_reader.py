@@ -98,7 +98,8 @@ def _read_safetensors(path: Path, prefix: str, *, mmap: bool) -> dict[str, Tenso
                 begin, end = (offset - start for offset in offsets[key])
                 dtype = DTYPES.get(entries[key]["dtype"])
                 tensor = data[begin:end].clone() if dtype and begin % dtype.itemsize else data[begin:end]
-                state[key] = tensor.view(dtype).view(entries[key]["shape"]) if dtype else tensor
+                shaped = tensor.view(dtype).view(entries[key]["shape"]) if dtype else tensor
+                state[key] = shaped.data  # views share a version: to autograd, an update of one would change all
     return state
 
 

@@ -104,7 +104,7 @@ def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     saved = read_toml(tmp_path / "my cat.toml")
     preset = read_toml(ROOT / "presets" / "lora" / "sdxl_safe_start.toml")
     six = {name: value for name, value in SIX.items() if name != "compile_backend"}  # inductor is the default
-    assert saved == {**preset, **six, "output_dir": "outputs"}
+    assert saved == {**SDXL_LORA.identity, **preset, **six, "output_dir": "outputs"}
     choose(page, "preset", "SDXL low memory 12 GB")
     expect(page.locator("#lora-message")).to_contain_text("SDXL low memory 12 GB")
     open_file(page, tmp_path / "my cat.toml")
@@ -251,7 +251,7 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     page.locator("#lora-save").click()  # the open file: no question
     expect(page.locator("#lora-message")).to_contain_text("Saved to")
     expect_unsaved(page, False)
-    assert read_toml(mine) == {"seed": 1, "output_name": "cat"}
+    assert read_toml(mine) == {**SDXL_LORA.identity, "seed": 1, "output_name": "cat"}
     page.locator("#lora-save-as").click()
     field(page, "new-name").fill(str(other))
     page.locator("#lora-save-new").click()
@@ -264,7 +264,7 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     expect(page.locator("#lora-save-new")).to_have_text("Replace")
     page.locator("#lora-save-new").click()
     expect(page.locator("#lora-message")).to_contain_text("Saved to")
-    assert read_toml(other) == {"seed": 1, "output_name": "cat"}
+    assert read_toml(other) == {**SDXL_LORA.identity, "seed": 1, "output_name": "cat"}
     field(page, "file").fill(str(mine))  # a name typed above is not an open file
     field(page, "file").press("Enter")
     page.locator("#lora-save").click()
@@ -349,7 +349,7 @@ def test_recommended_values_are_taken_with_one_click_and_survive_a_reload(page, 
     expect(advice).to_be_hidden()
     page.locator("#lora-save").click()
     expect(page.locator("#lora-message")).to_contain_text("Saved to")
-    assert read_toml(tmp_path / "field.toml") == {"clip_l": "clip_l.safetensors", **RECOMMENDED}
+    assert read_toml(tmp_path / "field.toml") == {**FLUX_LORA.identity, "clip_l": "clip_l.safetensors", **RECOMMENDED}
     page.reload()
     expect(field(page, "discrete_flow_shift")).to_have_value("3.1582")
     field(page, "guidance_scale").fill("3.5")
