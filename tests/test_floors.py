@@ -126,3 +126,9 @@ def test_every_option_has_a_flag_help_and_an_entry_in_the_docs(script):
             assert o.name in flags
             assert o.help.endswith((".", "?")), f"{o.name}: {o.help}"
             assert f"`{o.name}`" in page
+
+
+def test_no_environment_is_tracked() -> None:
+    """It would replace, and so delete, the environment of everybody who updates."""
+    done = subprocess.run(["git", "ls-files", "--", ".venv"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == ""

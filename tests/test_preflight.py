@@ -1,11 +1,9 @@
-"""What is known of a run before torch is imported: all of it told at once, each once."""
+"""What is known of a run before anything is loaded: all of it told at once, each once."""
 
 import json
 import math
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import Any
 import pytest
 from scripts_help import FLUX_LORA, SDXL_LORA
 
+from sd_scripts import flux_train_network, sdxl_train_network
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script
 from sd_scripts.options.spec import each_option
 
-ROOT = Path(__file__).parents[1]
 SDXL_KEYS = ("conditioner.embedders.1.model.ln_final.weight",)
 
 
@@ -56,8 +54,7 @@ def test_nothing_is_told_of_a_good_run_and_nothing_is_written(good: dict[str, An
     assert not (tmp_path / "out").exists()
 
 
-def test_mistakes_of_every_kind_are_told_together_in_a_moment_and_without_torch(tmp_path: Path) -> None:
-    """Through the script itself, as a user starts it."""
+def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "5_dog").mkdir(parents=True)
     (tmp_path / "lora.safetensors").write_bytes(b"cut")
     (tmp_path / "in the way").touch()
@@ -65,12 +62,10 @@ def test_mistakes_of_every_kind_are_told_together_in_a_moment_and_without_torch(
         "--netwrok_dim=8", "--train_batch_size=0", f"--pretrained_model_name_or_path={tmp_path / 'lora.safetensors'}",
         f"--train_data_dir={tmp_path / 'data'}", f"--sample_prompts={tmp_path / 'prompts.txt'}",
         f"--output_dir={tmp_path / 'in the way' / 'out'}", f"--network_weights={tmp_path / 'none.safetensors'}",
+        "--network_args", "rank_dropuot=0.1",
     ]  # fmt: skip
-    code = "import sys\nfrom sd_scripts import sdxl_train_network\nstatus = sdxl_train_network.main(sys.argv[1:])\n"
-    code += "sys.exit(99 if 'torch' in sys.modules else status)"
-    done = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+    assert sdxl_train_network.main(flags) == 2
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [
         "--netwrok_dim",
         "train_batch_size",
         "resolution",
@@ -79,6 +74,29 @@ def test_mistakes_of_every_kind_are_told_together_in_a_moment_and_without_torch(
         "train_data_dir",
         "sample_prompts",
         "output_dir",
+        "network_args",
+    ]
+
+
+def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data" / "5_dog").mkdir(parents=True)
+    clip = model(tmp_path / "clip.safetensors", "text_model.final_layer_norm.weight")
+    (tmp_path / "run.toml").write_text(
+        f"pretrained_model_name_or_path = 'none.safetensors'\ntrain_data_dir = '{tmp_path / 'data'}'\n"
+        f"output_dir = '{tmp_path}'\nt5xxl = '{clip}'\nclip_l = '{clip}'\nae = '{clip}'\n"
+    )
+    flags = [f"--config_file={tmp_path / 'run.toml'}", "--netwrok_dim=8", "--train_double_block_indices=x"]
+    assert flux_train_network.main(flags) == 2
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "--netwrok_dim",
+        "resolution",
+        "pretrained_model_name_or_path",
+        "t5xxl",
+        "ae",
+        "train_data_dir",
+        "train_double_block_indices",
     ]
 
 

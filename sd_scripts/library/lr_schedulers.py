@@ -15,6 +15,7 @@ from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, upda
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.optimizers import optimizer_name
 from sd_scripts.options.schedules import SCHEDULES, Schedule
+from sd_scripts.options.spec import WrongValue
 
 Maker = Callable[..., LRScheduler]
 
@@ -102,7 +103,7 @@ def _in_a_sentence(what: str) -> Iterator[None]:
     """Values of a wrong kind fail anywhere within the code of other people."""
     try:
         yield
-    except ValueError:
+    except (ValueError, WrongValue):
         raise
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]

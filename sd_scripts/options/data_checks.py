@@ -1,12 +1,9 @@
 """Check, without torch, that the folders and files that describe a run's data exist and contain images."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sd_scripts.formats.image_folders import (
     FoundFolders,
@@ -19,14 +16,12 @@ from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.options import dataset_schema as schema
 from sd_scripts.options.dataset import VARY_CAPTIONS, VARY_IMAGES, AugmentOptions, CacheOptions, DatasetOptions
-
-if TYPE_CHECKING:
-    from sd_scripts.options.preflight import ValidSettings
+from sd_scripts.options.settings import Settings
 
 IMAGES = "images (png, jpg, webp, bmp)"
 
 
-def _images(option: str, find: Callable[..., FoundFolders], valid: ValidSettings) -> Iterator[str]:
+def _images(option: str, find: Callable[..., FoundFolders], valid: Settings) -> Iterator[str]:
     """Check the folders that an option names, unless dataset_config or in_json describe the data."""
     options = valid[DatasetOptions]
     if options.dataset_config or options.in_json or not (root := getattr(options, option)):
@@ -49,7 +44,7 @@ def _has_images(folder: Path) -> bool:
     return any(map(is_readable, each_image(folder)))
 
 
-def metadata(valid: ValidSettings) -> Iterator[str]:
+def metadata(valid: Settings) -> Iterator[str]:
     options = valid[DatasetOptions]
     if not options.in_json or options.dataset_config:
         return
@@ -59,7 +54,7 @@ def metadata(valid: ValidSettings) -> Iterator[str]:
         yield f"in_json: '{options.in_json}' lists no images"
 
 
-def masks(valid: ValidSettings) -> Iterator[str]:
+def masks(valid: Settings) -> Iterator[str]:
     options = valid[DatasetOptions]
     folder = options.conditioning_data_dir
     used = valid[AugmentOptions].masked_loss and not options.dataset_config
@@ -67,7 +62,7 @@ def masks(valid: ValidSettings) -> Iterator[str]:
         yield f"conditioning_data_dir: there is no folder {folder!r}"
 
 
-def dataset_config(valid: ValidSettings) -> Iterator[str]:
+def dataset_config(valid: Settings) -> Iterator[str]:
     """Check the file, and the folders and metadata files that it names."""
     if not (file := valid[DatasetOptions].dataset_config):
         return
@@ -88,7 +83,7 @@ def dataset_config(valid: ValidSettings) -> Iterator[str]:
         yield from (f"dataset_config: {schema.located(f'{path}.{key}', lines)}: {why}" for key, why in _subset(subset))
 
 
-def varying_data_with_cache(valid: ValidSettings) -> Iterator[str]:
+def varying_data_with_cache(valid: Settings) -> Iterator[str]:
     if not (file := valid[DatasetOptions].dataset_config):
         return
     config, lines = schema.read_config(Path(file)), schema.read_lines(Path(file))

@@ -1,23 +1,17 @@
 """Check, without torch, that the model files of a run belong to its family, as far as their headers tell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sd_scripts.families.model_file import MODEL, ModelFile, describe, is_hub_id, locate
 from sd_scripts.families.registry import card_of
 from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.settings import Script
-
-if TYPE_CHECKING:
-    from sd_scripts.options.preflight import ValidSettings
+from sd_scripts.options.settings import Script, Settings
 
 
-def base_model(valid: ValidSettings) -> Iterator[str]:
+def base_model(valid: Settings) -> Iterator[str]:
     where = locate(valid[ModelOptions].pretrained_model_name_or_path)
     if isinstance(where, str):
         return
@@ -48,7 +42,7 @@ def _advice(found: ModelFile, script: Script) -> str:
     return "choose another file"
 
 
-def vae(valid: ValidSettings) -> Iterator[str]:
+def vae(valid: Settings) -> Iterator[str]:
     name = valid[ModelOptions].vae
     card = card_of(valid.script.family)
     if not name or not card.has("own_vae"):  # without effect elsewhere
@@ -65,7 +59,7 @@ def vae(valid: ValidSettings) -> Iterator[str]:
         yield f"vae: '{name}' is {found.variant}, not a VAE for {card.title}; choose another file"
 
 
-def components(valid: ValidSettings) -> Iterator[str]:
+def components(valid: Settings) -> Iterator[str]:
     """Check the files of text encoders and autoencoder that the options name."""
     for wanted in card_of(valid.script.family).components:
         name = wanted.option
@@ -82,7 +76,7 @@ def components(valid: ValidSettings) -> Iterator[str]:
             yield f"{name}: '{file}' is {found.variant}, not {wanted.title}; choose another file"
 
 
-def components_in_the_model(valid: ValidSettings) -> Iterator[str]:
+def components_in_the_model(valid: Settings) -> Iterator[str]:
     """Check that the base model contains the components that no option names."""
     where = locate(valid[ModelOptions].pretrained_model_name_or_path)
     card = card_of(valid.script.family)
@@ -97,11 +91,10 @@ def components_in_the_model(valid: ValidSettings) -> Iterator[str]:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"
 
 
-def network_files(valid: ValidSettings) -> Iterator[str]:
+def network_files(valid: Settings) -> Iterator[str]:
     """Check the LoRA files to continue from or to merge into the base model."""
-    if NetworkOptions not in valid:
+    if not (options := valid.get(NetworkOptions)):
         return
-    options = valid[NetworkOptions]
     files = [("network_weights", options.network_weights), *(("base_weights", file) for file in options.base_weights)]
     for option, file in files:
         if file and (why := _why_no_lora(Path(file), valid.script.family)):

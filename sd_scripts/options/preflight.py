@@ -8,7 +8,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 from sd_scripts.formats.words import shortened
 from sd_scripts.options import data_checks, model_checks
@@ -17,47 +16,35 @@ from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.prompt_lines import prompt_problems
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Problem, Script, Settings
-from sd_scripts.options.spec import OptionGroup, WrongValue, each_option, without
+from sd_scripts.options.settings import Problem, Settings
+from sd_scripts.options.spec import WrongValue
 from sd_scripts.options.training import LATEST, ResumeOptions
 from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
 
-Group = TypeVar("Group", bound=OptionGroup)
-
-
-def problems(settings: Settings) -> list[Problem]:
-    """Return every reason not to start, each once: first of the values, then of the files and folders they name."""
-    found = settings.mistakes()
-    valid = ValidSettings(settings, {name for problem in found for name in problem.names})
-    for check in CHECKS:
-        found += [problem for sentence in _until_wrong(check, valid) for problem in _problems_of(sentence, settings)]
-    return list(dict.fromkeys(found))
-
-
-class ValidSettings:
-    """Settings for the checks: reading a value that was found to be wrong ends the check."""
-
-    def __init__(self, settings: Settings, wrong: set[str]):
-        self._settings, self._wrong = settings, wrong
-        self.script: Script = settings.script
-
-    def __getitem__(self, group: type[Group]) -> Group:
-        return without(self._settings[group], self._wrong)  # type: ignore[return-value]
-
-    def value(self, name: str) -> Any:
-        """Return the value of one option, by name."""
-        group = next(g for g in self._settings.script.groups if any(o.name == name for o in each_option(g)))
-        return getattr(self[group], name)
-
-    def __contains__(self, group: type[OptionGroup]) -> bool:
-        return group in self._settings.filled
-
-
-Check = Callable[[ValidSettings], Iterable[str]]
+Check = Callable[[Settings], Iterable[str]]
 """Yields sentences, or raises ValueError with one per line. Each begins with option names and a colon."""
 
 
-def _until_wrong(check: Check, valid: ValidSettings) -> Iterator[str]:
+def problems(settings: Settings, *more: Check) -> list[Problem]:
+    """Return every reason not to start, each once: first of the values, then of the files and folders they name, then
+    what the checks `more` find in the rest."""
+    found = settings.mistakes()
+    for checks in (CHECKS, more):
+        valid = settings.without({name for problem in found for name in problem.names})
+        found += _found_by(checks, valid)
+    return list(dict.fromkeys(found))
+
+
+def _found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
+    for check in checks:
+        for sentence in _until_wrong(check, valid):
+            listed, _, text = sentence.partition(": ")
+            names = tuple(listed.split(", "))
+            known = all(name in valid.options for name in names)  # not so where a library's own words are passed on
+            yield Problem(names, shortened(text)) if known else Problem((), shortened(sentence))
+
+
+def _until_wrong(check: Check, valid: Settings) -> Iterator[str]:
     try:
         yield from check(valid)
     except WrongValue:
@@ -66,36 +53,30 @@ def _until_wrong(check: Check, valid: ValidSettings) -> Iterator[str]:
         yield from str(error).splitlines()
 
 
-def _problems_of(sentence: str, settings: Settings) -> Iterator[Problem]:
-    names, _, text = sentence.partition(": ")
-    assert all(name in settings.options for name in names.split(", ")), sentence
-    yield Problem(tuple(names.split(", ")), shortened(text))
-
-
-def sample_prompts(valid: ValidSettings) -> Iterator[str]:
+def sample_prompts(valid: Settings) -> Iterator[str]:
     if file := valid[SampleOptions].sample_prompts:
         yield from prompt_problems(Path(file), valid.script.family)
 
 
-def resume(valid: ValidSettings) -> Iterator[str]:
+def resume(valid: Settings) -> Iterator[str]:
     state = valid[ResumeOptions].resume
     if state and state != LATEST and not Path(state).is_dir():
         yield f"resume: there is no folder '{state}'; name that of a state, or latest"
 
 
-def metadata_thumbnail(valid: ValidSettings) -> Iterator[str]:
+def metadata_thumbnail(valid: Settings) -> Iterator[str]:
     if thumbnail := valid[MetadataOptions].metadata_thumbnail:
         thumbnail_url(thumbnail)
     yield from ()
 
 
-def output_dir(valid: ValidSettings) -> Iterator[str]:
+def output_dir(valid: Settings) -> Iterator[str]:
     folder = Path(valid[SavingOptions].output_dir or ".")
     if why := _why_no_folder(folder):
         yield f"output_dir: '{folder}' cannot be written to ({why}); choose another folder"
 
 
-def console_log_file(valid: ValidSettings) -> Iterator[str]:
+def console_log_file(valid: Settings) -> Iterator[str]:
     if name := valid[LoggingOptions].console_log_file:
         file = Path(name)
         why = "Is a directory" if file.is_dir() else _why_no_folder(file.parent, make=False)
@@ -103,7 +84,7 @@ def console_log_file(valid: ValidSettings) -> Iterator[str]:
             yield f"console_log_file: '{file}' cannot be written ({why})"
 
 
-def trackers(valid: ValidSettings) -> Iterator[str]:
+def trackers(valid: Settings) -> Iterator[str]:
     options = valid[LoggingOptions]
     for name in options.trackers:
         if importlib.util.find_spec(name) is None:
@@ -126,7 +107,7 @@ def _why_no_folder(folder: Path, make: bool = True) -> str:
     return "" if os.access(there, os.W_OK | os.X_OK) else "Permission denied"
 
 
-def outputs(valid: ValidSettings) -> Iterator[str]:
+def outputs(valid: Settings) -> Iterator[str]:
     """Refuse a folder in the place of the last file, and a file in the place of its state."""
     saving = valid[SavingOptions]
     folder, name = Path(saving.output_dir or "."), saving.output_name or LAST

@@ -1,6 +1,7 @@
 """The settings of a run: its option groups, filled from defaults, a TOML file and the command line."""
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -32,11 +33,11 @@ class Problem:
     """An error that keeps the run from starting."""
 
     names: tuple[str, ...]
-    """The options concerned, or the unknown flag."""
+    """The options concerned, or the unknown flag; empty if it is not known which."""
     text: str
 
     def __str__(self) -> str:
-        return f"{', '.join(self.names)}: {self.text}"
+        return f"{', '.join(self.names)}: {self.text}" if self.names else self.text
 
 
 class Settings:
@@ -72,6 +73,16 @@ class Settings:
     def get(self, group: type[Group]) -> Group | None:
         """Return a group of options, None if the script does not have it."""
         return self[group] if group in self.filled else None
+
+    def value(self, name: str) -> Any:
+        """Return the value of the option of this name, read through its group."""
+        return next(getattr(filled, name) for filled in self._located.values() if hasattr(filled, name))
+
+    def without(self, wrong: Collection[str]) -> "Settings":
+        """Return a copy in whose groups reading a value named in `wrong` raises WrongValue, which ends a check."""
+        checked = copy.copy(self)
+        checked._located = {group: without(filled, wrong) for group, filled in self._located.items()}
+        return checked
 
     def _locate(self, filled: OptionGroup) -> OptionGroup:
         paths = [o for o in self.options.values() if o.path and hasattr(filled, o.name)]

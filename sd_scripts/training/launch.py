@@ -9,6 +9,8 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +51,10 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     """Train, and return the exit status."""
     parent_watchdog.end_with_launcher()
     settings, wrong_flags = command_line.read_command_line(script_for(family_name, method_name), argv)
-    if told := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings))]:
+    _set_environment(settings)
+    family, method = _load(family_name, method_name)
+    checks = (family.check, partial(method().check, family), _dry_run)
+    if told := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings, *checks))]:
         return _refuse(settings, told)
     try:
         _set_up_console(settings[LoggingOptions])
@@ -57,19 +62,21 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
     if problems := _prepare_output(settings[SavingOptions]):
         return _refuse(settings, problems)
-    if token := settings[HuggingFaceOptions].huggingface_token:
-        os.environ["HF_TOKEN"] = token  # where the hub's library looks for it; read when that is imported
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
-    if settings[CudaOptions].deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    family, method = _load(family_name, method_name)
-    if problems := [*family.check(settings), *method().check(family, settings), *_dry_run(settings)]:
-        return _refuse(settings, problems)
     return _run(settings, family, method())
 
 
+def _set_environment(settings: Settings) -> None:
+    """Set the variables that torch and the libraries read when they are imported."""
+    if token := settings[HuggingFaceOptions].huggingface_token:
+        with contextlib.suppress(TypeError, ValueError):  # a wrong value is told with the other problems
+            os.environ["HF_TOKEN"] = token
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
+    if settings[CudaOptions].deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+
+
 def _load(family: str, method: str) -> tuple[Family, type[Method]]:
-    """Import torch and with it the family and the method; --help and wrong settings need not wait for that."""
+    """Import torch and with it the family and the method; --help need not wait for that."""
     if method == "lora":
         from sd_scripts.training.lora import Lora
 
@@ -79,7 +86,7 @@ def _load(family: str, method: str) -> tuple[Family, type[Method]]:
     return family_of(family), Full
 
 
-def _dry_run(settings: Settings) -> list[str]:
+def _dry_run(settings: Settings) -> Iterator[str]:
     """What this machine and its libraries cannot do, found out before anything is loaded."""
     import torch
 
@@ -87,17 +94,13 @@ def _dry_run(settings: Settings) -> list[str]:
     from sd_scripts.training import compiling
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    problems = compiling.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
+    yield from compiling.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
-        problems.append("mixed_precision: fp16 is for GPUs; set bf16, or no")
+        yield "mixed_precision: fp16 is for GPUs; set bf16, or no"
     memory = settings.get(MemoryOptions)
     if memory and memory.fp8_compute and (problem := fp8.compute_problem(device)):
-        problems.append(problem)
-    try:
-        lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])
-    except ValueError as error:
-        problems.append(str(error))
-    return problems
+        yield problem
+    lr_schedulers.dry_run(settings[OptimizerOptions], settings[LrSchedulerOptions])
 
 
 def _run(settings: Settings, family: Family, method: Method) -> int:

@@ -36,6 +36,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import WrongValue
 
 T5_LENGTHS = {"dev": 512, "schnell": 256}
 
@@ -155,11 +156,13 @@ def _open(options: FluxModelOptions, where: Path | str) -> tuple[ComponentFiles,
     component_files: ComponentFiles = {}
     problems: list[str] = []
     for spec in SPECS:
-        given = None if spec is TRANSFORMER else getattr(options, spec.option)
-        if not given and (isinstance(where, str) or (problems and MODEL not in component_files)):
-            continue  # a wrong model says nothing about its other components
         try:
+            given = None if spec is TRANSFORMER else getattr(options, spec.option)
+            if not given and (isinstance(where, str) or (problems and MODEL not in component_files)):
+                continue  # a wrong model says nothing about its other components
             component_files[spec.option] = _open_file(spec, Path(given)) if given else _open_own(spec, Path(where))
+        except WrongValue:
+            continue  # its file was found to be wrong
         except ValueError as error:
             problems.append(str(error))
     return component_files, problems or _width_problems(component_files)
