@@ -17,13 +17,11 @@ from sd_scripts.families.registry import card_by_network, card_of, cards
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options import preflight
-from sd_scripts.options.catalog import SCRIPTS, script_for
-from sd_scripts.options.full import FullOptions, FusedOptions
-from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.catalog import SCRIPTS, options_of_one_method, script_for
 from sd_scripts.options.prompt_lines import prompts_in
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Groups, Remark, Script, Settings
+from sd_scripts.options.settings import Remark, Script, Settings
 from sd_scripts.options.spec import OptionGroup, each_option
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 
@@ -31,11 +29,6 @@ PROMPTS = "sample_prompts"
 WINDOWS_PATH = re.compile(r"[A-Za-z]:\\")
 SECRET_LENGTH = 8
 """Shorter secrets may occur in another text by coincidence."""
-METHOD_GROUPS: dict[str, Groups] = {
-    "lora": (NetworkOptions, *(group for card in cards() for group in card.lora_groups)),
-    "full": (FullOptions, FusedOptions),
-}
-"""Option groups that only files for this method contain."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +116,9 @@ def tab_for(path: Path) -> Tab:
 
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
     """Return the tab of a TOML file by its method or options only one has; in_json tells Fine-tune from DreamBooth."""
-    methods = (
-        [raw["method"]]
-        if raw.get("method") in METHOD_GROUPS
-        else [
-            method
-            for method, groups in METHOD_GROUPS.items()
-            if any(o.name in raw for g in groups for o in each_option(g))
-        ]
-    )
+    own = options_of_one_method()
+    named = str(raw.get("method"))
+    methods = [named] if named in own else [method for method, names in own.items() if not names.isdisjoint(raw)]
     if len(methods) != 1:
         return None
     full = "finetune" if "in_json" in raw else "dreambooth"

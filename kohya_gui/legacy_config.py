@@ -22,7 +22,6 @@ from kohya_gui.legacy_keys import (
 from kohya_gui.legacy_networks import FIELDS, network_from
 from kohya_gui.tabs import TABS, Tab
 from sd_scripts.families.kohya import Converted, KohyaTab
-from sd_scripts.families.kohya import is_on as _on
 from sd_scripts.families.registry import cards
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
@@ -30,6 +29,7 @@ from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.command_line import given_flags
 from sd_scripts.options.schedules import SCHEDULES
 from sd_scripts.options.settings import Remark
+from sd_scripts.options.spec import truth
 
 Values = dict[str, Any]
 
@@ -65,7 +65,7 @@ def tab_of(legacy: Mapping[str, Any]) -> Tab | None:
 
 def from_kohya(legacy: Mapping[str, Any], tab: str = "lora") -> LegacyConfig:
     """Convert the keys of a kohya_ss tab; a missing key gets the default it had there."""
-    family = next((name for key, name in FAMILIES.items() if _on(legacy.get(key))), "sd15")
+    family = next((name for key, name in FAMILIES.items() if truth(legacy.get(key))), "sd15")
     keys = KOHYA_TABS[tab] | own_keys(tab, family)
     said = [Remark(key, why) for key, why in keys.cannot.items() if _asks(legacy.get(key))]
     if title := not_trained(family):
@@ -100,7 +100,7 @@ def _same_meaning(legacy: Mapping[str, Any], family: str, tab: str, keys: KohyaT
     """Convert every key that maps to one option, plus unknown keys."""
     given = {key: value for key, value in legacy.items() if value is not None}
     if "use_8bit_adam" in given and not given.get("optimizer"):
-        given["optimizer"] = "AdamW8bit" if _on(given["use_8bit_adam"]) else "AdamW"
+        given["optimizer"] = "AdamW8bit" if truth(given["use_8bit_adam"]) else "AdamW"
     values: Values = {}
     for key, value in {**keys.defaults, **given}.items():
         if is_dropped(key, family, tab) or (key in ZERO_IS_UNSET and _number(value) == 0):
@@ -167,7 +167,7 @@ def _text_encoders_by_rate(legacy: Mapping[str, Any], family: str) -> Converted:
 
 
 def _text_encoders_by_switch(legacy: Mapping[str, Any], family: str) -> Converted:
-    return _text_encoders(_on(_of(legacy, "train_text_encoder", FINETUNE)), legacy, family)
+    return _text_encoders(bool(truth(_of(legacy, "train_text_encoder", FINETUNE))), legacy, family)
 
 
 def _text_encoders(learn: bool, legacy: Mapping[str, Any], family: str) -> Converted:
@@ -193,13 +193,13 @@ def _metadata(legacy: Mapping[str, Any], family: str) -> Converted:
         else "caption_metadata_filename"
     )
     remarks = []
-    if any(_on(_of(legacy, key, FINETUNE)) for key in ("create_caption", "create_buckets")):
+    if any(truth(_of(legacy, key, FINETUNE)) for key in ("create_caption", "create_buckets")):
         remarks = [Remark("in_json", "not created at the start of a run; create it once under Dataset preparation")]
     return {"in_json": f"{folder}/{_of(legacy, name, FINETUNE)}"}, remarks
 
 
 def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> Converted:
-    mirrored = _on(legacy.get("flip_aug")) and _number(_of(legacy, "max_train_steps", FINETUNE))
+    mirrored = truth(legacy.get("flip_aug")) and _number(_of(legacy, "max_train_steps", FINETUNE))
     return {}, [Remark("max_train_steps", "used as given; kohya_ss halved it with flip_aug")] if mirrored else []
 
 

@@ -23,7 +23,7 @@ LAYERS = [
     Panel(own.group.title, own.names, rest=(own.group,))
     for card in cards()
     for own in card.panels
-    if own.group in card.lora_groups
+    if own.group.methods == NetworkOptions.methods
 ]
 
 LORA = Training(

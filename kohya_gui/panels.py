@@ -21,6 +21,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
+from sd_scripts.options.spec import ALL_METHODS
 from sd_scripts.runs.queue import RunQueue
 
 BASE_MODEL = "pretrained_model_name_or_path"
@@ -107,7 +108,7 @@ OF_FAMILIES = tuple(
     Panel(own.group.title, own.names, rest=(own.group,))
     for card in cards()
     for own in card.panels
-    if own.group not in card.lora_groups
+    if own.group.methods == ALL_METHODS
 )
 """Options that only one family has, in training by any method."""
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))

@@ -184,6 +184,13 @@ def test_true_in_place_of_a_number_is_reported(tmp_path: Path) -> None:
     assert told == ["dataset_config: datasets[0].batch_size (line 3) is true, which is read as 1"]
 
 
+def test_a_key_without_effect_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[general]\ncustom_attributes = { kind = 1 }\n[[datasets]]\nresolution = 512\n")
+    told: list[str] = []
+    read_blueprint(settings(dataset_config=str(tmp_path / "a.toml")), told.append)
+    assert told == ["dataset_config: general.custom_attributes (line 2) has no effect: nothing reads these attributes"]
+
+
 @pytest.mark.parametrize(
     "wrong", [[], {"datasets": {}}, {"datasets": [1]}, {"general": 1}, {"datasets": [{"subsets": 1}]}]
 )

@@ -58,8 +58,6 @@ class FamilyCard:
     """Method -> file of its training script, in `sd_scripts/`."""
     groups: Groups = ()
     """Option groups that not every family has."""
-    lora_groups: Groups = ()
-    """Of these, the groups of LoRA training."""
     capabilities: frozenset[str] = frozenset()
     """Keys of CAPABILITIES."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -56,10 +56,6 @@ class KohyaFamily:
     """(LoRA type, keys of a file, network_args so far) -> network_module, network_args and related options."""
 
 
-def is_on(value: Any) -> bool:
-    return value is True or str(value).strip().lower() in ("true", "1")
-
-
 def pairs(fields: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     """Return the fields that are set, as network_args: 0 and empty mean unset in kohya_ss."""
     texts = {name: str(fields[name]).replace(" ", "") for name in names}

@@ -26,6 +26,7 @@ from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, HuggingFaceOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.settings import Groups, Script
+from sd_scripts.options.spec import ALL_METHODS, each_option
 from sd_scripts.options.training import DistributedOptions, ResumeOptions, TrainingOptions
 
 FAMILY_TITLES = {card.name: card.title for card in cards()}
@@ -59,9 +60,10 @@ COMMON: Groups = (
     RunOptions,
     LaunchOptions,
 )
-LORA: Groups = (LoraFileOptions, NetworkOptions)
-FULL: Groups = (FullOptions, ModelFileOptions)
-OF_METHOD = {"lora": LORA, "full": FULL}
+OF_METHOD: dict[str, Groups] = {
+    "lora": (LoraFileOptions, NetworkOptions),
+    "full": (FullOptions, ModelFileOptions),
+}
 FILE_ONLY: Groups = (LaunchOptions,)
 """Groups that are keys of a settings file but not flags of a training script: accelerate uses them before it starts."""
 
@@ -72,9 +74,9 @@ def flag_groups(script: Script) -> Groups:
 
 
 def _script(card: FamilyCard, method: str, file: str) -> Script:
-    own = [group for group in card.groups if group not in card.lora_groups]
-    layers = card.lora_groups if method == "lora" else ()
-    return Script(file=file, family=card.name, method=method, groups=(*COMMON, *own, *OF_METHOD[method], *layers))
+    shared = [group for group in card.groups if group.methods == ALL_METHODS]
+    own = [group for group in card.groups if group.methods == (method,)]
+    return Script(file=file, family=card.name, method=method, groups=(*COMMON, *shared, *OF_METHOD[method], *own))
 
 
 SCRIPTS = tuple(
@@ -83,6 +85,17 @@ SCRIPTS = tuple(
     for card in cards()
     if method in card.scripts
 )
+
+
+def options_of_one_method() -> dict[str, set[str]]:
+    """Return for each method the options that only its files contain, going by the groups of one method."""
+    groups = {group for script in SCRIPTS for group in script.groups}
+    found = {
+        method: {o.name for group in groups if group.methods == (method,) for o in each_option(group) if not o.not_yet}
+        for method in METHOD_TITLES
+    }
+    shared = set.intersection(*found.values())
+    return {method: names - shared for method, names in found.items()}
 
 
 def script_path(script: Script) -> Path:

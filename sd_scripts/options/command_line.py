@@ -15,15 +15,15 @@ from sd_scripts.options.catalog import flag_groups
 from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values, unknown_text
 from sd_scripts.options.settings import Groups, Problem, Script, Settings
-from sd_scripts.options.spec import Option, OptionGroup, each_option, option
+from sd_scripts.options.spec import Option, OptionGroup, each_option, optional, switch, truth
 
 
 class ConfigFileOptions(OptionGroup, title="Settings file"):
     """Flags override the settings file, which overrides the defaults."""
 
-    config_file: str | None = option(None, "TOML file with the same names as these flags; a missing .toml is added.")
-    output_config: bool = option(
-        False, "Write the settings that differ from the defaults to config_file, which must not exist yet, and exit."
+    config_file: str | None = optional("TOML file with the same names as these flags; a missing .toml is added.")
+    output_config: bool = switch(
+        "Write the settings that differ from the defaults to config_file, which must not exist yet, and exit."
     )
 
 
@@ -137,7 +137,7 @@ def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tupl
     given = given_flags(script, words)
     flags = dict(given.values)
     file = os.path.expanduser(flags.pop("config_file", None) or "")
-    write = flags.pop("output_config", False) not in (False, "false", "0")
+    write = truth(flags.pop("output_config", False)) is not False
     path = Path(file if file.endswith(".toml") else f"{file}.toml") if file else None
     if write:
         _write_config(script, flags, path, given.problems)
@@ -147,14 +147,6 @@ def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tupl
         wrong = from_values(script, flags).wrong_values()
         _leave(*given.problems, f"config_file: {error}", *wrong)
     return settings, given.problems
-
-
-def from_command_line(script: Script, argv: Sequence[str] | None = None) -> Settings:
-    """Read the settings like read_command_line, but exit with code 2 on any mistake in flags or values."""
-    settings, problems = read_command_line(script, argv)
-    if wrong := [*problems, *settings.mistakes()]:
-        _leave(*wrong)
-    return settings
 
 
 def _write_config(script: Script, flags: dict[str, Any], path: Path | None, problems: Sequence[Problem]) -> NoReturn:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, option, switch
 
 MORE = ("compile_text_encoder", "compile_vae")
 OF_PYTORCH = (
@@ -26,8 +26,7 @@ def registered_backends() -> set[str]:
 class CompileOptions(OptionGroup, title="Torch Compile Settings"):
     """Slow first steps, faster ones afterwards. Needs PyTorch 2.1 or newer, and Triton on NVIDIA GPUs."""
 
-    compile: bool = option(
-        False,
+    compile: bool = switch(
         "Compile each block of the model with torch.compile. The first step of each batch shape takes up to a "
         "minute; later ones are faster.",
         label="Enable torch.compile",
@@ -56,8 +55,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         shown_when="compile",
         also_with=MORE,
     )
-    compile_fullgraph: bool = option(
-        False,
+    compile_fullgraph: bool = switch(
         "Stop with an error if a block cannot be captured as one graph or fails to compile, instead of running it "
         "uncompiled.",
         shown_when="compile",
@@ -88,14 +86,12 @@ class CompileMoreOptions(OptionGroup, title="More compile settings"):
     """Compile more than the U-Net or transformer, which pays only for what runs at every step. Text encoders and VAE
     are compiled with or without `compile` and use its backend and mode, but never CUDA graphs."""
 
-    compile_text_encoder: bool = option(
-        False,
+    compile_text_encoder: bool = switch(
         "Compile the text encoders. Worth it if they are trained or captions are not cached.",
         label="Compile text encoders",
         offered_with="compile",
     )
-    compile_vae: bool = option(
-        False,
+    compile_vae: bool = switch(
         "Compile the VAE encoder. Worth it if latents are not cached, or for caching many images of few sizes.",
         label="Compile the VAE",
         offered_with="compile",

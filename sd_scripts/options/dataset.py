@@ -5,7 +5,7 @@ from typing import Literal
 
 from sd_scripts.formats.folder_names import is_ending
 from sd_scripts.formats.image_folders import MANY_REPEATS, MOST_REPEATS
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
 
 SIDES = (64, 8192)
 """Shortest and longest side of a training image."""
@@ -35,8 +35,7 @@ VARY_CAPTIONS = (
 class DatasetOptions(OptionGroup, title="Folders and dataset"):
     """Where the images are and how they are batched."""
 
-    train_data_dir: str | None = option(
-        None,
+    train_data_dir: str | None = optional(
         "Folder with the training images, in subfolders named like 10_cat: the number is the repeats per epoch, the "
         "rest is the caption of images without a caption file. The folder may itself be named like 10_cat. "
         "With in_json or num_repeats, any folder works.",
@@ -44,35 +43,30 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
         placeholder="/data/cats, with 10_cat inside",
         path=True,
     )
-    reg_data_dir: str | None = option(
-        None,
+    reg_data_dir: str | None = optional(
         "Folder with regularisation images, in subfolders named like 1_cat. They keep the model from forgetting the "
         "class.",
         label="Regularisation images",
         path=True,
     )
-    num_repeats: int | None = option(
-        None,
+    num_repeats: int | None = optional(
         "Train on the images directly inside train_data_dir, this many times each per epoch. "
         "Unset, its subfolders named like 10_cat are used.",
         label="Repeats",
         placeholder="from the folder names",
         within=(1, MOST_REPEATS),
     )
-    allow_many_repeats: bool = option(
-        False,
+    allow_many_repeats: bool = switch(
         f"Accept folder names with more than {MANY_REPEATS:,} repeats. A number that large is usually a date, as in "
-        "20241122_photos, rather than a repeat count.",
+        "20241122_photos, rather than a repeat count."
     )
-    dataset_config: str | None = option(
-        None,
+    dataset_config: str | None = optional(
         "TOML or JSON file that describes the dataset: several folders, resolutions and batch sizes in one run. "
         "Replaces the folders above.",
         label="Dataset file",
         path=True,
     )
-    in_json: str | None = option(
-        None,
+    in_json: str | None = optional(
         "Metadata file with captions, .json or .jsonl. Images are looked up under train_data_dir.",
         label="Metadata file",
         path=True,
@@ -80,20 +74,17 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
     dataset_repeats: int = option(
         1, "How often each image of the metadata file is used per epoch.", within=(1, MOST_REPEATS)
     )
-    conditioning_data_dir: str | None = option(
-        None,
+    conditioning_data_dir: str | None = optional(
         "Folder with a mask for each image, under the same file name. Used with masked_loss: white areas are learned, "
         "black areas are ignored.",
         label="Mask images",
         path=True,
     )
-    dataset_class: str | None = option(
-        None,
+    dataset_class: str | None = optional(
         "Dotted path of a custom dataset class.",
         not_yet="custom dataset classes are not supported; describe the data with dataset_config",
     )
-    debug_dataset: bool = option(
-        False,
+    debug_dataset: bool = switch(
         "Show the training samples instead of training.",
         not_yet="there is no sample viewer; see the dataset summary at the start of the run",
     )
@@ -103,22 +94,19 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
         label="Batch size",
         within=(1, 1024),
     )
-    resolution: str | None = option(
-        None,
+    resolution: str | None = optional(
         "Training size: one number for a square, or width,height. 1024 suits current models. "
         "With buckets it sets the area, not the shape. May be unset if the dataset file sets it.",
         suggestions=("1024", "768", "512", "1024,768"),
         placeholder="1024",
     )
     resize_interpolation: Literal["lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area"] | None = (
-        option(
-            None,
+        optional(
             "Filter for resizing images. Unset uses area for shrinking and Lanczos for enlarging, a good choice.",
             label="Resize filter",
         )
     )
-    cache_info: bool = option(
-        False,
+    cache_info: bool = switch(
         "Store image sizes in metadata_cache.json in each folder, for quick starts with huge folders. "
         "Changed images are measured again.",
         label="Remember image sizes",
@@ -135,8 +123,7 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
         label="Data loader workers",
         within=(0, 64),
     )
-    persistent_data_loader_workers: bool = option(
-        False,
+    persistent_data_loader_workers: bool = switch(
         "Keep these processes alive between epochs. Saves time with short epochs and costs RAM.",
         label="Keep data loader workers",
     )
@@ -170,8 +157,7 @@ def _resolution_problem(resolution: str) -> str | None:
 class BucketOptions(OptionGroup, title="Aspect buckets"):
     """Group images of similar aspect ratio and train each group at its own size."""
 
-    enable_bucket: bool = option(
-        False,
+    enable_bucket: bool = switch(
         "Sort images by aspect ratio into buckets of equal area instead of cropping them all to one shape. "
         "Turn it on unless every image already has the training size.",
         label="Aspect buckets",
@@ -197,8 +183,7 @@ class BucketOptions(OptionGroup, title="Aspect buckets"):
         within=(1, 512),
         shown_when="enable_bucket",
     )
-    bucket_no_upscale: bool = option(
-        False,
+    bucket_no_upscale: bool = switch(
         "Never enlarge an image: small images get small buckets. Adds bucket sizes, so compiling takes longer.",
         label="Never enlarge images",
         shown_when="enable_bucket",
@@ -222,9 +207,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
         "Extension of the caption files next to the images: cat.jpg and cat.txt.",
         suggestions=(".txt", ".caption", ".cap"),
     )
-    shuffle_caption: bool = option(
-        False, "Shuffle the parts of a caption each time it is used. For captions made of tags."
-    )
+    shuffle_caption: bool = switch("Shuffle the parts of a caption each time it is used. For captions made of tags.")
     caption_separator: str = option(",", "Separator between the parts of a caption.")
     keep_tokens: int = option(
         0, "Number of parts at the start that stay in place and are never dropped.", within=(0, 1000)
@@ -232,16 +215,14 @@ class CaptionOptions(OptionGroup, title="Captions"):
     keep_tokens_separator: str = option(
         "", "Keep everything before this marker, such as |||, in place. Replaces keep_tokens."
     )
-    secondary_separator: str | None = option(
-        None, "Separator, such as ;;;, between tags that stay together; replaced by caption_separator in the end."
+    secondary_separator: str | None = optional(
+        "Separator, such as ;;;, between tags that stay together; replaced by caption_separator in the end."
     )
-    enable_wildcard: bool = option(
-        False,
-        "Pick one alternative of {red|blue} at random, and one line of a caption file with several.",
-        label="Wildcards",
+    enable_wildcard: bool = switch(
+        "Pick one alternative of {red|blue} at random, and one line of a caption file with several.", label="Wildcards"
     )
-    caption_prefix: str | None = option(None, "Text put before every caption.")
-    caption_suffix: str | None = option(None, "Text put after every caption.")
+    caption_prefix: str | None = optional("Text put before every caption.")
+    caption_suffix: str | None = optional("Text put after every caption.")
     token_warmup_min: int = option(1, "Number of caption parts at the start of the token warm-up.", within=(1, 1000))
     token_warmup_step: float = option(
         0.0,
@@ -261,8 +242,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
     caption_tag_dropout_rate: float = option(
         0.0, "Chance that each part of a caption is dropped, 0 to 1.", within=(0.0, 1.0)
     )
-    weighted_captions: bool = option(
-        False,
+    weighted_captions: bool = switch(
         "Read (word:1.3) in captions as a weight. Leave it off if captions contain literal brackets.",
         needs="clip_captions",
     )
@@ -275,21 +255,17 @@ class CaptionOptions(OptionGroup, title="Captions"):
 class AugmentOptions(OptionGroup, title="Augmentation and masks"):
     """How images are varied, and which areas of them are learned."""
 
-    color_aug: bool = option(False, "Vary the colours slightly each time. Rules out cached latents.")
-    flip_aug: bool = option(
-        False, "Mirror images left to right half of the time. Not for faces, text or anything asymmetric."
-    )
-    face_crop_aug_range: str | None = option(
-        None,
+    color_aug: bool = switch("Vary the colours slightly each time. Rules out cached latents.")
+    flip_aug: bool = switch("Mirror images left to right half of the time. Not for faces, text or anything asymmetric.")
+    face_crop_aug_range: str | None = optional(
         "Crop around the face whose position is in the file name, enlarged by a random factor from low,high such as "
         "2.0,4.0. Rules out cached latents.",
         placeholder="2.0,4.0",
     )
-    random_crop: bool = option(False, "Crop at a random position instead of the centre. Rules out cached latents.")
-    alpha_mask: bool = option(False, "Use the transparency of an image as its mask: transparent areas are not learned.")
-    masked_loss: bool = option(
-        False,
-        "Learn only the areas that the masks keep. The masks come from conditioning_data_dir or the dataset file.",
+    random_crop: bool = switch("Crop at a random position instead of the centre. Rules out cached latents.")
+    alpha_mask: bool = switch("Use the transparency of an image as its mask: transparent areas are not learned.")
+    masked_loss: bool = switch(
+        "Learn only the areas that the masks keep. The masks come from conditioning_data_dir or the dataset file."
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -308,36 +284,31 @@ def _is_range(text: str) -> bool:
 class CacheOptions(OptionGroup, title="Caches"):
     """Encode images and captions once instead of at every step."""
 
-    cache_latents: bool = option(
-        False,
+    cache_latents: bool = switch(
         "Encode every image once before training. Much faster, and frees the VAE's memory. Does not work with colour, "
-        "face-crop or random-crop augmentation.",
+        "face-crop or random-crop augmentation."
     )
-    cache_latents_to_disk: bool = option(
-        False,
-        "Keep latents on disk between runs, as .safetensors files next to the images. Stale files are rebuilt.",
+    cache_latents_to_disk: bool = switch(
+        "Keep latents on disk between runs, as .safetensors files next to the images. Stale files are rebuilt."
     )
     vae_batch_size: int = option(
         1, "Images that the VAE encodes at once while caching.", label="VAE batch size", within=(1, 1024)
     )
-    skip_cache_check: bool = option(
-        False,
+    skip_cache_check: bool = switch(
         "Use cache files without checking that they match the images. Starts faster with a huge, unchanged dataset "
-        "and accepts caches of other programs.",
+        "and accepts caches of other programs."
     )
-    cache_text_encoder_outputs: bool = option(
-        False,
+    cache_text_encoder_outputs: bool = switch(
         "Encode every caption once before training. Frees the text encoders' memory. Cached encoders cannot be "
         "trained, and captions cannot vary between steps.",
         label="Cache text encoder outputs",
     )
-    cache_text_encoder_outputs_to_disk: bool = option(
-        False,
+    cache_text_encoder_outputs_to_disk: bool = switch(
         "Keep encoded captions on disk between runs, as .safetensors files next to the images.",
         label="Cache text encoder outputs to disk",
     )
-    text_encoder_batch_size: int | None = option(
-        None, "Captions encoded at once while caching; unset is 16.", within=(1, 1024)
+    text_encoder_batch_size: int | None = optional(
+        "Captions encoded at once while caching; unset is 16.", within=(1, 1024)
     )
 
     @property
@@ -355,15 +326,11 @@ class ValidationOptions(OptionGroup, title="Validation"):
     validation_split: float = option(
         0.0, "Fraction of the images held out of training for validation, 0 to 1. 0 is off.", within=(0.0, 1.0)
     )
-    validation_seed: int | None = option(
-        None, "Seed that chooses the held-out images; unset is seed.", within=(0, 2**32 - 1)
+    validation_seed: int | None = optional(
+        "Seed that chooses the held-out images; unset is seed.", within=(0, 2**32 - 1)
     )
-    validate_every_n_steps: int | None = option(
-        None, "Validate every n steps.", within=(0, 10_000_000), zero_is_off=True
+    validate_every_n_steps: int | None = count("Validate every n steps.")
+    validate_every_n_epochs: int | None = count(
+        "Validate every n epochs; unset validates after each one.", most=1_000_000
     )
-    validate_every_n_epochs: int | None = option(
-        None, "Validate every n epochs; unset validates after each one.", within=(0, 1_000_000), zero_is_off=True
-    )
-    max_validation_steps: int | None = option(
-        None, "Use at most this many validation batches.", within=(0, 1_000_000), zero_is_off=True
-    )
+    max_validation_steps: int | None = count("Use at most this many validation batches.", most=1_000_000)

@@ -11,7 +11,14 @@ from sd_scripts.formats.documents import read_document, read_text
 from sd_scripts.formats.folder_names import is_ending
 from sd_scripts.formats.image_folders import MOST_REPEATS
 from sd_scripts.formats.toml_lines import key_lines, line_of
-from sd_scripts.options.dataset import SIDES, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
+from sd_scripts.options.dataset import (
+    SIDES,
+    AugmentOptions,
+    BucketOptions,
+    CaptionOptions,
+    DatasetOptions,
+    ValidationOptions,
+)
 from sd_scripts.options.spec import each_option
 
 Config = dict[str, Any]
@@ -44,43 +51,44 @@ Lines = dict[str, int]
 Finding = tuple[str, str]
 """Path of a key, and what is wrong with it."""
 
-DATASET: Keys = {
-    "batch_size": WHOLE,
+OPTIONS = {
+    option.name: option
+    for group in (DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions)
+    for option in each_option(group)
+}
+OTHER_NAMES = {"batch_size": "train_batch_size"}
+OF_TYPE = {bool: FLAG, int: WHOLE, float: NUMBER, str: TEXT}
+SPECIAL: Keys = {
     "resolution": SIZE,
-    "enable_bucket": FLAG,
-    "min_bucket_reso": WHOLE,
-    "max_bucket_reso": WHOLE,
-    "bucket_reso_steps": WHOLE,
-    "bucket_no_upscale": FLAG,
-    "validation_split": FLOAT,
-    "validation_seed": WHOLE,
-    "network_multiplier": FLOAT,
-    "resize_interpolation": TEXT,
-}
-ANY_SUBSET: Keys = {
-    "num_repeats": WHOLE,
-    "shuffle_caption": FLAG,
-    "caption_separator": TEXT,
-    "keep_tokens": WHOLE,
-    "keep_tokens_separator": TEXT,
-    "secondary_separator": TEXT,
-    "enable_wildcard": FLAG,
-    "color_aug": FLAG,
-    "flip_aug": FLAG,
-    "random_crop": FLAG,
     "face_crop_aug_range": RANGE,
-    "caption_prefix": TEXT,
-    "caption_suffix": TEXT,
-    "token_warmup_min": WHOLE,
-    "token_warmup_step": NUMBER,
+    "caption_extension": ENDING,
+    **dict.fromkeys(("validation_split", "network_multiplier"), FLOAT),
     "custom_attributes": TABLE,
-    "resize_interpolation": TEXT,
-    "caption_dropout_rate": NUMBER,
-    "caption_dropout_every_n_epochs": WHOLE,
-    "caption_tag_dropout_rate": NUMBER,
+    **dict.fromkeys(("class_tokens", "image_dir", "metadata_file"), TEXT),
+    "is_reg": FLAG,
 }
-CAPTION_FILES: Keys = {"caption_extension": ENDING, "cache_info": FLAG}
-CLASS_TOKENS: Keys = {"class_tokens": TEXT}
+"""Keys that are no options, or take other values here."""
+
+
+def _keys(names: str) -> Keys:
+    """Return the keys of these names; one takes what the option of the same meaning takes."""
+    return {name: SPECIAL.get(name) or OF_TYPE[OPTIONS[OTHER_NAMES.get(name, name)].type] for name in names.split()}
+
+
+DATASET = _keys(
+    "batch_size resolution enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale "
+    "validation_split validation_seed network_multiplier resize_interpolation"
+)
+ANY_SUBSET = _keys(
+    "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "
+    "enable_wildcard color_aug flip_aug random_crop face_crop_aug_range caption_prefix caption_suffix "
+    "token_warmup_min token_warmup_step custom_attributes resize_interpolation caption_dropout_rate "
+    "caption_dropout_every_n_epochs caption_tag_dropout_rate"
+)
+CAPTION_FILES = _keys("caption_extension cache_info")
+CLASS_TOKENS = _keys("class_tokens")
+WITHOUT_EFFECT = {"custom_attributes": "has no effect: nothing reads these attributes"}
+"""Accepted key -> remark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,28 +104,17 @@ class Style:
 
 FOLDERS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS,
-    own={"image_dir": TEXT, "is_reg": FLAG, "alpha_mask": FLAG},
+    own=_keys("image_dir is_reg alpha_mask"),
     required=("image_dir",),
 )
-METADATA = Style(
-    inherited=ANY_SUBSET,
-    own={"metadata_file": TEXT, "image_dir": TEXT, "alpha_mask": FLAG},
-    required=("metadata_file",),
-)
+METADATA = Style(inherited=ANY_SUBSET, own=_keys("metadata_file image_dir alpha_mask"), required=("metadata_file",))
 MASKS = Style(
     inherited=ANY_SUBSET | CAPTION_FILES,
-    own={"image_dir": TEXT, "conditioning_data_dir": TEXT},
+    own=_keys("image_dir conditioning_data_dir"),
     required=("image_dir", "conditioning_data_dir"),
 )
 GENERAL: Keys = DATASET | ANY_SUBSET | CAPTION_FILES | CLASS_TOKENS
 
-
-OPTIONS = {
-    option.name: option
-    for group in (DatasetOptions, BucketOptions, CaptionOptions, ValidationOptions)
-    for option in each_option(group)
-}
-OTHER_NAMES = {"batch_size": "train_batch_size"}
 RANGES: dict[str, tuple[float, float]] = {
     key: within for key in GENERAL if (option := OPTIONS.get(OTHER_NAMES.get(key, key))) and (within := option.within)
 } | {"resolution": SIDES, "num_repeats": (0, MOST_REPEATS)}
@@ -147,11 +144,13 @@ def problems(config: Config, *, masked_loss: bool, lines: Lines | None = None) -
 
 def remarks(config: Config, lines: Lines | None = None) -> list[str]:
     """Return warnings about values that are accepted for compatibility but may not be what was meant."""
-    return [
-        f"{located(path, lines)} is {str(value).lower()}, which is read as {int(value)}"
-        for path, key, value in _each_value(config)
-        if isinstance(value, bool) and GENERAL.get(key) in (WHOLE, NUMBER, SIZE)
-    ]
+    found = []
+    for path, key, value in _each_value(config):
+        if key in WITHOUT_EFFECT:
+            found.append(f"{located(path, lines)} {WITHOUT_EFFECT[key]}")
+        elif isinstance(value, bool) and GENERAL.get(key) in (WHOLE, NUMBER, SIZE):
+            found.append(f"{located(path, lines)} is {str(value).lower()}, which is read as {int(value)}")
+    return found
 
 
 def each_subset(config: Config) -> Iterator[tuple[str, Config]]:
@@ -210,7 +209,7 @@ def located(path: str, lines: Lines | None) -> str:
 def _each_value(table: Config, path: str = "") -> Iterator[tuple[str, str, Any]]:
     for key, value in table.items():
         place = f"{path}.{key}" if path else key
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key not in WITHOUT_EFFECT:
             yield from _each_value(value, place)
         elif isinstance(value, list) and key in ("datasets", "subsets"):
             for index, entry in enumerate(value):

@@ -20,21 +20,13 @@ class FlowOptions(OptionGroup, title="Timesteps"):
         label="Prediction type",
     )
     discrete_flow_shift: float = option(
-        3.0,
-        "Shifts timesteps towards more noise, for sigma and shift. 3.1582 suits 1024x1024.",
-        within=(0.001, 100.0),
+        3.0, "Shifts timesteps towards more noise, for sigma and shift. 3.1582 suits 1024x1024.", within=(0.001, 100.0)
     )
     guidance_scale: float = option(
-        3.5,
-        "Guidance embedded in the model during training.",
-        label="Guidance",
-        needs="guidance",
-        within=(0.0, 100.0),
+        3.5, "Guidance embedded in the model during training.", label="Guidance", needs="guidance", within=(0.0, 100.0)
     )
     sigmoid_scale: float = option(
-        1.0,
-        "Scale of the timestep distribution around the middle, for sigmoid and shift.",
-        within=(0.001, 100.0),
+        1.0, "Scale of the timestep distribution around the middle, for sigmoid and shift.", within=(0.001, 100.0)
     )
     weighting_scheme: Literal["sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform"] = option(
         "uniform",

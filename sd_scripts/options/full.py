@@ -3,40 +3,33 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, optional, switch
 
 FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
-U_NET_BLOCKS = 23
-"""Number of values in block_lr: one before the blocks, 9 down, 3 middle, 9 up, one after them."""
 
 
 class FullOptions(OptionGroup, title="Full training", methods=("full",)):
     """Which weights of the model are trained, and at which learning rates."""
 
-    train_text_encoder: bool = option(
-        False,
+    train_text_encoder: bool = switch(
         "Train both text encoders too. They overfit quickly on little data; 1e-6 to 5e-6 is usual.",
         label="Train the text encoders",
         needs="trains_text",
     )
-    learning_rate_te1: float | None = option(
-        None,
+    learning_rate_te1: float | None = optional(
         "Learning rate of the first text encoder (CLIP-L). Unset is learning_rate; 0 freezes it.",
         label="CLIP-L learning rate",
         within=(0.0, 1000.0),
         needs="trains_text",
     )
-    learning_rate_te2: float | None = option(
-        None,
+    learning_rate_te2: float | None = optional(
         "Learning rate of the second text encoder (CLIP-G). Unset is learning_rate; 0 freezes it.",
         label="CLIP-G learning rate",
         within=(0.0, 1000.0),
         needs="trains_text",
     )
-    block_lr: str | None = option(
-        None,
-        "Learning rate of each U-Net block, 23 numbers: time and size embedding, 9 down, 3 middle, 9 up, "
-        "output. 0 freezes a block.",
+    block_lr: str | None = optional(
+        "Learning rate of each block of the denoiser, separated by commas. 0 freezes a block.",
         label="Block learning rates",
         placeholder="1e-6,1e-6,...",
         needs="block_rates",
@@ -59,8 +52,6 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
         rates = self.block_rates
         if self.block_lr and not rates:
             yield "block_lr", f"{self.block_lr!r} is not a comma-separated list of numbers"
-        if rates and len(rates) != U_NET_BLOCKS:
-            yield "block_lr", f"has {len(rates)} values; give {U_NET_BLOCKS}"
         if not all(0 <= rate < float("inf") for rate in rates):
             yield "block_lr", "has a negative or infinite value; each must be 0 or more"
 
@@ -68,28 +59,23 @@ class FullOptions(OptionGroup, title="Full training", methods=("full",)):
 class FusedOptions(OptionGroup, title="Updates within the backward pass", methods=("full",)):
     """Update weights during the backward pass, so that the gradients need not all be held in memory."""
 
-    fused_backward_pass: bool = option(
-        False,
+    fused_backward_pass: bool = switch(
         "Update each weight during the backward pass and free its gradient at once. Saves the memory of all gradients; "
         "max_grad_norm then clips each gradient on its own.",
         label="Fused backward pass",
     )
-    fused_optimizer_groups: int | None = option(
-        None,
+    fused_optimizer_groups: int | None = count(
         "Like fused_backward_pass, with the weights in this many groups: fewer groups are faster and hold more "
         "gradients. 4 to 10 is usual.",
-        within=(0, 10_000),
-        zero_is_off=True,
+        most=10_000,
         needs="grouped_updates",
     )
-    blockwise_fused_optimizers: bool = option(
-        False,
+    blockwise_fused_optimizers: bool = switch(
         "Like fused_backward_pass, one block at a time.",
         label="Fused backward pass by block",
         needs="blockwise_updates",
     )
-    diffusers_xformers: bool = option(
-        False,
+    diffusers_xformers: bool = switch(
         "Use xformers through diffusers.",
         not_yet="attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off",
     )
@@ -108,17 +94,15 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass", method
 class ModelFileOptions(OptionGroup, title="Model file", methods=("full",)):
     """The format in which a trained model is saved."""
 
-    save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = option(
-        None,
+    save_model_as: Literal["ckpt", "safetensors", "diffusers", "diffusers_safetensors"] | None = optional(
         "safetensors is one file that every program loads; diffusers is a folder (diffusers_safetensors is the same). "
         "Unset keeps the format of the base model. A family that lacks a format is saved as safetensors.",
         label="File format",
     )
-    use_safetensors: bool = option(
-        False, "Old form of save_model_as = safetensors; ignored if that is set.", label="safetensors"
+    use_safetensors: bool = switch(
+        "Old form of save_model_as = safetensors; ignored if that is set.", label="safetensors"
     )
-    mem_eff_save: bool = option(
-        False,
+    mem_eff_save: bool = switch(
         "Write the model tensor by tensor, without a second copy in RAM.",
         not_yet="every model is written tensor by tensor; leave it off",
     )

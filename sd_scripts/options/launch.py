@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from sd_scripts.formats.words import shell_words
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, option, switch
 
 
 class LaunchOptions(OptionGroup, title="Accelerate launch"):
@@ -20,8 +20,8 @@ class LaunchOptions(OptionGroup, title="Accelerate launch"):
     main_process_port: int = option(
         0, "Port over which processes connect; 0 lets accelerate choose.", label="Main process port", within=(0, 65535)
     )
-    multi_gpu: bool = option(
-        False, "Train on several GPUs.", not_yet="automatic if num_processes is above 1; set num_processes instead"
+    multi_gpu: bool = switch(
+        "Train on several GPUs.", not_yet="automatic if num_processes is above 1; set num_processes instead"
     )
     extra_accelerate_launch_args: str = option(
         "", "More arguments for accelerate launch, quoted as in a shell.", label="Extra accelerate arguments"

@@ -5,22 +5,22 @@ from typing import Any
 
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.settings import Remark
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, optional, switch, truth
 
 
 class LegacyOptions(OptionGroup, title="Old names"):
     """Accepted for old files and commands; each is replaced by another option."""
 
-    caption_extention: str | None = option(None, "Old spelling of caption_extension.")
-    use_8bit_adam: bool = option(False, "Old form of optimizer_type = AdamW8bit.")
-    use_lion_optimizer: bool = option(False, "Old form of optimizer_type = Lion.")
-    skip_latents_validity_check: bool = option(False, "Old name of skip_cache_check.")
-    max_broken_steps: int | None = option(None, "Old name of max_nonfinite_steps.", within=(1, 10_000))
-    torch_compile: bool = option(False, "Old form of compile, which compiled the whole model, slowly.")
-    dynamo_backend: str | None = option(None, "Backend of torch_compile; now compile_backend.")
-    split_mode: bool = option(False, "Old form of blocks_to_swap = 18.")
-    double_blocks_to_swap: int | None = option(None, "Old form of blocks_to_swap: counts once.", within=(0, 1000))
-    single_blocks_to_swap: int | None = option(None, "Old form of blocks_to_swap: counts half.", within=(0, 1000))
+    caption_extention: str | None = optional("Old spelling of caption_extension.")
+    use_8bit_adam: bool = switch("Old form of optimizer_type = AdamW8bit.")
+    use_lion_optimizer: bool = switch("Old form of optimizer_type = Lion.")
+    skip_latents_validity_check: bool = switch("Old name of skip_cache_check.")
+    max_broken_steps: int | None = optional("Old name of max_nonfinite_steps.", within=(1, 10_000))
+    torch_compile: bool = switch("Old form of compile, which compiled the whole model, slowly.")
+    dynamo_backend: str | None = optional("Backend of torch_compile; now compile_backend.")
+    split_mode: bool = switch("Old form of blocks_to_swap = 18.")
+    double_blocks_to_swap: int | None = optional("Old form of blocks_to_swap: counts once.", within=(0, 1000))
+    single_blocks_to_swap: int | None = optional("Old form of blocks_to_swap: counts half.", within=(0, 1000))
 
 
 Values = dict[str, Any]
@@ -51,7 +51,7 @@ def _renamed(new_name: str) -> Translator:
 
 def _optimizer(chosen: str) -> Translator:
     def choose(value: Any, others: Values) -> tuple[Values, str]:
-        if not _is_on(value):
+        if not truth(value):
             return {}, ""
         if others.get("optimizer_type"):
             return {}, f"has no effect with optimizer_type = {others['optimizer_type']}"
@@ -61,19 +61,19 @@ def _optimizer(chosen: str) -> Translator:
 
 
 def _torch_compile(value: Any, others: Values) -> tuple[Values, str]:
-    if not _is_on(value):
+    if not truth(value):
         return {}, ""
     return {}, "is not supported; set compile, which is faster and compiles sooner"
 
 
 def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
-    if str(value).lower() in ("no", "") or _is_off(others.get("torch_compile")):
+    if str(value).lower() in ("no", "") or truth(others.get("torch_compile")) is False:
         return {}, ""  # every file of kohya_ss says "no", and every one that sd-scripts writes says both
     return {}, "is not supported; set compile and compile_backend"
 
 
 def _split_mode(value: Any, others: Values) -> tuple[Values, str]:
-    if not _is_on(value):
+    if not truth(value):
         return {}, ""
     if others.get("blocks_to_swap"):
         return {}, f"has no effect, since blocks_to_swap = {others['blocks_to_swap']}"
@@ -159,15 +159,6 @@ def _words(name: str) -> Translator:
             return {name: value.split()}, ""
 
     return split
-
-
-def _is_on(value: Any) -> bool:
-    return value is True or str(value).lower() in ("1", "true")
-
-
-def _is_off(value: Any) -> bool:
-    """Whether a value is explicitly off; unset is neither on nor off."""
-    return value is False or str(value).lower() in ("0", "false")
 
 
 def _is_zero(value: Any) -> bool:

@@ -5,39 +5,35 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.formats.documents import read_toml
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, optional, switch
 
 
 class LoggingOptions(OptionGroup, title="Logging"):
     """TensorBoard, wandb and the console. The page shows runs without any of these."""
 
-    logging_dir: str | None = option(None, "Folder for TensorBoard logs. Unset writes none.", path=True)
-    log_with: Literal["tensorboard", "wandb", "all"] | None = option(
-        None, "Where to log metrics; unset is TensorBoard if logging_dir is set, otherwise nowhere."
+    logging_dir: str | None = optional("Folder for TensorBoard logs. Unset writes none.", path=True)
+    log_with: Literal["tensorboard", "wandb", "all"] | None = optional(
+        "Where to log metrics; unset is TensorBoard if logging_dir is set, otherwise nowhere."
     )
-    log_prefix: str | None = option(None, "Prefix for the name of the log folder, before the time.")
-    log_tracker_name: str | None = option(
-        None, "Project name for TensorBoard and wandb; unset is network_train.", label="Project name"
+    log_prefix: str | None = optional("Prefix for the name of the log folder, before the time.")
+    log_tracker_name: str | None = optional(
+        "Project name for TensorBoard and wandb; unset is network_train.", label="Project name"
     )
-    wandb_run_name: str | None = option(None, "Name of the run in wandb.", label="wandb run name")
-    log_tracker_config: str | None = option(
-        None,
-        "TOML file with more arguments for the trackers, one table for each.",
-        label="Tracker settings file",
-        path=True,
+    wandb_run_name: str | None = optional("Name of the run in wandb.", label="wandb run name")
+    log_tracker_config: str | None = optional(
+        "TOML file with more arguments for the trackers, one table for each.", label="Tracker settings file", path=True
     )
-    wandb_api_key: str | None = option(
-        None,
+    wandb_api_key: str | None = optional(
         "API key of your wandb account. Passed to the run as WANDB_API_KEY and never saved.",
         label="wandb API key",
         secret=True,
     )
-    log_config: bool = option(False, "Log the settings of the run to the trackers too.")
-    console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = option(
-        None, "Lowest level of console messages; unset is INFO."
+    log_config: bool = switch("Log the settings of the run to the trackers too.")
+    console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = optional(
+        "Lowest level of console messages; unset is INFO."
     )
-    console_log_file: str | None = option(None, "Write console messages to this file instead.", path=True)
-    console_log_simple: bool = option(False, "Print plain messages without colour.")
+    console_log_file: str | None = optional("Write console messages to this file instead.", path=True)
+    console_log_simple: bool = switch("Print plain messages without colour.")
 
     @property
     def trackers(self) -> list[str]:

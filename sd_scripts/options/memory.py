@@ -1,20 +1,17 @@
 """Options that train a large model on a smaller GPU."""
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, switch
 
 
 class MemoryOptions(OptionGroup, title="Large models"):
     """Train a large model on a small GPU."""
 
-    blocks_to_swap: int | None = option(
-        None,
+    blocks_to_swap: int | None = count(
         "Keep this many blocks in RAM and load each onto the GPU when needed, while others compute. 0 is off.",
         label="Blocks to swap",
-        within=(0, 1000),
-        zero_is_off=True,
+        most=1000,
     )
-    fp8_compute: bool = option(
-        False,
+    fp8_compute: bool = switch(
         "Run the matrix products with frozen weights in fp8, on RTX 40, RTX 50, H100 and newer: about a quarter faster "
         "than bf16, slightly less exact. Saves no memory on its own; combine it with fp8_base_unet for that.",
         label="Compute in fp8",

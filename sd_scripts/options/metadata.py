@@ -4,7 +4,7 @@ import base64
 import mimetypes
 from pathlib import Path
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, optional, switch
 
 LARGEST_THUMBNAIL = 10_000_000
 """In bytes. Kept small, since programs read the metadata of every model that they list."""
@@ -13,31 +13,26 @@ LARGEST_THUMBNAIL = 10_000_000
 class MetadataOptions(OptionGroup, title="Metadata"):
     """Information stored in the saved file."""
 
-    metadata_title: str | None = option(None, "Title of the model; unset is output_name.", label="Title")
-    metadata_author: str | None = option(None, "Creator of the model.", label="Author")
-    metadata_description: str | None = option(None, "What the model does.", label="Description")
-    metadata_license: str | None = option(None, "Terms under which the model may be used.", label="Licence")
-    metadata_tags: str | None = option(None, "Search keywords, separated by commas.", label="Tags")
-    metadata_usage_hint: str | None = option(None, "Advice on how to use the model.", label="Usage hint")
-    metadata_thumbnail: str | None = option(
-        None,
-        "Preview image: a file, which is embedded in the metadata, or a data URL.",
-        label="Thumbnail",
-        path=True,
+    metadata_title: str | None = optional("Title of the model; unset is output_name.", label="Title")
+    metadata_author: str | None = optional("Creator of the model.", label="Author")
+    metadata_description: str | None = optional("What the model does.", label="Description")
+    metadata_license: str | None = optional("Terms under which the model may be used.", label="Licence")
+    metadata_tags: str | None = optional("Search keywords, separated by commas.", label="Tags")
+    metadata_usage_hint: str | None = optional("Advice on how to use the model.", label="Usage hint")
+    metadata_thumbnail: str | None = optional(
+        "Preview image: a file, which is embedded in the metadata, or a data URL.", label="Thumbnail", path=True
     )
-    metadata_merged_from: str | None = option(None, "Models that this one was merged from.", label="Merged from")
-    metadata_trigger_phrase: str | None = option(
-        None, "Words in a prompt that activate what was trained.", label="Trigger phrase"
+    metadata_merged_from: str | None = optional("Models that this one was merged from.", label="Merged from")
+    metadata_trigger_phrase: str | None = optional(
+        "Words in a prompt that activate what was trained.", label="Trigger phrase"
     )
-    metadata_preprocessor: str | None = option(None, "Preprocessor that the model needs.", label="Preprocessor")
-    metadata_is_negative_embedding: str | None = option(
-        None, "Whether the file is an embedding for negative prompts.", label="Negative embedding"
+    metadata_preprocessor: str | None = optional("Preprocessor that the model needs.", label="Preprocessor")
+    metadata_is_negative_embedding: str | None = optional(
+        "Whether the file is an embedding for negative prompts.", label="Negative embedding"
     )
-    training_comment: str | None = option(None, "Note to yourself, stored in the file.", label="Comment")
-    no_metadata: bool = option(
-        False,
-        "Keep settings, folder names and captions out of the saved file.",
-        label="Leave out training details",
+    training_comment: str | None = optional("Note to yourself, stored in the file.", label="Comment")
+    no_metadata: bool = switch(
+        "Keep settings, folder names and captions out of the saved file.", label="Leave out training details"
     )
 
 

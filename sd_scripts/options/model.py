@@ -2,76 +2,64 @@
 
 from collections.abc import Iterable
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, optional, switch
 
 
 class ModelOptions(OptionGroup, title="Model"):
     """The base model and how it is loaded."""
 
-    pretrained_model_name_or_path: str | None = option(
-        None,
+    pretrained_model_name_or_path: str | None = optional(
         "Model to start from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face ID "
         "such as stabilityai/stable-diffusion-xl-base-1.0.",
         label="Base model",
         placeholder="/models/model.safetensors",
         path=True,
     )
-    vae: str | None = option(
-        None,
+    vae: str | None = optional(
         "Use another VAE (file or folder) instead of the model's own. The fp16-fix VAE avoids black images "
         "in half precision.",
         label="VAE",
         needs="own_vae",
         path=True,
     )
-    no_half_vae: bool = option(
-        False,
+    no_half_vae: bool = switch(
         "Run the VAE in float32. Turn it on for a VAE that overflows in fp16.",
         label="Keep the VAE in float32",
         needs="own_vae",
     )
-    tokenizer_cache_dir: str | None = option(
-        None,
+    tokenizer_cache_dir: str | None = optional(
         "Folder to load tokenizers from, for models with their own vocabulary. The standard one is included, so "
         "nothing is downloaded.",
         path=True,
     )
-    v2: bool = option(
-        False,
-        "The base model is Stable Diffusion 2.x.",
-        not_yet="Stable Diffusion 2.x is not supported; choose a newer model",
+    v2: bool = switch(
+        "The base model is Stable Diffusion 2.x.", not_yet="Stable Diffusion 2.x is not supported; choose a newer model"
     )
-    v_parameterization: bool = option(
-        False,
+    v_parameterization: bool = switch(
         "Train the model to predict velocity instead of noise. Required for v-prediction models, harmful for others.",
         label="v-prediction",
         needs="noise_schedule",
     )
-    clip_skip: int | None = option(
-        None,
+    clip_skip: int | None = count(
         "Text encoder layer to use, counted from the end. Unset, 1 and 2 use the second to last, with which "
         "models are trained; 3 and more use earlier ones.",
         label="CLIP skip",
-        within=(0, 12),
-        zero_is_off=True,
+        most=12,
         needs="clip_captions",
     )
-    max_token_length: int | None = option(
-        None,
+    max_token_length: int | None = optional(
         "Number of caption tokens to use. Unset is 75; 150 and 225 read longer captions in chunks of 75.",
         choices=(150, 225),
         needs="clip_captions",
     )
-    disable_mmap_load_safetensors: bool = option(
-        False,
+    disable_mmap_load_safetensors: bool = switch(
         "Read model files in one go instead of memory-mapping them. Faster on WSL and network drives.",
         label="Read model files without mmap",
     )
-    lowram: bool = option(
-        False, "Load one component at a time directly onto the GPU, for machines with little RAM.", label="Low RAM"
+    lowram: bool = switch(
+        "Load one component at a time directly onto the GPU, for machines with little RAM.", label="Low RAM"
     )
-    highvram: bool = option(
-        False,
+    highvram: bool = switch(
         "Do not empty the GPU memory cache while latents are cached.",
         not_yet="the GPU memory cache is never emptied between batches",
     )

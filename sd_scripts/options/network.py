@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, option, optional, switch
 
 LARGEST_RANK = 4096
 """The bound of our LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
@@ -13,14 +13,12 @@ LARGEST_RANK = 4096
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     """What the LoRA adapts, and how much it can learn."""
 
-    network_module: str | None = option(
-        None,
+    network_module: str | None = optional(
         "Python module that builds the network. Unset is networks.lora, the built-in LoRA. An external one, such as "
         "lycoris.kohya, must be installed.",
         suggestions=("networks.lora", "lycoris.kohya"),
     )
-    network_dim: int | None = option(
-        None,
+    network_dim: int | None = optional(
         "Rank: how much the LoRA can learn. 8 to 32 suits most; unset is 4.",
         label="Rank (network_dim)",
         within=(1, 1_000_000),
@@ -32,8 +30,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Alpha",
         within=(0.0, 1_000_000.0),
     )
-    network_dropout: float | None = option(
-        None,
+    network_dropout: float | None = optional(
         "Fraction of the LoRA's inner activations dropped at random in each step, 0 to 1. Reduces overfitting.",
         label="Dropout",
         within=(0.0, 1.0),
@@ -45,22 +42,16 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Network arguments",
         placeholder="rank_dropout=0.1",
     )
-    network_weights: str | None = option(
-        None,
+    network_weights: str | None = optional(
         "Start from the weights of this LoRA file, with a new optimizer and step count.",
         label="Continue from LoRA file",
         path=True,
     )
-    dim_from_weights: bool = option(
-        False,
-        "Take the ranks from network_weights instead of network_dim.",
-        label="Rank from that file",
+    dim_from_weights: bool = switch(
+        "Take the ranks from network_weights instead of network_dim.", label="Rank from that file"
     )
     base_weights: list[str] = option(
-        [],
-        "LoRA files merged into the base model before training.",
-        label="Merge LoRA files first",
-        path=True,
+        [], "LoRA files merged into the base model before training.", label="Merge LoRA files first", path=True
     )
     base_weights_multiplier: list[float] = option(
         [],
@@ -68,23 +59,20 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Strengths of merged LoRA files",
         within=(-100.0, 100.0),
     )
-    scale_weight_norms: float | None = option(
-        None,
+    scale_weight_norms: float | None = optional(
         "Keep the norm of each LoRA weight below this, so that none dominates. 1 is a good start, 0 is off.",
         label="Largest weight norm",
         within=(0.0, 1000.0),
         zero_is_off=True,
     )
-    network_train_unet_only: bool = option(
-        False,
+    network_train_unet_only: bool = switch(
         "Train only the denoiser (U-Net or transformer) and freeze the text encoders. The usual choice.",
         label="Train U-Net or transformer only",
     )
-    network_train_text_encoder_only: bool = option(
-        False, "Train the text encoders and freeze the rest.", label="Train text encoders only"
+    network_train_text_encoder_only: bool = switch(
+        "Train the text encoders and freeze the rest.", label="Train text encoders only"
     )
-    unet_lr: float | None = option(
-        None,
+    unet_lr: float | None = optional(
         "Learning rate of the denoiser (U-Net or transformer); unset is learning_rate.",
         label="U-Net or transformer LR",
         within=(0.0, 1000.0),

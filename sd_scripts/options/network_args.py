@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-TRUE, FALSE = ("true", "1"), ("false", "0")
+from sd_scripts.options.spec import truth
+
 SLIP = 0.8
 """Similarity from which an unknown key counts as a typo of a known one: conv_dmi and conv_dim."""
 MOST = 4096
@@ -50,10 +51,10 @@ class NetworkArguments:
         return value
 
     def flag(self, key: str) -> bool:
-        text = (self.text(key) or "false").lower()
-        if text not in (*TRUE, *FALSE):
+        text = self.text(key) or "false"
+        if (on := truth(text)) is None:
             raise ValueError(f"network_args: {key}={text} must be True or False")
-        return text in TRUE
+        return on
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         text = (self.text(key) or default).lower()

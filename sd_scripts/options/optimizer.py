@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from sd_scripts.options.optimizer_args import literals, problems
 from sd_scripts.options.optimizers import OPTIMIZERS, known_optimizer
 from sd_scripts.options.schedules import SCHEDULES
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, option, optional
 
 
 class OptimizerOptions(OptionGroup, title="Optimizer"):
@@ -81,15 +81,10 @@ class LrSchedulerOptions(OptionGroup, title="Learning rate schedule"):
     lr_scheduler_power: float = option(
         1.0, "Exponent of the polynomial schedule.", label="Polynomial power", within=(0.0, 1000.0)
     )
-    lr_scheduler_timescale: int | None = option(
-        None,
-        "Time scale of the inverse_sqrt schedule, in steps; unset is the warm-up.",
-        label="inverse_sqrt time scale",
-        within=(0, 10_000_000),
-        zero_is_off=True,
+    lr_scheduler_timescale: int | None = count(
+        "Time scale of the inverse_sqrt schedule, in steps; unset is the warm-up.", label="inverse_sqrt time scale"
     )
-    lr_scheduler_min_lr_ratio: float | None = option(
-        None,
+    lr_scheduler_min_lr_ratio: float | None = optional(
         "Lowest learning rate of cosine_with_min_lr and warmup_stable_decay, as a fraction of learning_rate.",
         label="Min learning rate ratio",
         within=(0.0, 1.0),

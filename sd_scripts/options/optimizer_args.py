@@ -50,10 +50,7 @@ def _is_switch(value: Any) -> bool:
 
 AMOUNT = _is_amount, "a number of at least 0"
 SWITCH = _is_switch, "True or False"
-OF_BOTH = {
-    "weight_decay": AMOUNT,
-    **dict.fromkeys(("maximize", "foreach", "differentiable", "fused"), SWITCH),
-}
+OF_BOTH = {"weight_decay": AMOUNT, **dict.fromkeys(("maximize", "foreach", "differentiable", "fused"), SWITCH)}
 TAKEN: dict[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "adamw": {
         "betas": (_are_betas, "two numbers of at least 0 and below 1, such as (0.9, 0.99)"),

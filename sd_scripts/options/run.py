@@ -1,13 +1,12 @@
 """Options of the process: the run folder, and PyTorch's CUDA settings."""
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, optional, switch
 
 
 class RunOptions(OptionGroup, title="Run"):
     """Where the run keeps its settings, events and console output."""
 
-    run_dir: str | None = option(
-        None,
+    run_dir: str | None = optional(
         "Folder for the settings, events and console output of this run. "
         "Unset creates one in output_dir/runs, named after the time and output_name.",
         label="Run folder",
@@ -18,16 +17,14 @@ class RunOptions(OptionGroup, title="Run"):
 class CudaOptions(OptionGroup, title="CUDA"):
     """Speed and reproducibility of PyTorch on NVIDIA GPUs."""
 
-    cuda_allow_tf32: bool = option(
-        False, "Use TF32 for float32 matrix products: faster, slightly less exact.", label="Allow TF32"
+    cuda_allow_tf32: bool = switch(
+        "Use TF32 for float32 matrix products: faster, slightly less exact.", label="Allow TF32"
     )
-    cuda_cudnn_benchmark: bool = option(
-        False,
+    cuda_cudnn_benchmark: bool = switch(
         "Let cuDNN benchmark its convolutions for each size and use the fastest. Helps with few bucket sizes.",
         label="cuDNN benchmark",
     )
-    deterministic: bool = option(
-        False,
+    deterministic: bool = switch(
         "Use deterministic kernels, so that GPU runs repeat and resume bit for bit. Slower.",
         label="Deterministic kernels",
     )

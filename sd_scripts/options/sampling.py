@@ -2,28 +2,22 @@
 
 from typing import Literal, get_args
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
 
 
 class SampleOptions(OptionGroup, title="Samples"):
     """Generate images during training to see what the model has learned."""
 
-    sample_prompts: str | None = option(
-        None,
+    sample_prompts: str | None = optional(
         "File with the prompts: .txt with one per line (such as `a cat --w 1024 --h 1024 --s 30`), .toml or .json.",
         label="Prompt file",
         path=True,
     )
-    sample_every_n_steps: int | None = option(
-        None, "Generate samples every n steps.", within=(0, 10_000_000), zero_is_off=True
+    sample_every_n_steps: int | None = count("Generate samples every n steps.")
+    sample_every_n_epochs: int | None = count(
+        "Generate samples every n epochs; overrides sample_every_n_steps.", most=1_000_000
     )
-    sample_every_n_epochs: int | None = option(
-        None,
-        "Generate samples every n epochs; overrides sample_every_n_steps.",
-        within=(0, 1_000_000),
-        zero_is_off=True,
-    )
-    sample_at_first: bool = option(False, "Generate samples before the first step too, for comparison.")
+    sample_at_first: bool = switch("Generate samples before the first step too, for comparison.")
     sample_sampler: Literal[
         "ddim",
         "pndm",

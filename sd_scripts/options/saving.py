@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
 
 LONGEST_NAME = 180
 """In bytes: file systems allow 255, and the step, -state and the extension are added to the name."""
@@ -17,45 +17,31 @@ NO_UPLOAD = "uploads are not supported; upload the saved file with `hf upload`"
 class SavingOptions(OptionGroup, title="Saving"):
     """Where results are saved, how often, and in which precision."""
 
-    output_dir: str | None = option(
-        None,
+    output_dir: str | None = optional(
         "Folder for the results, created if missing. A relative path starts at the folder the program was started in.",
         label="Output folder",
         path=True,
     )
-    output_name: str | None = option(
-        None,
-        "Name of the saved files, without extension. Unset is last.",
-        label="Output name",
-        placeholder="mycat",
+    output_name: str | None = optional(
+        "Name of the saved files, without extension. Unset is last.", label="Output name", placeholder="mycat"
     )
-    overwrite: bool = option(
-        False,
+    overwrite: bool = switch(
         "Replace the files and states of an earlier run with this output name. Otherwise they are kept and renamed "
         "with their date. A resumed run continues with its own files either way.",
         label="Overwrite",
     )
-    save_precision: Literal["float", "fp16", "bf16"] | None = option(
-        None,
-        "Precision of the saved weights; fp16 and bf16 halve the file size. Unset keeps the precision of training.",
+    save_precision: Literal["float", "fp16", "bf16"] | None = optional(
+        "Precision of the saved weights; fp16 and bf16 halve the file size. Unset keeps the precision of training."
     )
-    save_every_n_epochs: int | None = option(
-        None, "Save after every n epochs.", within=(0, 1_000_000), zero_is_off=True
-    )
-    save_every_n_steps: int | None = option(None, "Save after every n steps.", within=(0, 10_000_000), zero_is_off=True)
-    save_n_epoch_ratio: int | None = option(
-        None,
+    save_every_n_epochs: int | None = count("Save after every n epochs.", most=1_000_000)
+    save_every_n_steps: int | None = count("Save after every n steps.")
+    save_n_epoch_ratio: int | None = count(
         "Save about this many files over the whole run. Replaces save_every_n_epochs.",
         label="Number of saves",
-        within=(0, 1_000_000),
-        zero_is_off=True,
+        most=1_000_000,
     )
-    save_last_n_epochs: int | None = option(
-        None, "Keep only the files of the last n epochs.", within=(0, 1_000_000), zero_is_off=True
-    )
-    save_last_n_steps: int | None = option(
-        None, "Keep only the files of the last n steps.", within=(0, 10_000_000), zero_is_off=True
-    )
+    save_last_n_epochs: int | None = count("Keep only the files of the last n epochs.", most=1_000_000)
+    save_last_n_steps: int | None = count("Keep only the files of the last n steps.")
 
     def check(self) -> Iterable[tuple[str, str]]:
         if not self.output_dir:
@@ -72,10 +58,7 @@ class SavingOptions(OptionGroup, title="Saving"):
         if self.output_name and CONTROL_CHARACTER.search(self.output_name):
             yield "output_name", f"{self.output_name!r} has a control character or a line break; remove it"
         if self.output_name and (self.output_name.endswith(".") or not self.output_name.strip()):
-            yield (
-                "output_name",
-                f"{self.output_name!r} is empty or ends with a dot; choose another name",
-            )
+            yield ("output_name", f"{self.output_name!r} is empty or ends with a dot; choose another name")
         if self.output_name and self.output_name.partition(".")[0].strip().lower() in WINDOWS_DEVICES:
             yield "output_name", f"{self.output_name!r} is a reserved name on Windows; choose another"
 
@@ -84,17 +67,14 @@ class LoraFileOptions(OptionGroup, title="LoRA file", methods=("lora",)):
     """The format in which a LoRA is saved."""
 
     save_model_as: Literal["ckpt", "pt", "safetensors"] = option(
-        "safetensors",
-        "safetensors works in every program; choose ckpt or pt only for an old one.",
-        label="File format",
+        "safetensors", "safetensors works in every program; choose ckpt or pt only for an old one.", label="File format"
     )
 
 
 class EmaOptions(OptionGroup, title="EMA"):
     """Save a moving average of the trained weights too; it is often better than the last step."""
 
-    use_ema: bool = option(
-        False,
+    use_ema: bool = switch(
         "Keep a moving average of the trained weights and save it next to each file, with -ema in its name.",
         label="EMA",
     )
@@ -123,20 +103,18 @@ class EmaOptions(OptionGroup, title="EMA"):
 class HuggingFaceOptions(OptionGroup, title="Hugging Face"):
     """Your account on the Hugging Face Hub."""
 
-    huggingface_token: str | None = option(
-        None,
+    huggingface_token: str | None = optional(
         "Access token for models that need a login. Passed to the run as HF_TOKEN and never saved.",
         label="Hugging Face token",
         secret=True,
     )
-    huggingface_repo_id: str | None = option(None, "Repository to upload saved files to.", not_yet=NO_UPLOAD)
-    huggingface_repo_type: str | None = option(None, "Type of that repository.", not_yet=NO_UPLOAD)
-    huggingface_path_in_repo: str | None = option(None, "Folder in that repository.", not_yet=NO_UPLOAD)
-    huggingface_repo_visibility: str | None = option(None, "public, otherwise private.", not_yet=NO_UPLOAD)
-    save_state_to_huggingface: bool = option(False, "Upload states too.", not_yet=NO_UPLOAD)
-    resume_from_huggingface: bool = option(
-        False,
+    huggingface_repo_id: str | None = optional("Repository to upload saved files to.", not_yet=NO_UPLOAD)
+    huggingface_repo_type: str | None = optional("Type of that repository.", not_yet=NO_UPLOAD)
+    huggingface_path_in_repo: str | None = optional("Folder in that repository.", not_yet=NO_UPLOAD)
+    huggingface_repo_visibility: str | None = optional("public, otherwise private.", not_yet=NO_UPLOAD)
+    save_state_to_huggingface: bool = switch("Upload states too.", not_yet=NO_UPLOAD)
+    resume_from_huggingface: bool = switch(
         "Read resume as the name of a repository.",
         not_yet="a state is read from a local folder; download it and set resume to that folder",
     )
-    async_upload: bool = option(False, "Upload while training continues.", not_yet=NO_UPLOAD)
+    async_upload: bool = switch("Upload while training continues.", not_yet=NO_UPLOAD)

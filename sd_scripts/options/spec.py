@@ -44,6 +44,21 @@ def option(default: Any, help: str, **face: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, **face})
 
 
+def switch(help: str, **face: Any) -> Any:
+    """Declare a `bool` that is off by default."""
+    return option(False, help, **face)
+
+
+def optional(help: str, **face: Any) -> Any:
+    """Declare a field of type `X | None` that is unset by default."""
+    return option(None, help, **face)
+
+
+def count(help: str, most: int = 10_000_000, **face: Any) -> Any:
+    """Declare an `int | None` of steps, epochs or the like, of which 0 means unset, as the default does."""
+    return option(None, help, within=(0, most), zero_is_off=True, **face)
+
+
 @dataclass(frozen=True)
 class Remark:
     """A warning about an option; the run can start."""
@@ -55,7 +70,7 @@ class Remark:
         return f"{self.name}: {self.text}"
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, switch, optional, count))
 class OptionGroup:
     """Options that belong together: one panel in the GUI, one section of --help, one heading in the docs."""
 
@@ -223,9 +238,8 @@ class Option:
             return value
 
     def _read_bool(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower(), value)
-        return bool(value) if isinstance(value, int) and value in (0, 1) else value
+        read = truth(value)
+        return value if read is None else read
 
     def _read_int(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -245,6 +259,11 @@ class Option:
             word = str(value).lower()
             return word if word in self.choices else value
         return str(value) if isinstance(value, int | float) else value
+
+
+def truth(value: Any) -> bool | None:
+    """Read a switch of a file or flag: true and 1 are on, false and 0 are off; None for anything else."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
 
 
 def _is_utf8(text: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
 
 ALWAYS_SDPA = "attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off"
 NO_DEEPSPEED = "DeepSpeed is not supported; set gradient_checkpointing and cache_latents to save memory"
@@ -18,14 +18,11 @@ class TrainingOptions(OptionGroup, title="Training"):
     max_train_steps: int = option(
         1600, "Number of training steps. Ignored if max_train_epochs is set.", within=(1, 10_000_000)
     )
-    max_train_epochs: int | None = option(
-        None,
-        "Number of passes over the dataset, repeats included. Replaces max_train_steps.",
-        within=(0, 1_000_000),
-        zero_is_off=True,
+    max_train_epochs: int | None = count(
+        "Number of passes over the dataset, repeats included. Replaces max_train_steps.", most=1_000_000
     )
-    seed: int | None = option(
-        None, "The same seed repeats a run. Unset draws one and records it in the saved file.", within=(0, 2**32 - 1)
+    seed: int | None = optional(
+        "The same seed repeats a run. Unset draws one and records it in the saved file.", within=(0, 2**32 - 1)
     )
     gradient_accumulation_steps: int = option(
         1,
@@ -33,48 +30,38 @@ class TrainingOptions(OptionGroup, title="Training"):
         label="Gradient accumulation",
         within=(1, 1024),
     )
-    gradient_checkpointing: bool = option(
-        False,
+    gradient_checkpointing: bool = switch(
         "Recompute activations in the backward pass instead of storing them. Saves a lot of memory and costs about a "
-        "quarter of the speed.",
+        "quarter of the speed."
     )
-    cpu_offload_checkpointing: bool = option(
-        False,
-        "Offload the activations that gradient_checkpointing keeps to RAM.",
-        needs="offload_activations",
+    cpu_offload_checkpointing: bool = switch(
+        "Offload the activations that gradient_checkpointing keeps to RAM.", needs="offload_activations"
     )
     mixed_precision: Literal["no", "fp16", "bf16"] = option(
         "no",
         "Precision of the computation: bf16 for RTX 30 and newer GPUs, fp16 for older ones; no computes in float32 and "
         "is slow.",
     )
-    full_fp16: bool = option(
-        False,
+    full_fp16: bool = switch(
         "Store trained weights and gradients in fp16 too. Updates use stochastic rounding, as with full_bf16.",
         label="Full fp16",
         methods=("full",),
     )
-    full_bf16: bool = option(
-        False,
+    full_bf16: bool = switch(
         "Store trained weights and gradients in bf16 too: half the memory, for full training. Updates use stochastic "
         "rounding, so that small ones are not lost.",
         notes={"lora": "Saves little memory for a LoRA and lowers its quality."},
         label="Full bf16",
     )
-    fp8_base: bool = option(
-        False,
+    fp8_base: bool = switch(
         "Store the frozen weights of the transformer and T5 in fp8, half the memory of bf16. Computation stays in "
         "mixed_precision.",
         label="Base in fp8",
         needs="fp8",
         methods=("lora",),
     )
-    fp8_base_unet: bool = option(
-        False,
-        "Like fp8_base, but only for the transformer.",
-        label="Transformer in fp8",
-        needs="fp8",
-        methods=("lora",),
+    fp8_base_unet: bool = switch(
+        "Like fp8_base, but only for the transformer.", label="Transformer in fp8", needs="fp8", methods=("lora",)
     )
     max_nonfinite_steps: int = option(
         3,
@@ -83,9 +70,9 @@ class TrainingOptions(OptionGroup, title="Training"):
         label="Non-finite steps in a row",
         within=(1, 10_000),
     )
-    sdpa: bool = option(False, "Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
-    xformers: bool = option(False, "Use xformers' attention.", not_yet=ALWAYS_SDPA)
-    mem_eff_attn: bool = option(False, "Use attention in chunks.", not_yet=ALWAYS_SDPA)
+    sdpa: bool = switch("Use PyTorch's scaled_dot_product_attention. It is always used.", not_yet=ALWAYS_SDPA)
+    xformers: bool = switch("Use xformers' attention.", not_yet=ALWAYS_SDPA)
+    mem_eff_attn: bool = switch("Use attention in chunks.", not_yet=ALWAYS_SDPA)
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.full_fp16 and self.mixed_precision != "fp16":
@@ -97,26 +84,19 @@ class TrainingOptions(OptionGroup, title="Training"):
 class ResumeOptions(OptionGroup, title="State and resume"):
     """A state holds everything that a run needs to resume."""
 
-    save_state: bool = option(
-        False, "Save a state with every saved file (optimizer, scheduler, counters), so that training can resume."
+    save_state: bool = switch(
+        "Save a state with every saved file (optimizer, scheduler, counters), so that training can resume."
     )
-    save_state_on_train_end: bool = option(
-        False, "Save a state when training ends, to train longer later.", label="Save state at the end"
+    save_state_on_train_end: bool = switch(
+        "Save a state when training ends, to train longer later.", label="Save state at the end"
     )
-    save_last_n_epochs_state: int | None = option(
-        None,
-        "Keep only the states of the last n epochs; unset follows save_last_n_epochs.",
-        within=(0, 1_000_000),
-        zero_is_off=True,
+    save_last_n_epochs_state: int | None = count(
+        "Keep only the states of the last n epochs; unset follows save_last_n_epochs.", most=1_000_000
     )
-    save_last_n_steps_state: int | None = option(
-        None,
-        "Keep only the states of the last n steps; unset follows save_last_n_steps.",
-        within=(0, 10_000_000),
-        zero_is_off=True,
+    save_last_n_steps_state: int | None = count(
+        "Keep only the states of the last n steps; unset follows save_last_n_steps."
     )
-    resume: str | None = option(
-        None,
+    resume: str | None = optional(
         "Resume from the state in this folder. Step, epoch and image order continue where it ended; a changed learning "
         "rate, schedule or weight decay applies from there on. latest picks the newest state of output_name in "
         "output_dir and starts from scratch if there is none, so the same command can be repeated after any "
@@ -124,26 +104,15 @@ class ResumeOptions(OptionGroup, title="State and resume"):
         label="Resume from state",
         path=True,
     )
-    resume_changed_model: bool = option(
-        False,
+    resume_changed_model: bool = switch(
         "Resume even if the base model or network_alpha differs from the state's, which alters what was learned.",
         label="Resume with a changed model",
     )
-    initial_epoch: int | None = option(
-        None,
-        "Start counting at this epoch; the first is 1. Not needed with resume.",
-        within=(0, 1_000_000),
-        zero_is_off=True,
+    initial_epoch: int | None = count(
+        "Start counting at this epoch; the first is 1. Not needed with resume.", most=1_000_000
     )
-    initial_step: int | None = option(
-        None,
-        "Start counting at this step; overrides initial_epoch. Not needed with resume.",
-        within=(0, 10_000_000),
-        zero_is_off=True,
-    )
-    skip_until_initial_step: bool = option(
-        False, "Skip the batches before initial_step instead of training on them again."
-    )
+    initial_step: int | None = count("Start counting at this step; overrides initial_epoch. Not needed with resume.")
+    skip_until_initial_step: bool = switch("Skip the batches before initial_step instead of training on them again.")
 
     def check(self) -> Iterable[tuple[str, str]]:
         if self.skip_until_initial_step and not (self.initial_step or self.initial_epoch):
@@ -153,26 +122,22 @@ class ResumeOptions(OptionGroup, title="State and resume"):
 class DistributedOptions(OptionGroup, title="Multi-GPU training"):
     """How the processes of a multi-GPU run work together."""
 
-    ddp_timeout: int | None = option(
-        None,
+    ddp_timeout: int | None = count(
         "Minutes that processes wait for each other. Raise it if caching takes much longer on one than on another.",
-        within=(0, 100_000),
-        zero_is_off=True,
+        most=100_000,
     )
-    ddp_gradient_as_bucket_view: bool = option(False, "Keep gradients in DDP's buffers.", not_yet=NO_DDP)
-    ddp_static_graph: bool = option(False, "Tell DDP that every step uses the same weights.", not_yet=NO_DDP)
-    deepspeed: bool = option(False, "Use DeepSpeed.", not_yet=NO_DEEPSPEED)
+    ddp_gradient_as_bucket_view: bool = switch("Keep gradients in DDP's buffers.", not_yet=NO_DDP)
+    ddp_static_graph: bool = switch("Tell DDP that every step uses the same weights.", not_yet=NO_DDP)
+    deepspeed: bool = switch("Use DeepSpeed.", not_yet=NO_DEEPSPEED)
     zero_stage: int = option(2, "ZeRO stage of DeepSpeed.", choices=(0, 1, 2, 3), not_yet=NO_DEEPSPEED)
-    offload_optimizer_device: Literal["cpu", "nvme"] | None = option(
-        None, "Where DeepSpeed keeps the optimizer state.", not_yet=NO_DEEPSPEED
+    offload_optimizer_device: Literal["cpu", "nvme"] | None = optional(
+        "Where DeepSpeed keeps the optimizer state.", not_yet=NO_DEEPSPEED
     )
-    offload_optimizer_nvme_path: str | None = option(
-        None, "Folder for the optimizer state on NVMe.", not_yet=NO_DEEPSPEED
+    offload_optimizer_nvme_path: str | None = optional("Folder for the optimizer state on NVMe.", not_yet=NO_DEEPSPEED)
+    offload_param_device: Literal["cpu", "nvme"] | None = optional(
+        "Where DeepSpeed keeps the weights.", not_yet=NO_DEEPSPEED
     )
-    offload_param_device: Literal["cpu", "nvme"] | None = option(
-        None, "Where DeepSpeed keeps the weights.", not_yet=NO_DEEPSPEED
-    )
-    offload_param_nvme_path: str | None = option(None, "Folder for weights on NVMe.", not_yet=NO_DEEPSPEED)
-    zero3_init_flag: bool = option(False, "Create models under ZeRO-3.", not_yet=NO_DEEPSPEED)
-    zero3_save_16bit_model: bool = option(False, "Gather 16-bit weights when saving.", not_yet=NO_DEEPSPEED)
-    fp16_master_weights_and_gradients: bool = option(False, "fp16 master weights.", not_yet=NO_DEEPSPEED)
+    offload_param_nvme_path: str | None = optional("Folder for weights on NVMe.", not_yet=NO_DEEPSPEED)
+    zero3_init_flag: bool = switch("Create models under ZeRO-3.", not_yet=NO_DEEPSPEED)
+    zero3_save_16bit_model: bool = switch("Gather 16-bit weights when saving.", not_yet=NO_DEEPSPEED)
+    fp16_master_weights_and_gradients: bool = switch("fp16 master weights.", not_yet=NO_DEEPSPEED)

@@ -56,7 +56,6 @@ CARD = FamilyCard(
     order=1,
     scripts={"lora": "flux_train_network.py", "full": "flux_train.py"},
     groups=(FluxModelOptions, FlowOptions, MemoryOptions, FluxNetworkOptions),
-    lora_groups=(FluxNetworkOptions,),
     capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"}),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={

@@ -5,8 +5,8 @@ from dataclasses import fields
 from typing import Any
 
 from sd_scripts.families.flux.options import FluxNetworkOptions
-from sd_scripts.families.kohya import Converted, KohyaFamily, KohyaTab, is_on, key_names, pairs, standard_instead
-from sd_scripts.options.spec import Remark
+from sd_scripts.families.kohya import Converted, KohyaFamily, KohyaTab, key_names, pairs, standard_instead
+from sd_scripts.options.spec import Remark, truth
 
 SAME = key_names(
     """
@@ -45,19 +45,19 @@ def network(kind: str, legacy: Mapping[str, Any], args: list[str]) -> Converted:
     remarks = []
     layers = {name: legacy[name] for name, default in LAYERS.items() if legacy.get(name) not in (None, default)}
     values |= {name: _layer(name, value) for name, value in layers.items() if value not in ("", False)}
-    if is_on(legacy.get("train_lora_ggpo")):
+    if truth(legacy.get("train_lora_ggpo")):
         ggpo = {name: default if legacy.get(name) is None else legacy[name] for name, default in GGPO.items()}
         values["network_args"] = [*args, *pairs(ggpo, ("ggpo_sigma", "ggpo_beta"))]
     if "train_blocks" in values:
         remarks.append(Remark("train_blocks", "takes effect here; kohya_ss trained all blocks regardless"))
-    if is_on(legacy.get("split_mode")):
+    if truth(legacy.get("split_mode")):
         values |= {"train_blocks": "single", "blocks_to_swap": legacy.get("blocks_to_swap") or 18}
         remarks.append(Remark("split_mode", "is now train_blocks = single and blocks_to_swap"))
     return values, remarks
 
 
 def _layer(name: str, value: Any) -> Any:
-    return is_on(value) if LAYERS[name] is False else str(value).replace(" ", "").strip("[]()")
+    return bool(truth(value)) if LAYERS[name] is False else str(value).replace(" ", "").strip("[]()")
 
 
 KOHYA = KohyaFamily(

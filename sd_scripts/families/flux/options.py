@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.spec import OptionGroup, option
+from sd_scripts.options.spec import OptionGroup, option, optional, switch
 
 RECOMMENDED = {
     "timestep_sampling": "shift",
@@ -18,45 +18,37 @@ RECOMMENDED = {
 class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
     """FLUX.1's text encoders and autoencoder, and how captions are read."""
 
-    clip_l: str | None = option(
-        None,
+    clip_l: str | None = optional(
         "The CLIP-L text encoder, such as clip_l.safetensors. Not needed for a diffusers folder.",
         label="CLIP-L",
         placeholder="/models/clip_l.safetensors",
         path=True,
     )
-    t5xxl: str | None = option(
-        None,
+    t5xxl: str | None = optional(
         "The T5-XXL text encoder, such as t5xxl_fp16.safetensors; fp16, bf16 and fp8 files work. "
         "Not needed for a diffusers folder.",
         label="T5-XXL",
         placeholder="/models/t5xxl_fp16.safetensors",
         path=True,
     )
-    ae: str | None = option(
-        None,
+    ae: str | None = optional(
         "The autoencoder, such as ae.safetensors. Not needed for a diffusers folder.",
         label="Autoencoder (AE)",
         placeholder="/models/ae.safetensors",
         path=True,
     )
-    t5xxl_max_token_length: int | None = option(
-        None,
+    t5xxl_max_token_length: int | None = optional(
         "Number of caption tokens that T5 reads. Unset is 512 for dev and 256 for schnell. Fewer are faster.",
         label="T5 token length",
         within=(1, 4096),
     )
-    apply_t5_attn_mask: bool = option(
-        False,
+    apply_t5_attn_mask: bool = switch(
         "Mask the padding of short captions for T5 and the transformer. FLUX.1 was trained with this off.",
         label="T5 attention mask",
     )
     model_type: Literal["flux", "chroma"] = option("flux", "Architecture of the transformer.")
-    controlnet_model_name_or_path: str | None = option(
-        None,
-        "A FLUX.1 ControlNet.",
-        not_yet="ControlNet training is not supported; remove it",
-        path=True,
+    controlnet_model_name_or_path: str | None = optional(
+        "A FLUX.1 ControlNet.", not_yet="ControlNet training is not supported; remove it", path=True
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -67,72 +59,41 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
 class FluxNetworkOptions(OptionGroup, title="FLUX.1 layers", methods=("lora",)):
     """The rank of each kind of layer, and which blocks are trained. All of them work in network_args too."""
 
-    img_attn_dim: int | None = option(
-        None,
-        "Rank of the image attention; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
+    img_attn_dim: int | None = optional(
+        "Rank of the image attention; unset is network_dim, 0 skips it.", within=(0, 4096)
     )
-    txt_attn_dim: int | None = option(
-        None,
-        "Rank of the text attention; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
+    txt_attn_dim: int | None = optional(
+        "Rank of the text attention; unset is network_dim, 0 skips it.", within=(0, 4096)
     )
-    img_mlp_dim: int | None = option(
-        None,
-        "Rank of the image MLP; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
+    img_mlp_dim: int | None = optional("Rank of the image MLP; unset is network_dim, 0 skips it.", within=(0, 4096))
+    txt_mlp_dim: int | None = optional("Rank of the text MLP; unset is network_dim, 0 skips it.", within=(0, 4096))
+    img_mod_dim: int | None = optional(
+        "Rank of the image modulation; unset is network_dim, 0 skips it.", within=(0, 4096)
     )
-    txt_mlp_dim: int | None = option(
-        None,
-        "Rank of the text MLP; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
+    txt_mod_dim: int | None = optional(
+        "Rank of the text modulation; unset is network_dim, 0 skips it.", within=(0, 4096)
     )
-    img_mod_dim: int | None = option(
-        None,
-        "Rank of the image modulation; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
+    single_dim: int | None = optional(
+        "Rank of the single blocks; unset is network_dim, 0 skips them.", within=(0, 4096)
     )
-    txt_mod_dim: int | None = option(
-        None,
-        "Rank of the text modulation; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
+    single_mod_dim: int | None = optional(
+        "Rank of the modulation in single blocks; unset is network_dim, 0 skips it.", within=(0, 4096)
     )
-    single_dim: int | None = option(
-        None,
-        "Rank of the single blocks; unset is network_dim, 0 skips them.",
-        within=(0, 4096),
-    )
-    single_mod_dim: int | None = option(
-        None,
-        "Rank of the modulation in single blocks; unset is network_dim, 0 skips it.",
-        within=(0, 4096),
-    )
-    in_dims: str | None = option(
-        None,
+    in_dims: str | None = optional(
         "Ranks of the layers before the blocks, five numbers: image, time, vector, guidance, text. Unset skips them.",
         placeholder="4,0,0,0,4",
     )
     train_blocks: Literal["all", "double", "single"] = option("all", "Which kind of block to train.")
-    train_double_block_indices: str | None = option(
-        None,
-        "Double blocks to train: all, none, or numbers and ranges.",
-        placeholder="0-3,7",
+    train_double_block_indices: str | None = optional(
+        "Double blocks to train: all, none, or numbers and ranges.", placeholder="0-3,7"
     )
-    train_single_block_indices: str | None = option(
-        None,
-        "Single blocks to train: all, none, or numbers and ranges.",
-        placeholder="0-7,12",
+    train_single_block_indices: str | None = optional(
+        "Single blocks to train: all, none, or numbers and ranges.", placeholder="0-7,12"
     )
-    split_qkv: bool = option(
-        False,
-        "Give query, key and value (and the MLP of single blocks) a LoRA each.",
-        label="Split q, k, v",
+    split_qkv: bool = switch(
+        "Give query, key and value (and the MLP of single blocks) a LoRA each.", label="Split q, k, v"
     )
-    train_t5xxl: bool = option(
-        False,
-        "Train T5-XXL too when text encoders are trained.",
-        label="Train T5-XXL",
-    )
+    train_t5xxl: bool = switch("Train T5-XXL too when text encoders are trained.", label="Train T5-XXL")
 
     def check(self) -> Iterable[tuple[str, str]]:
         ranks = [word.strip() for word in (self.in_dims or "").strip(" '\"[]()").split(",")]

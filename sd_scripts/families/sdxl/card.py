@@ -1,6 +1,7 @@
 """SDXL, as the page, the options and the file recognition see it."""
 
 from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
 
 CARD = FamilyCard(
@@ -13,11 +14,13 @@ CARD = FamilyCard(
     ),
     notes={
         "no_half_vae": "SDXL's original VAE does.",
+        "block_lr": f"SDXL has {U_NET_BLOCKS}: time and size embedding, 9 down, 3 middle, 9 up, output.",
         "network_args": "SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
         "down_lr_weight, mid_lr_weight, up_lr_weight.",
         "compile_mode": "An SDXL step at batch size 1 on an H200 takes 140 ms with default, 76 with reduce-overhead, "
         "197 uncompiled.",
     },
+    problems=PROBLEMS,
     side_multiple=8,
     hub_words=("xl",),
     marks=(
