@@ -108,10 +108,8 @@ def open_file(path: Path, tab: Tab, shown: str | None = None, allowed_paths: All
 
 def tab_for(path: Path) -> Tab:
     """Return the tab that a file is for, LoRA if it does not say. Raises ValueError as open_file does."""
-    told = (
-        legacy_config.tab_of(legacy_config.read(path)) if path.suffix.lower() == ".json" else _tab_of(read_toml(path))
-    )
-    return told or TABS["lora"]
+    legacy = path.suffix.lower() == ".json"
+    return (legacy_config.tab_of(legacy_config.read(path)) if legacy else _tab_of(read_toml(path))) or TABS["lora"]
 
 
 def _tab_of(raw: Mapping[str, Any]) -> Tab | None:
@@ -239,12 +237,8 @@ def prepare(
         prompts_in(prompts, Path("prompts.txt"), card_of(script.family).sample_defaults)
     if print_only:
         command = build(from_values(script, unknown, values), script)
-        kept = (
-            (Remark(PROMPTS, "the prompts are in no file yet, so the command has none; press Save first"),)
-            if prompts
-            else ()
-        )
-        return Prepared(command, None, (*command.remarks, *kept))
+        unsaved = Remark(PROMPTS, "the prompts are in no file yet, so the command has none; press Save first")
+        return Prepared(command, None, (*command.remarks, unsaved) if prompts else command.remarks)
     try:
         folder = new_run_folder(output / "runs", settings[SavingOptions].output_name or "")
         if prompts:

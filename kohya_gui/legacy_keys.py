@@ -30,29 +30,6 @@ def record_of(family: str) -> KohyaFamily:
     return RECORDS.get(family, KohyaFamily())
 
 
-SAME = _names(
-    """
-    pretrained_model_name_or_path vae v_parameterization clip_skip max_token_length train_data_dir
-    reg_data_dir dataset_config train_batch_size max_data_loader_n_workers persistent_data_loader_workers
-    prior_loss_weight enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale
-    caption_extension shuffle_caption keep_tokens caption_dropout_rate caption_dropout_every_n_epochs
-    weighted_captions color_aug flip_aug random_crop masked_loss cache_latents cache_latents_to_disk
-    vae_batch_size skip_cache_check max_train_steps max_train_epochs seed gradient_accumulation_steps
-    gradient_checkpointing mixed_precision full_fp16 full_bf16 fp8_base mem_eff_attn learning_rate
-    optimizer_args max_grad_norm lr_scheduler lr_scheduler_num_cycles lr_scheduler_power lr_scheduler_type
-    lr_scheduler_args noise_offset noise_offset_random_strength adaptive_noise_scale multires_noise_iterations
-    multires_noise_discount ip_noise_gamma ip_noise_gamma_random_strength min_timestep max_timestep loss_type
-    huber_schedule huber_c huber_scale min_snr_gamma scale_v_pred_loss_like_noise_pred v_pred_like_loss
-    debiased_estimation_loss save_state save_state_on_train_end save_last_n_epochs_state save_last_n_steps_state
-    resume output_dir output_name save_model_as save_precision save_every_n_epochs save_every_n_steps
-    save_last_n_epochs save_last_n_steps sample_every_n_steps sample_every_n_epochs sample_sampler
-    metadata_title metadata_author metadata_description metadata_license metadata_tags
-    logging_dir log_with log_tracker_name wandb_run_name log_tracker_config wandb_api_key log_config
-    huggingface_token huggingface_repo_id huggingface_repo_type huggingface_path_in_repo
-    huggingface_repo_visibility save_state_to_huggingface resume_from_huggingface async_upload num_processes
-    num_machines num_cpu_threads_per_process gpu_ids main_process_port multi_gpu extra_accelerate_launch_args
-    """
-)
 RENAMED = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
 DEFAULTS: dict[str, Any] = {
     "output_name": "last",
@@ -93,9 +70,6 @@ CANNOT = {
 
 LORA = KohyaTab(
     marks=_names("LoRA_type network_dim network_alpha unet_lr text_encoder_lr lora_network_weights"),
-    same=SAME
-    | _names("network_dim network_alpha network_dropout network_weights dim_from_weights scale_weight_norms")
-    | _names("highvram training_comment"),
     renamed={**RENAMED, "lora_network_weights": "network_weights"},
     defaults={**DEFAULTS, "learning_rate": 1e-4, "text_encoder_lr": 1e-4, "unet_lr": 1e-4, "network_dim": 8},
     dropped=DROPPED | _names("conv_dims conv_alphas"),
@@ -106,7 +80,6 @@ LORA = KohyaTab(
 )
 DREAMBOOTH = KohyaTab(
     marks=_names("learning_rate_te learning_rate_te1 blockwise_fused_optimizers"),
-    same=SAME | _names("disable_mmap_load_safetensors"),
     renamed=RENAMED,
     defaults={**DEFAULTS, **dict.fromkeys(("learning_rate", "learning_rate_te1", "learning_rate_te2"), 1e-5)},
     # clip_l and t5xxl are those of SD 3 in this tab
@@ -119,7 +92,6 @@ DREAMBOOTH = KohyaTab(
 FINETUNE = replace(
     DREAMBOOTH,
     marks=_names("image_folder train_dir dataset_repeats latent_metadata_filename create_buckets"),
-    same=DREAMBOOTH.same | _names("dataset_repeats"),
     renamed={**RENAMED, "image_folder": "train_data_dir"},
     defaults={
         **DREAMBOOTH.defaults,

@@ -10,7 +10,10 @@ from kohya_gui.legacy_config import from_kohya, is_dropped, read, tab_of
 from kohya_gui.legacy_keys import KOHYA_TABS, LORA, own_keys
 from kohya_gui.legacy_networks import FIELDS
 from sd_scripts.families.flux.kohya import KOHYA as FLUX_KEYS
+from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.legacy import LegacyOptions
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.spec import each_option
 
 REFERENCE = Path(__file__).parent / "reference"
 KOHYA_DEFAULTS = json.loads((REFERENCE / "kohya_lora_defaults.json").read_text(encoding="utf-8"))
@@ -178,20 +181,13 @@ def test_a_file_tells_which_tab_of_kohya_wrote_it(tab):
     assert tab_of({"sdxl": True, "output_name": "cat"}) is None
 
 
-BY_THE_SAME_NAME = {
-    "lora": {"dynamo_backend", "lr_warmup_steps", "text_encoder_lr", "unet_lr"},
-    "dreambooth": {"dynamo_backend", "lr_warmup_steps"},
-    "finetune": {"dynamo_backend", "lr_warmup_steps"},
-}
-"""Keys that several functions read and that are options too."""
-
-
 @pytest.mark.parametrize("family", ["sdxl", "flux"])
 @pytest.mark.parametrize("tab", KOHYA_TABS)
 def test_every_key_of_kohyas_tab_has_a_place(tab, family):
     keys = KOHYA_TABS[tab] | own_keys(tab, family)
-    lost = [key for key in OF_TAB[tab] if not (key in keys.same or key in keys.renamed or is_dropped(key, family, tab))]
-    assert set(lost) == BY_THE_SAME_NAME[tab]
+    groups = {LegacyOptions, *(group for script in SCRIPTS for group in script.groups)}
+    options = {o.name for group in groups for o in each_option(group)}
+    assert [key for key in OF_TAB[tab] if not (key in options | {*keys.renamed} or is_dropped(key, family, tab))] == []
 
 
 @pytest.mark.parametrize("tab", FULL_TOML)

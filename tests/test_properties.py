@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_help import FLUX_LORA, SDXL_LORA
 
-from kohya_gui.legacy_config import from_kohya
+from kohya_gui.legacy_config import from_kohya, is_dropped
 from kohya_gui.legacy_keys import KOHYA_TABS, ZERO_IS_UNSET, own_keys
 from sd_scripts.data.buckets import BucketRules, Buckets
 from sd_scripts.data.captions import CaptionRules, process_caption
@@ -32,7 +32,7 @@ TAGS = st.lists(TAG, min_size=1, max_size=8)
 CHANCE = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 WITH_OTHER_KEYS = {
     *("multires_noise_iterations", "multires_noise_discount", "max_train_steps", "max_train_epochs", "max_timestep"),
-    *("log_with", "wandb_run_name", "save_model_as"),
+    *("log_with", "wandb_run_name", "save_model_as", "lr_warmup_steps", "text_encoder_lr", "unet_lr"),
 }
 """Keys of kohya_ss whose meaning depends on others, or that know fewer values than the option here."""
 SIDE = st.integers(1, 4096)
@@ -210,8 +210,9 @@ def test_a_file_of_kohya_means_what_its_values_mean_here_and_is_saved_so(
 ) -> None:
     """Of the keys that hold the value of one option."""
     tab = KOHYA_TABS["lora"] | own_keys("lora", script.family)
-    keys = {**{key: key for key in tab.same}, **tab.renamed}
     options = Settings(script, {}).options
+    same = [key for key in KOHYA_DEFAULTS if key in options and not is_dropped(key, script.family)]
+    keys = {**{key: key for key in same}, **tab.renamed}
     named = {
         key: options[name]
         for key, name in keys.items()

@@ -20,7 +20,7 @@ class KohyaTab:
     """Meaning of the keys of a kohya_ss training tab, in all files or in those for one family."""
 
     same: frozenset[str] = frozenset()
-    """Keys that are options of the same name and meaning."""
+    """Keys of one family that are options of the same name and meaning; other keys are so unless they are dropped."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Old key -> option."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -464,18 +464,12 @@ def cuda_graphs_with_checkpointing(training: TrainingOptions, compiled: CompileO
 
 
 def compile_without_effect(
-    more: CompileMoreOptions,
-    compiled: CompileOptions,
-    cache: CacheOptions,
-    network: NetworkOptions | None,
+    more: CompileMoreOptions, compiled: CompileOptions, cache: CacheOptions, network: NetworkOptions | None
 ) -> Findings:
     if compiled.compile_backend == "cudagraphs":
         for name in MORE:
             if getattr(more, name):
-                yield (
-                    name,
-                    "has no effect with compile_backend = cudagraphs; set compile_backend = inductor",
-                )
+                yield name, "has no effect with compile_backend = cudagraphs; set compile_backend = inductor"
         return
     learns = network is not None and not network.network_train_unet_only
     if more.compile_text_encoder and cache.caches_text and not learns:

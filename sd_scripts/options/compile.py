@@ -23,7 +23,7 @@ def registered_backends() -> set[str]:
     return {*OF_PYTORCH, *of_packages, *entry_points(group="torch_dynamo_backends").names}
 
 
-class CompileOptions(OptionGroup, title="Torch Compile Settings"):
+class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="compile", also_with=MORE):
     """Slow first steps, faster ones afterwards. Needs PyTorch 2.1 or newer, and Triton on NVIDIA GPUs."""
 
     compile: bool = switch(
@@ -36,15 +36,11 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "Backend that compiles the captured graphs. inductor makes training faster; cudagraphs replays PyTorch's own "
         "kernels; eager and aot_eager are for debugging. Backends registered by installed packages work too.",
         more_choices=registered_backends,
-        shown_when="compile",
-        also_with=MORE,
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
         "default",
         "reduce-overhead replays CUDA graphs: fastest at small batch sizes. max-autotune searches for minutes. Only "
         "inductor has modes.",
-        shown_when="compile",
-        also_with=MORE,
         active_with=("compile_backend", "inductor"),
     )
     compile_dynamic: Literal["auto", "true", "false"] = option(
@@ -52,14 +48,10 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "auto compiles each batch shape separately, up to 4; with more, PyTorch compiles graphs that take any shape. "
         "true does so from the start, false always compiles each shape.",
         label="Dynamic shapes",
-        shown_when="compile",
-        also_with=MORE,
     )
     compile_fullgraph: bool = switch(
         "Stop with an error if a block cannot be captured as one graph or fails to compile, instead of running it "
-        "uncompiled.",
-        shown_when="compile",
-        also_with=MORE,
+        "uncompiled."
     )
     compile_cache_size_limit: int = option(
         0,
@@ -67,8 +59,6 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings"):
         "and the number of batch shapes in the dataset.",
         label="Cache size limit",
         within=(0, 8192),
-        shown_when="compile",
-        also_with=MORE,
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from sd_scripts.formats.folder_names import is_ending
 from sd_scripts.formats.image_folders import MANY_REPEATS, MOST_REPEATS
-from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
+from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
 SIDES = (64, 8192)
 """Shortest and longest side of a training image."""
@@ -35,19 +35,17 @@ VARY_CAPTIONS = (
 class DatasetOptions(OptionGroup, title="Folders and dataset"):
     """Where the images are and how they are batched."""
 
-    train_data_dir: str | None = optional(
+    train_data_dir: str | None = path_option(
         "Folder with the training images, in subfolders named like 10_cat: the number is the repeats per epoch, the "
         "rest is the caption of images without a caption file. The folder may itself be named like 10_cat. "
         "With in_json or num_repeats, any folder works.",
         label="Training images",
         placeholder="/data/cats, with 10_cat inside",
-        path=True,
     )
-    reg_data_dir: str | None = optional(
+    reg_data_dir: str | None = path_option(
         "Folder with regularisation images, in subfolders named like 1_cat. They keep the model from forgetting the "
         "class.",
         label="Regularisation images",
-        path=True,
     )
     num_repeats: int | None = optional(
         "Train on the images directly inside train_data_dir, this many times each per epoch. "
@@ -60,25 +58,22 @@ class DatasetOptions(OptionGroup, title="Folders and dataset"):
         f"Accept folder names with more than {MANY_REPEATS:,} repeats. A number that large is usually a date, as in "
         "20241122_photos, rather than a repeat count."
     )
-    dataset_config: str | None = optional(
+    dataset_config: str | None = path_option(
         "TOML or JSON file that describes the dataset: several folders, resolutions and batch sizes in one run. "
         "Replaces the folders above.",
         label="Dataset file",
-        path=True,
     )
-    in_json: str | None = optional(
+    in_json: str | None = path_option(
         "Metadata file with captions, .json or .jsonl. Images are looked up under train_data_dir.",
         label="Metadata file",
-        path=True,
     )
     dataset_repeats: int = option(
         1, "How often each image of the metadata file is used per epoch.", within=(1, MOST_REPEATS)
     )
-    conditioning_data_dir: str | None = optional(
+    conditioning_data_dir: str | None = path_option(
         "Folder with a mask for each image, under the same file name. Used with masked_loss: white areas are learned, "
         "black areas are ignored.",
         label="Mask images",
-        path=True,
     )
     dataset_class: str | None = optional(
         "Dotted path of a custom dataset class.",
@@ -154,7 +149,7 @@ def _resolution_problem(resolution: str) -> str | None:
     return None
 
 
-class BucketOptions(OptionGroup, title="Aspect buckets"):
+class BucketOptions(OptionGroup, title="Aspect buckets", shown_when="enable_bucket"):
     """Group images of similar aspect ratio and train each group at its own size."""
 
     enable_bucket: bool = switch(
@@ -163,30 +158,23 @@ class BucketOptions(OptionGroup, title="Aspect buckets"):
         label="Aspect buckets",
     )
     min_bucket_reso: int = option(
-        256,
-        "Shortest side of a bucket in pixels.",
-        label="Shortest bucket side",
-        within=SIDES,
-        shown_when="enable_bucket",
+        256, "Shortest side of a bucket in pixels.", label="Shortest bucket side", within=SIDES
     )
     max_bucket_reso: int = option(
         1024,
         "Longest side of a bucket in pixels. Raise it to 2048 for wide images at a resolution of 1024.",
         label="Longest bucket side",
         within=SIDES,
-        shown_when="enable_bucket",
     )
     bucket_reso_steps: int = option(
         64,
         "Bucket sides are multiples of this: 64, or 32 for a closer fit but more sizes to compile.",
         label="Bucket steps",
         within=(1, 512),
-        shown_when="enable_bucket",
     )
     bucket_no_upscale: bool = switch(
         "Never enlarge an image: small images get small buckets. Adds bucket sizes, so compiling takes longer.",
         label="Never enlarge images",
-        shown_when="enable_bucket",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

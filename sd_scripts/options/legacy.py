@@ -61,9 +61,7 @@ def _optimizer(chosen: str) -> Translator:
 
 
 def _torch_compile(value: Any, others: Values) -> tuple[Values, str]:
-    if not truth(value):
-        return {}, ""
-    return {}, "is not supported; set compile, which is faster and compiles sooner"
+    return {}, "is not supported; set compile, which is faster and compiles sooner" if truth(value) else ""
 
 
 def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
@@ -73,11 +71,7 @@ def _dynamo_backend(value: Any, others: Values) -> tuple[Values, str]:
 
 
 def _split_mode(value: Any, others: Values) -> tuple[Values, str]:
-    if not truth(value):
-        return {}, ""
-    if others.get("blocks_to_swap"):
-        return {}, f"has no effect, since blocks_to_swap = {others['blocks_to_swap']}"
-    return {"blocks_to_swap": 18}, "is now blocks_to_swap = 18"
+    return _swapped(18 if truth(value) else 0, others)
 
 
 def _old_swap(value: Any, others: Values) -> tuple[Values, str]:
@@ -186,12 +180,7 @@ TRANSLATORS: dict[str, Translator] = {
     "clip_skip": _clip_skip,
     "mixed_precision": _mixed_precision,
     "resolution": _resolution,
-    **{
-        name: _zero_is_unset(name)
-        for name in ("huber_c", "huber_scale", "t5xxl_max_token_length", "discrete_flow_shift")
-    },
-    "optimizer_args": _words("optimizer_args"),
-    "lr_scheduler_args": _words("lr_scheduler_args"),
-    "network_args": _words("network_args"),
+    **{n: _zero_is_unset(n) for n in ("huber_c", "huber_scale", "t5xxl_max_token_length", "discrete_flow_shift")},
+    **{name: _words(name) for name in ("optimizer_args", "lr_scheduler_args", "network_args")},
 }
 """The order matters: dynamo_backend reads torch_compile before that is removed."""

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.formats.documents import read_toml
-from sd_scripts.options.spec import OptionGroup, optional, switch
+from sd_scripts.options.spec import OptionGroup, optional, path_option, switch
 
 
 class LoggingOptions(OptionGroup, title="Logging"):
     """TensorBoard, wandb and the console. The page shows runs without any of these."""
 
-    logging_dir: str | None = optional("Folder for TensorBoard logs. Unset writes none.", path=True)
+    logging_dir: str | None = path_option("Folder for TensorBoard logs. Unset writes none.")
     log_with: Literal["tensorboard", "wandb", "all"] | None = optional(
         "Where to log metrics; unset is TensorBoard if logging_dir is set, otherwise nowhere."
     )
@@ -20,8 +20,8 @@ class LoggingOptions(OptionGroup, title="Logging"):
         "Project name for TensorBoard and wandb; unset is network_train.", label="Project name"
     )
     wandb_run_name: str | None = optional("Name of the run in wandb.", label="wandb run name")
-    log_tracker_config: str | None = optional(
-        "TOML file with more arguments for the trackers, one table for each.", label="Tracker settings file", path=True
+    log_tracker_config: str | None = path_option(
+        "TOML file with more arguments for the trackers, one table for each.", label="Tracker settings file"
     )
     wandb_api_key: str | None = optional(
         "API key of your wandb account. Passed to the run as WANDB_API_KEY and never saved.",
@@ -32,7 +32,7 @@ class LoggingOptions(OptionGroup, title="Logging"):
     console_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = optional(
         "Lowest level of console messages; unset is INFO."
     )
-    console_log_file: str | None = optional("Write console messages to this file instead.", path=True)
+    console_log_file: str | None = path_option("Write console messages to this file instead.")
     console_log_simple: bool = switch("Print plain messages without colour.")
 
     @property

@@ -4,7 +4,7 @@ import base64
 import mimetypes
 from pathlib import Path
 
-from sd_scripts.options.spec import OptionGroup, optional, switch
+from sd_scripts.options.spec import OptionGroup, optional, path_option, switch
 
 LARGEST_THUMBNAIL = 10_000_000
 """In bytes. Kept small, since programs read the metadata of every model that they list."""
@@ -19,8 +19,8 @@ class MetadataOptions(OptionGroup, title="Metadata"):
     metadata_license: str | None = optional("Terms under which the model may be used.", label="Licence")
     metadata_tags: str | None = optional("Search keywords, separated by commas.", label="Tags")
     metadata_usage_hint: str | None = optional("Advice on how to use the model.", label="Usage hint")
-    metadata_thumbnail: str | None = optional(
-        "Preview image: a file, which is embedded in the metadata, or a data URL.", label="Thumbnail", path=True
+    metadata_thumbnail: str | None = path_option(
+        "Preview image: a file, which is embedded in the metadata, or a data URL.", label="Thumbnail"
     )
     metadata_merged_from: str | None = optional("Models that this one was merged from.", label="Merged from")
     metadata_trigger_phrase: str | None = optional(

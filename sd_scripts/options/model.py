@@ -2,35 +2,32 @@
 
 from collections.abc import Iterable
 
-from sd_scripts.options.spec import OptionGroup, count, optional, switch
+from sd_scripts.options.spec import OptionGroup, count, optional, path_option, switch
 
 
 class ModelOptions(OptionGroup, title="Model"):
     """The base model and how it is loaded."""
 
-    pretrained_model_name_or_path: str | None = optional(
+    pretrained_model_name_or_path: str | None = path_option(
         "Model to start from: a .safetensors or .ckpt file, a diffusers folder, or a Hugging Face ID "
         "such as stabilityai/stable-diffusion-xl-base-1.0.",
         label="Base model",
         placeholder="/models/model.safetensors",
-        path=True,
     )
-    vae: str | None = optional(
+    vae: str | None = path_option(
         "Use another VAE (file or folder) instead of the model's own. The fp16-fix VAE avoids black images "
         "in half precision.",
         label="VAE",
         needs="own_vae",
-        path=True,
     )
     no_half_vae: bool = switch(
         "Run the VAE in float32. Turn it on for a VAE that overflows in fp16.",
         label="Keep the VAE in float32",
         needs="own_vae",
     )
-    tokenizer_cache_dir: str | None = optional(
+    tokenizer_cache_dir: str | None = path_option(
         "Folder to load tokenizers from, for models with their own vocabulary. The standard one is included, so "
-        "nothing is downloaded.",
-        path=True,
+        "nothing is downloaded."
     )
     v2: bool = switch(
         "The base model is Stable Diffusion 2.x.", not_yet="Stable Diffusion 2.x is not supported; choose a newer model"

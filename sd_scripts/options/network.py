@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
-from sd_scripts.options.spec import OptionGroup, option, optional, switch
+from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
 LARGEST_RANK = 4096
 """The bound of our LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
@@ -42,10 +42,9 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Network arguments",
         placeholder="rank_dropout=0.1",
     )
-    network_weights: str | None = optional(
+    network_weights: str | None = path_option(
         "Start from the weights of this LoRA file, with a new optimizer and step count.",
         label="Continue from LoRA file",
-        path=True,
     )
     dim_from_weights: bool = switch(
         "Take the ranks from network_weights instead of network_dim.", label="Rank from that file"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats import documents
+from sd_scripts.options import spec
 from sd_scripts.options.sampling import SAMPLERS
 
 
@@ -252,7 +253,7 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
         kind = FIELDS[key][1]
         least, most = RANGES.get(key, (-LARGEST, LARGEST))
         if type(value) is not kind and not (kind is float and type(value) is int):
-            yield f"{key}: {value!r} is not {_KINDS[kind]}"
+            yield f"{key}: {value!r} is not {spec.KINDS[kind]}"
         elif isinstance(value, int | float) and not least <= value <= most:  # NaN is in no range
             between = f"between {least} and {most}" if key in RANGES else "a 63-bit number"
             yield f"{key}: {value} is not {between}"
@@ -265,6 +266,3 @@ def _filled(keys: Mapping[str, Any], defaults: SamplePrompt) -> SamplePrompt:
     known = {key: value for key, value in keys.items() if key in FIELDS and value is not None}
     fields: dict[str, Any] = {FIELDS[key][0]: FIELDS[key][1](value) for key, value in known.items()}
     return replace(defaults, **fields)
-
-
-_KINDS = {str: "text", int: "a whole number", float: "a number"}

@@ -1,16 +1,15 @@
 """Options of the process: the run folder, and PyTorch's CUDA settings."""
 
-from sd_scripts.options.spec import OptionGroup, optional, switch
+from sd_scripts.options.spec import OptionGroup, path_option, switch
 
 
 class RunOptions(OptionGroup, title="Run"):
     """Where the run keeps its settings, events and console output."""
 
-    run_dir: str | None = optional(
+    run_dir: str | None = path_option(
         "Folder for the settings, events and console output of this run. "
         "Unset creates one in output_dir/runs, named after the time and output_name.",
         label="Run folder",
-        path=True,
     )
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
+from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
 LONGEST_NAME = 180
 """In bytes: file systems allow 255, and the step, -state and the extension are added to the name."""
@@ -17,10 +17,9 @@ NO_UPLOAD = "uploads are not supported; upload the saved file with `hf upload`"
 class SavingOptions(OptionGroup, title="Saving"):
     """Where results are saved, how often, and in which precision."""
 
-    output_dir: str | None = optional(
+    output_dir: str | None = path_option(
         "Folder for the results, created if missing. A relative path starts at the folder the program was started in.",
         label="Output folder",
-        path=True,
     )
     output_name: str | None = optional(
         "Name of the saved files, without extension. Unset is last.", label="Output name", placeholder="mycat"
@@ -58,7 +57,7 @@ class SavingOptions(OptionGroup, title="Saving"):
         if self.output_name and CONTROL_CHARACTER.search(self.output_name):
             yield "output_name", f"{self.output_name!r} has a control character or a line break; remove it"
         if self.output_name and (self.output_name.endswith(".") or not self.output_name.strip()):
-            yield ("output_name", f"{self.output_name!r} is empty or ends with a dot; choose another name")
+            yield "output_name", f"{self.output_name!r} is empty or ends with a dot; choose another name"
         if self.output_name and self.output_name.partition(".")[0].strip().lower() in WINDOWS_DEVICES:
             yield "output_name", f"{self.output_name!r} is a reserved name on Windows; choose another"
 
@@ -71,7 +70,7 @@ class LoraFileOptions(OptionGroup, title="LoRA file", methods=("lora",)):
     )
 
 
-class EmaOptions(OptionGroup, title="EMA"):
+class EmaOptions(OptionGroup, title="EMA", shown_when="use_ema"):
     """Save a moving average of the trained weights too; it is often better than the last step."""
 
     use_ema: bool = switch(
@@ -83,20 +82,15 @@ class EmaOptions(OptionGroup, title="EMA"):
         "Fraction of the average kept at each step: 0.999 averages about 1,000 steps. It is lower at the start.",
         label="EMA decay",
         within=(0.0, 0.999999),
-        shown_when="use_ema",
     )
     ema_update_interval: int = option(
         1,
         "Update the average every n steps. More than 1 saves time if the EMA device is cpu.",
         label="EMA interval",
         within=(1, 100_000),
-        shown_when="use_ema",
     )
     ema_device: Literal["gpu", "cpu"] = option(
-        "gpu",
-        "Where the average is kept. cpu saves GPU memory, but each update waits for a copy.",
-        label="EMA device",
-        shown_when="use_ema",
+        "gpu", "Where the average is kept. cpu saves GPU memory, but each update waits for a copy.", label="EMA device"
     )
 
 

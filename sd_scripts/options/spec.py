@@ -54,6 +54,11 @@ def optional(help: str, **face: Any) -> Any:
     return option(None, help, **face)
 
 
+def path_option(help: str, **face: Any) -> Any:
+    """Declare a `str | None` that names a file or folder and is unset by default."""
+    return option(None, help, path=True, **face)
+
+
 def count(help: str, most: int = 10_000_000, **face: Any) -> Any:
     """Declare an `int | None` of steps, epochs or the like, of which 0 means unset, as the default does."""
     return option(None, help, within=(0, most), zero_is_off=True, **face)
@@ -70,16 +75,20 @@ class Remark:
         return f"{self.name}: {self.text}"
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, switch, optional, count))
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(option, switch, optional, path_option, count)
+)
 class OptionGroup:
     """Options that belong together: one panel in the GUI, one section of --help, one heading in the docs."""
 
     title: ClassVar[str]
     methods: ClassVar[tuple[str, ...]]
     """The training methods for which its options have an effect, unless an option names its own."""
+    face: ClassVar[Mapping[str, Any]]
+    """Other fields of Option that they share; the option that `shown_when` names has none of them."""
 
-    def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS) -> None:
-        cls.title, cls.methods = title, methods
+    def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS, **face: Any) -> None:
+        cls.title, cls.methods, cls.face = title, methods, face
         dataclass(frozen=True, kw_only=True)(cls)
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -289,13 +298,9 @@ def each_option(group: type[OptionGroup]) -> Iterator[Option]:
 
 @functools.cache
 def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
-    return tuple(_declared(group))
-
-
-def _declared(group: type[OptionGroup]) -> Iterator[Option]:
     from sd_scripts.families.registry import cards  # the cards name groups of options
 
-    hints = typing.get_type_hints(group)
+    found, hints = [], typing.get_type_hints(group)
     for field in dataclasses.fields(group):  # type: ignore[arg-type]
         default = field.default
         if default is dataclasses.MISSING:
@@ -304,6 +309,7 @@ def _declared(group: type[OptionGroup]) -> Iterator[Option]:
             "label": _label(field.name),
             "methods": group.methods,
             **_read_type(hints[field.name]),
+            **(group.face if field.name != group.face.get("shown_when") else {}),
             **field.metadata,
         }
         own = [card for card in cards() if group in card.groups]
@@ -312,7 +318,8 @@ def _declared(group: type[OptionGroup]) -> Iterator[Option]:
         face["help"] = " ".join([face["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
         if face.get("choices"):
             face["choices"] = (*face["choices"], *(word for c in cards() for word in c.choices.get(field.name, ())))
-        yield Option(**{"name": field.name, "default": default, **face})
+        found.append(Option(**{"name": field.name, "default": default, **face}))
+    return tuple(found)
 
 
 def _label(name: str) -> str:

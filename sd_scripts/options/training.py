@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from sd_scripts.options.spec import OptionGroup, count, option, optional, switch
+from sd_scripts.options.spec import OptionGroup, count, option, optional, path_option, switch
 
 ALWAYS_SDPA = "attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off"
 NO_DEEPSPEED = "DeepSpeed is not supported; set gradient_checkpointing and cache_latents to save memory"
@@ -96,13 +96,12 @@ class ResumeOptions(OptionGroup, title="State and resume"):
     save_last_n_steps_state: int | None = count(
         "Keep only the states of the last n steps; unset follows save_last_n_steps."
     )
-    resume: str | None = optional(
+    resume: str | None = path_option(
         "Resume from the state in this folder. Step, epoch and image order continue where it ended; a changed learning "
         "rate, schedule or weight decay applies from there on. latest picks the newest state of output_name in "
         "output_dir and starts from scratch if there is none, so the same command can be repeated after any "
         "interruption.",
         label="Resume from state",
-        path=True,
     )
     resume_changed_model: bool = switch(
         "Resume even if the base model or network_alpha differs from the state's, which alters what was learned.",

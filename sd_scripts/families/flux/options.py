@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.spec import OptionGroup, option, optional, switch
+from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
 RECOMMENDED = {
     "timestep_sampling": "shift",
@@ -18,24 +18,21 @@ RECOMMENDED = {
 class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
     """FLUX.1's text encoders and autoencoder, and how captions are read."""
 
-    clip_l: str | None = optional(
+    clip_l: str | None = path_option(
         "The CLIP-L text encoder, such as clip_l.safetensors. Not needed for a diffusers folder.",
         label="CLIP-L",
         placeholder="/models/clip_l.safetensors",
-        path=True,
     )
-    t5xxl: str | None = optional(
+    t5xxl: str | None = path_option(
         "The T5-XXL text encoder, such as t5xxl_fp16.safetensors; fp16, bf16 and fp8 files work. "
         "Not needed for a diffusers folder.",
         label="T5-XXL",
         placeholder="/models/t5xxl_fp16.safetensors",
-        path=True,
     )
-    ae: str | None = optional(
+    ae: str | None = path_option(
         "The autoencoder, such as ae.safetensors. Not needed for a diffusers folder.",
         label="Autoencoder (AE)",
         placeholder="/models/ae.safetensors",
-        path=True,
     )
     t5xxl_max_token_length: int | None = optional(
         "Number of caption tokens that T5 reads. Unset is 512 for dev and 256 for schnell. Fewer are faster.",
@@ -47,8 +44,8 @@ class FluxModelOptions(OptionGroup, title="FLUX.1 model"):
         label="T5 attention mask",
     )
     model_type: Literal["flux", "chroma"] = option("flux", "Architecture of the transformer.")
-    controlnet_model_name_or_path: str | None = optional(
-        "A FLUX.1 ControlNet.", not_yet="ControlNet training is not supported; remove it", path=True
+    controlnet_model_name_or_path: str | None = path_option(
+        "A FLUX.1 ControlNet.", not_yet="ControlNet training is not supported; remove it"
     )
 
     def check(self) -> Iterable[tuple[str, str]]:
