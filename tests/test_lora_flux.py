@@ -31,7 +31,6 @@ from sd_scripts.networks.plan import (
     AdaptedModule,
     NetworkArgs,
     parameter_groups,
-    plan_from_weights,
     plan_layers,
     read_args,
 )
@@ -302,7 +301,7 @@ def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads() -> None:
     assert tensors[f"{start}.lora_up.weight"][:64, 4:].count_nonzero() == 0
     assert tensors[f"{start}.alpha"] == 4 * 2.0
 
-    without = plan_from_weights(adapted(plain), tensors, read())
+    without = plan_layers(adapted(plain), read(), tensors)
     other = attach(without, Dropouts(), torch.Generator())
     other.load_tensors(tensors)
     other.refresh()
@@ -314,7 +313,7 @@ def test_a_lora_with_split_qkv_is_saved_as_one_that_any_program_reads() -> None:
 def test_ranks_from_a_split_file_keep_its_pieces() -> None:
     model = tiny()
     tensors = make(model, "split_qkv=True").file_tensors(None)
-    plans = {each.name: each for each in plan_from_weights(adapted(tiny()), tensors, read("split_qkv=True"))}
+    plans = {each.name: each for each in plan_layers(adapted(tiny()), read("split_qkv=True"), tensors)}
     linear1, linear2 = (plans[f"lora_unet_single_blocks_0_linear{i}"] for i in (1, 2))
     assert (linear1.rank, linear1.alpha, len(linear1.split_dims)) == (4, 1.0, 4)
     assert (linear2.rank, linear2.alpha, linear2.split_dims) == (4, 1.0, ())

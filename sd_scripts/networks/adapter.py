@@ -11,9 +11,9 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sd_scripts.networks import adapters
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.rules import Rank
+from sd_scripts.options.network_args import NetworkArguments
 
 Tensors = dict[str, Tensor]
 
@@ -48,6 +49,10 @@ class LayerPlan:
     group: Group
     split_dims: tuple[int, ...] = ()
     """Output sizes of splits that each get their own adapter of this rank and alpha; () means one for all."""
+    split_option: str = ""
+    """The option that asks for them, for messages."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the kind's read_options returned."""
 
     @property
     def scale(self) -> float:
@@ -91,6 +96,11 @@ class Adapter(ABC):
         self.plan, self.name, self.group = plan, plan.name, plan.group
         self.rank, self.alpha, self.scale = plan.rank, plan.alpha, plan.scale
 
+    @classmethod
+    def read_options(cls, arguments: NetworkArguments) -> Mapping[str, Any]:
+        """Read the kind's own keys of network_args, such as LoKr's `factor`; LayerPlan.options holds them."""
+        return {}
+
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:
         """Fill the masters, which are 0, with their initial values."""
@@ -116,6 +126,11 @@ class Adapter(ABC):
     def norm(self) -> Tensor:
         """Return the norm of what the layer adds to its base weight."""
         return self.delta(self.file_tensors(), self.layer.weight).norm()  # type: ignore[arg-type]
+
+    def scale_update(self, root: Tensor) -> None:
+        """Scale the masters so that the update is multiplied by root ** degree."""
+        for master in self.masters:
+            master.mul_(root)
 
     perturbable = False
     """Whether `row_squares` is there and the layer adds `row_noise` to its base weight (ggpo_beta, ggpo_sigma)."""

@@ -18,14 +18,6 @@ from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.perturbation import Perturbation, RowNoise
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Segment:
-    """A run of the flat buffers with one scale between master and copy."""
-
-    run: slice
-    scale: float
-
-
 @dataclass
 class AdapterNetwork:
     """All adapted layers of a run, with their masters and compute copies."""
@@ -36,7 +28,8 @@ class AdapterNetwork:
     of it."""
     compute: Tensor
     """(n,) in the model's dtype. The layers' parameters are views of it."""
-    segments: list[_Segment]
+    segments: list[tuple[slice, float]]
+    """Runs of the buffers, each with its scale from master to copy."""
     copies: list[nn.Parameter]
     """The layers' parameters in buffer order."""
     row_noise: RowNoise | None = None
@@ -62,11 +55,11 @@ class AdapterNetwork:
     @torch.no_grad()
     def refresh(self) -> None:
         """Write the compute copies from the masters, each with its scale."""
-        for part in self.segments:
-            if part.scale == 1.0:
-                self.compute[part.run].copy_(self.masters[part.run])
+        for run, scale in self.segments:
+            if scale == 1.0:
+                self.compute[run].copy_(self.masters[run])
             else:
-                torch.mul(self.masters[part.run], part.scale, out=self.compute[part.run])
+                torch.mul(self.masters[run], scale, out=self.compute[run])
 
     def freeze(self, parameters: Iterable[nn.Parameter]) -> None:
         """Freeze these masters: they get no gradient, so they are not trained and do not count in its norm."""
@@ -91,9 +84,9 @@ class AdapterNetwork:
         if len(reached) < len(pairs):
             # parameters that do not affect the loss, such as the last layer of a text encoder
             torch._foreach_zero_([view for view, grad in pairs if grad is None])
-        for part in self.segments:
-            if part.scale != 1.0:
-                target[part.run].mul_(part.scale)
+        for run, scale in self.segments:
+            if scale != 1.0:
+                target[run].mul_(scale)
         if target is not self.gradients:
             self.gradients.add_(target)
         self._collected = True
@@ -122,8 +115,7 @@ class AdapterNetwork:
         ratio = (limit / norms.clamp_min(limit / 2)).clamp_max(1.0)
         roots = {degree: ratio.pow(1 / degree).unbind() for degree in {layer.degree for layer in self.layers}}
         for number, layer in enumerate(self.layers):
-            for master in layer.masters:
-                master.mul_(roots[layer.degree][number])
+            layer.scale_update(roots[layer.degree][number])
 
     def file_tensors(self, dtype: torch.dtype | None) -> Tensors:
         """Return the file's tensors: masters on the CPU in `dtype` (None: unchanged), under their keys."""
@@ -196,7 +188,7 @@ def _with_masters(
             master_of[copy] = nn.Parameter(masters[start:end].view(copy.shape))
             copy.data = compute[start:end].view(copy.shape)
             start = end
-        segments.append(_Segment(run=slice(begin, start), scale=scale))
+        segments.append((slice(begin, start), scale))
 
     for layer in layers:
         layer.masters = [master_of[tensor.copy] for tensor in layer.tensors]

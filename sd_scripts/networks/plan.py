@@ -1,20 +1,20 @@
 """Plan a network from the network options: the rank of each adapted layer, and which layers share a learning rate."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
 
 from sd_scripts.networks.adapter import Adapter, Group, LayerPlan, adapter_kinds, read_layer
-from sd_scripts.networks.args import Warn, network_arguments
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.networks.perturbation import Perturbation
-from sd_scripts.networks.rules import Rank, Rules
+from sd_scripts.networks.rules import Rank, Rules, Warn
 from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.settings import Settings
+from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.settings import Groups, Settings
 
 DEFAULT_DIM = 4
 
@@ -33,6 +33,8 @@ class NetworkArgs:
     """The parsed network options and network_args."""
 
     kind: type[Adapter]
+    kind_options: Mapping[str, Any]
+    """What the kind read from its own keys of network_args."""
     linear: Rank
     conv: Rank
     dropouts: Dropouts
@@ -56,8 +58,10 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
     if (beta is None) != (sigma is None):
         raise ValueError("network_args: ggpo_beta and ggpo_sigma must be set together; set both or neither")
     kinds = adapter_kinds()
+    kind = kinds[given.choice("adapter", tuple(kinds), "lora")]
     args = NetworkArgs(
-        kind=kinds[given.choice("adapter", tuple(kinds), "lora")],
+        kind=kind,
+        kind_options=kind.read_options(given),
         linear=Rank(options.network_dim or DEFAULT_DIM, options.network_alpha),
         conv=Rank(given.whole_number("conv_dim") or 0, conv_alpha or 0.0),
         dropouts=Dropouts(
@@ -75,43 +79,75 @@ def read_args(settings: Settings, denoiser: LoraTarget, warn: Warn) -> NetworkAr
     return args
 
 
-def plan_layers(modules: Iterable[AdaptedModule], args: NetworkArgs) -> list[LayerPlan]:
-    """Return the plan of every adapted layer; layers with rank 0 or their own learning rate of 0 are left out."""
-    plans = []
-    for each in modules:
-        args.rules.check(each.module)
-        for path, layer in adaptable(each.module, each.target, conv=args.adapts_conv):
-            name, conv = each.target.name(path), is_conv(layer)
-            rank = args.rules.rank(name, conv, args.conv if conv else args.linear)
-            group = _group(each, name, args)
-            if rank.dim > 0 and group:
-                split_dims = args.rules.split_dims(name, layer)
-                plans.append(_layer(each, args.kind, name, path, rank, group, split_dims))
-    if not plans:
-        raise ValueError("network_args: all ranks or learning rates are 0, so nothing would be trained")
-    return plans
+def network_arguments(settings: Settings, own: Groups) -> NetworkArguments:
+    """Return network_args merged with the options of `own`, which are also accepted as keys.
 
-
-def plan_from_weights(
-    modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], args: NetworkArgs
-) -> list[LayerPlan]:
-    """Plan with a file's ranks and alphas (dim_from_weights); dropouts and learning rates come from `args`."""
-    plans = []
-    for each in modules:
-        args.rules.check(each.module)
-        for path, layer in adaptable(each.module, each.target, conv=True):
-            name = each.target.name(path)
-            found, group = read_layer(tensors, name), _group(each, name, args)
-            if found is None or group is None:
+    Raises ValueError naming the option if both are set and differ.
+    """
+    values = dict(item.split("=", 1) for item in settings[NetworkOptions].network_args)
+    for filled in (settings[group] for group in own):
+        for field in fields(filled):  # type: ignore[arg-type]
+            value = getattr(filled, field.name)
+            if value == field.default:
                 continue
-            kind, of_layer = found
-            rank, split_dims = kind.rank_in_file(of_layer, args.rules.split_dims(name, layer))
-            plans.append(_layer(each, kind, name, path, rank, group, split_dims))
-    if not plans:
+            in_args = values.setdefault(field.name, str(value))
+            if _plain(in_args) != _plain(str(value)):
+                raise ValueError(
+                    f"{field.name}: set to {value} here but to {in_args} in network_args; remove one of them"
+                )
+    return NetworkArguments(values)
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace(" ", "").strip("'\"[]()")
+
+
+def plan_layers(
+    modules: Iterable[AdaptedModule], args: NetworkArgs, file: Mapping[str, Tensor] | None = None
+) -> list[LayerPlan]:
+    """Return the plan of every adapted layer; layers with rank 0 or their own learning rate of 0 are left out.
+
+    With the tensors of a file (dim_from_weights) its layers are planned, with the kinds, ranks and alphas there.
+    """
+    plans, rules = [], args.rules
+    for each in modules:
+        rules.check(each.module)
+        for path, layer in adaptable(each.module, each.target, conv=args.adapts_conv or file is not None):
+            name, conv = each.target.name(path), is_conv(layer)
+            kind, split_dims = args.kind, rules.split_dims(name, layer)
+            if file is None:
+                rank = rules.rank(name, conv, args.conv if conv else args.linear)
+            elif found := read_layer(file, name):
+                kind, of_layer = found
+                rank, split_dims = kind.rank_in_file(of_layer, split_dims)
+            else:
+                continue
+            group = _group(each, name, args)
+            if group is None or not rank.dim:
+                continue
+            if split_dims and not kind.splits:
+                raise ValueError(f"{rules.split_option}: adapter={kind.kind} cannot be split; turn it off")
+            plans.append(
+                LayerPlan(
+                    name=name,
+                    module=each.module,
+                    path=path,
+                    kind=kind,
+                    options=args.kind_options if kind is args.kind else {},
+                    rank=rank.dim,
+                    alpha=rank.alpha or rank.dim,
+                    group=group,
+                    split_dims=split_dims,
+                    split_option=rules.split_option,
+                )
+            )
+    if plans:
+        return plans
+    if file is not None:
         raise ValueError(
             "network_weights: the file contains no layer of this model; it may be a LoRA for another model"
         )
-    return plans
+    raise ValueError("network_args: all ranks or learning rates are 0, so nothing would be trained")
 
 
 def parameter_groups(network: AdapterNetwork) -> list[dict[str, Any]]:
@@ -135,26 +171,3 @@ def _group(each: AdaptedModule, name: str, args: NetworkArgs) -> Group | None:
     rate = args.rules.rate(name, each.lr)
     plus = args.loraplus_unet if each.target.group == "unet" else args.loraplus_text
     return Group(each.target.group + rate.suffix, rate.lr, plus) if rate else None
-
-
-def _layer(
-    each: AdaptedModule,
-    kind: type[Adapter],
-    name: str,
-    path: str,
-    rank: Rank,
-    group: Group,
-    split_dims: tuple[int, ...],
-) -> LayerPlan:
-    if split_dims and not kind.splits:
-        raise ValueError(f"network_args: adapter={kind.kind} cannot be split; turn split_qkv off")
-    return LayerPlan(
-        name=name,
-        module=each.module,
-        path=path,
-        kind=kind,
-        rank=rank.dim,
-        alpha=rank.alpha or rank.dim,
-        group=group,
-        split_dims=split_dims,
-    )

@@ -1,8 +1,11 @@
-"""Per-layer LoRA rules of a family: rank, alpha, learning rate and output splits."""
+"""Per-layer rules of a family: rank, alpha, learning rate and output splits."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import nn
+
+Warn = Callable[[str], None]
 
 
 class Rank(NamedTuple):
@@ -24,6 +27,8 @@ class Rules:
 
     adapts_conv = False
     """Whether convolutions get ranks without conv_dim."""
+    split_option = ""
+    """The option that turns `split_dims` on, for messages."""
 
     def check(self, model: nn.Module) -> None:
         """Raise ValueError if the rules refer to blocks that the model does not have."""
@@ -36,5 +41,5 @@ class Rules:
         return Rate(default)
 
     def split_dims(self, name: str, layer: nn.Module) -> tuple[int, ...]:
-        """Return the output sizes of splits that get their own LoRA; () means one for all."""
+        """Return the output sizes of splits that get an adapter of their own; () means one for all."""
         return ()

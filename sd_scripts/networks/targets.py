@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from sd_scripts.networks.args import Warn
-from sd_scripts.networks.rules import Rules
+from sd_scripts.networks.rules import Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.settings import Groups
 

@@ -14,7 +14,7 @@ from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.networks.adapter import Tensors, layer_names
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
-from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_from_weights, plan_layers, read_args
+from sd_scripts.networks.plan import AdaptedModule, parameter_groups, plan_layers, read_args
 from sd_scripts.networks.targets import adaptable
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -95,7 +95,7 @@ class Lora:
         if options.network_weights:
             file = Path(options.network_weights)
             weights = read_plain_lora("network_weights", file, all_targets)
-        plans = plan_from_weights(modules, weights, args) if options.dim_from_weights else plan_layers(modules, args)
+        plans = plan_layers(modules, args, weights if options.dim_from_weights else None)
         network = attach(
             plans,
             args.dropouts,

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from sd_scripts.networks.args import Warn
-from sd_scripts.networks.rules import Rank, Rate, Rules
+from sd_scripts.networks.rules import Rank, Rate, Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments, numbers, whole_numbers
 
 Value = TypeVar("Value")
@@ -46,6 +45,8 @@ class FluxRules(Rules):
     reg_dims: list[tuple[str, int]]
     """Name pattern and rank; the first match overrides all other ranks."""
     reg_lrs: list[tuple[str, float]]
+
+    split_option = "split_qkv"
 
     def check(self, model: nn.Module) -> None:
         for kind, chosen in self.blocks.items():

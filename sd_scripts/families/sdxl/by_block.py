@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sd_scripts.networks.args import Warn
-from sd_scripts.networks.rules import Rank, Rate, Rules
+from sd_scripts.networks.rules import Rank, Rate, Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments, numbers
 
 LR_WEIGHTS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight")

@@ -187,8 +187,8 @@ class Lora(Adapter):
         if self.split_dims:
             if not pair.is_split(self.split_dims):
                 raise ValueError(
-                    f"network_weights: {self.name} is not split in the file; turn split_qkv off or choose a file "
-                    "that was trained with it"
+                    f"network_weights: {self.name} is not split in the file; turn {self.plan.split_option} off or "
+                    "choose a file that was trained with it"
                 )
             up = torch.cat(
                 [rows[:, i * self.rank : (i + 1) * self.rank] for i, rows in enumerate(up.split(self.split_dims))]
