@@ -20,11 +20,10 @@ from sd_scripts.library.metadata import (
     training_metadata,
 )
 from sd_scripts.library.safetensors_io import save_model, with_hashes
-from sd_scripts.options.catalog import script_for
-from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.settings import Groups, Settings
+from sd_scripts.options.settings import Settings
 
 NAMES = """
 session_id training_started_at training_finished_at output_name training_comment sd_scripts_commit_hash
@@ -44,7 +43,6 @@ batch_size_per_device total_batch_size resolution color_aug flip_aug random_crop
 bucket_no_upscale min_bucket_reso max_bucket_reso keep_tokens reg_dataset_dirs bucket_info
 """
 
-METADATA_GROUPS: Groups = tuple({**SAME_NAME, **SAME_NAME_WITHOUT_CONFIG, CacheOptions: ()})
 FACTS = TrainingMetadata(
     session_id=7,
     started_at=1.0e9,
@@ -63,8 +61,7 @@ FACTS = TrainingMetadata(
 
 
 def metadata(facts: TrainingMetadata = FACTS, **values: Any) -> dict[str, str]:
-    settings = Settings(replace(SDXL_LORA, groups=METADATA_GROUPS), values)
-    return training_metadata(settings, facts, epoch=3, steps=30, now=1.0e9 + 60)
+    return training_metadata(Settings(SDXL_LORA, values), facts, epoch=3, steps=30, now=1.0e9 + 60)
 
 
 def test_a_lora_has_every_entry_that_others_read() -> None:
@@ -110,8 +107,10 @@ def test_no_metadata_leaves_what_loading_needs() -> None:
     assert set(metadata(facts, no_metadata=True, network_args=["conv_dim=4"])) == set(ALWAYS)
 
 
-def test_the_training_script_has_the_groups_that_metadata_are_made_of() -> None:
-    assert set(METADATA_GROUPS) <= set(script_for("sdxl", "lora").groups)
+def test_the_lora_script_of_every_family_has_the_options_that_metadata_name() -> None:
+    for script in SCRIPTS:
+        if script.method == "lora":
+            assert {*SAME_NAME, *SAME_NAME_WITHOUT_CONFIG} <= Settings(script, {}).options.keys()
 
 
 def spec(options: MetadataOptions | None = None, **facts: Any) -> dict[str, str]:

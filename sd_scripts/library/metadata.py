@@ -1,6 +1,6 @@
-"""What a saved file says of itself: modelspec.* for every model, ss_* with the training of a LoRA.
+"""Metadata of saved files: modelspec.* of every model, ss_* about the training of a LoRA.
 
-Names and forms are those that WebUI, ComfyUI and other programs read. Every value is text, as the format wants it.
+WebUI, ComfyUI and other programs read these names and formats. Every value is a string, as safetensors requires.
 """
 
 import functools
@@ -14,23 +14,13 @@ from typing import Any
 
 from sd_scripts.families.registry import card_of
 from sd_scripts.library.safetensors_io import model_hash, old_model_hash
-from sd_scripts.options.dataset import (
-    AugmentOptions,
-    BucketOptions,
-    CacheOptions,
-    CaptionOptions,
-    DatasetOptions,
-    ValidationOptions,
-)
-from sd_scripts.options.loss import LossOptions, NoiseOptions
+from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.options.loss import LossOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
-from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.saving import SavingOptions
+from sd_scripts.options.optimizer import LrSchedulerOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.spec import OptionGroup
-from sd_scripts.options.training import TrainingOptions
 
 PROGRAM = "sd-scripts-studio"
 Texts = dict[str, str]
@@ -38,14 +28,14 @@ Texts = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMetadata:
-    """What a run knows beyond its options when it begins."""
+    """What a run adds to its options."""
 
     session_id: int
-    """A random number, by which files of one run are known to belong together."""
+    """A random number that all files of a run share."""
     started_at: float
-    """Unix seconds, as all times here."""
+    """Unix seconds."""
     seed: int
-    """The seed in use, drawn if it was not set."""
+    """The seed in use, also if it was not set."""
     base_model_version: str
     optimizer: str
     """As optimizers.description gives it."""
@@ -62,9 +52,9 @@ class TrainingMetadata:
     resolution: tuple[int, int] = (1024, 1024)
     """Width and height."""
     datasets: list[dict[str, Any]] | None = None
-    """For ss_datasets, one record each; only if the data came from dataset_config."""
+    """ss_datasets, one record each; None without dataset_config."""
     tag_frequency: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Folder -> tag -> how often."""
+    """Folder -> tag -> count."""
     dataset_dirs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Folder -> {"n_repeats": ..., "img_count": ...}."""
     reg_dataset_dirs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -74,51 +64,26 @@ class TrainingMetadata:
     """As base_file_metadata gives it."""
 
 
-SAME_NAME: dict[type[OptionGroup], tuple[str, ...]] = {
-    SavingOptions: ("output_name",),
-    MetadataOptions: ("training_comment",),
-    OptimizerOptions: ("learning_rate", "max_grad_norm"),
-    LrSchedulerOptions: ("lr_scheduler",),
-    TrainingOptions: (
-        "gradient_accumulation_steps",
-        "gradient_checkpointing",
-        "mixed_precision",
-        "full_fp16",
-        "fp8_base",
-        "fp8_base_unet",
-    ),
-    ModelOptions: ("v2", "lowram", "clip_skip", "max_token_length"),
-    NetworkOptions: ("network_module", "network_alpha", "network_dropout", "scale_weight_norms", "unet_lr"),
-    CaptionOptions: ("caption_dropout_rate", "caption_dropout_every_n_epochs", "caption_tag_dropout_rate"),
-    AugmentOptions: ("face_crop_aug_range",),
-    DatasetOptions: ("prior_loss_weight", "resize_interpolation"),
-    NoiseOptions: (
-        "noise_offset",
-        "noise_offset_random_strength",
-        "multires_noise_iterations",
-        "multires_noise_discount",
-        "adaptive_noise_scale",
-        "zero_terminal_snr",
-        "ip_noise_gamma",
-        "ip_noise_gamma_random_strength",
-    ),
-    LossOptions: ("min_snr_gamma", "loss_type", "huber_schedule", "huber_scale", "huber_c"),
-    ValidationOptions: (
-        "validation_seed",
-        "validation_split",
-        "max_validation_steps",
-        "validate_every_n_epochs",
-        "validate_every_n_steps",
-    ),
-}
-"""Options that stand in the file as ss_ and their name."""
+SAME_NAME = (
+    *("output_name", "training_comment", "learning_rate", "max_grad_norm", "lr_scheduler"),
+    *("gradient_accumulation_steps", "gradient_checkpointing", "mixed_precision", "full_fp16", "fp8_base"),
+    *("fp8_base_unet", "v2", "lowram", "clip_skip", "max_token_length"),
+    *("network_module", "network_alpha", "network_dropout", "scale_weight_norms", "unet_lr"),
+    *("caption_dropout_rate", "caption_dropout_every_n_epochs", "caption_tag_dropout_rate"),
+    *("face_crop_aug_range", "prior_loss_weight", "resize_interpolation"),
+    *("noise_offset", "noise_offset_random_strength", "multires_noise_iterations", "multires_noise_discount"),
+    *("adaptive_noise_scale", "zero_terminal_snr", "ip_noise_gamma", "ip_noise_gamma_random_strength"),
+    *("min_snr_gamma", "loss_type", "huber_schedule", "huber_scale", "huber_c"),
+    *("validation_seed", "validation_split", "max_validation_steps"),
+    *("validate_every_n_epochs", "validate_every_n_steps"),
+)
+"""Options that the file has under their own names, after ss_."""
 
-SAME_NAME_WITHOUT_CONFIG: dict[type[OptionGroup], tuple[str, ...]] = {
-    AugmentOptions: ("color_aug", "flip_aug", "random_crop"),
-    CaptionOptions: ("shuffle_caption", "keep_tokens"),
-    BucketOptions: ("enable_bucket", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso"),
-}
-"""The same, for data described by options; with dataset_config they stand in ss_datasets."""
+SAME_NAME_WITHOUT_CONFIG = (
+    *("color_aug", "flip_aug", "random_crop", "shuffle_caption", "keep_tokens"),
+    *("enable_bucket", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso"),
+)
+"""The same, for data described by options; with dataset_config they are in ss_datasets."""
 
 ALWAYS = (
     "ss_v2",
@@ -128,20 +93,17 @@ ALWAYS = (
     "ss_network_alpha",
     "ss_network_args",
 )
-"""What no_metadata leaves: enough to load the file rightly."""
+"""What no_metadata keeps: what other programs need to load the file."""
 
 
-def training_metadata(settings: Settings, facts: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
-    """The ss_* entries of a LoRA saved at `now`, after so many epochs and optimizer steps.
-
-    `settings` must hold the groups of SAME_NAME, SAME_NAME_WITHOUT_CONFIG and CacheOptions.
-    """
+def training_metadata(settings: Settings, run: TrainingMetadata, *, epoch: int, steps: int, now: float) -> Texts:
+    """Return the ss_* entries of a LoRA saved at `now` (Unix seconds) after so many epochs and optimizer steps."""
     found: dict[str, Any] = {
         **_same_name(settings, SAME_NAME),
-        **_identity(facts, epoch, steps, now),
-        **_adjusted(settings, facts),
-        **(_described_by_config(facts) if facts.datasets is not None else _described_by_options(settings, facts)),
-        **facts.base_files,
+        **_identity(run, epoch, steps, now),
+        **_adjusted(settings, run),
+        **_dataset(settings, run),
+        **run.base_files,
     }
     if settings[MetadataOptions].no_metadata:
         found = {key: value for key, value in found.items() if key in ALWAYS}
@@ -149,16 +111,10 @@ def training_metadata(settings: Settings, facts: TrainingMetadata, *, epoch: int
 
 
 def base_file_metadata(settings: Settings) -> Texts:
-    """Names and hashes of the base model and the VAE.
-
-    Reads the files whole: once a run, seconds for a checkpoint.
-    """
-    model = settings[ModelOptions]
+    """Return names and hashes of the base model and the VAE. Reads the files whole, which takes seconds."""
     vae = settings.values()[card_of(settings.script.family).vae_option]
-    return {
-        **_file_metadata(model.pretrained_model_name_or_path, "sd_model"),
-        **_file_metadata(vae, "vae"),
-    }
+    base = settings[ModelOptions].pretrained_model_name_or_path
+    return {**_file_metadata(base, "sd_model"), **_file_metadata(vae, "vae")}
 
 
 def modelspec(
@@ -173,7 +129,7 @@ def modelspec(
     timestep_range: tuple[int, int] | None = None,
     lora: bool = True,
 ) -> Texts:
-    """The modelspec.* entries (Stability AI's model metadata standard, 1.0.1).
+    """Return the modelspec.* entries (Stability AI's model metadata standard, 1.0.1).
 
     `title` is the fallback for metadata_title, `resolution` is (width, height), prediction_type is epsilon, v or None.
     """
@@ -203,42 +159,43 @@ def modelspec(
 
 @functools.cache
 def _version() -> str:
-    """With the version that pip installed; without one where the program runs from its source folder alone."""
+    """Return the program's name with its version, which is known only if pip installed it."""
     try:
         return f"{PROGRAM}/{importlib.metadata.version(PROGRAM)}"
     except (importlib.metadata.PackageNotFoundError, KeyError, OSError, ValueError):
         return PROGRAM
 
 
-def _same_name(settings: Settings, table: dict[type[OptionGroup], tuple[str, ...]]) -> dict[str, Any]:
-    return {f"ss_{name}": getattr(settings[group], name) for group, names in table.items() for name in names}
+def _same_name(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    values = settings.values()
+    return {f"ss_{name}": values[name] for name in names}
 
 
-def _identity(facts: TrainingMetadata, epoch: int, steps: int, now: float) -> dict[str, Any]:
+def _identity(run: TrainingMetadata, epoch: int, steps: int, now: float) -> dict[str, Any]:
     return {
-        "ss_session_id": facts.session_id,
-        "ss_training_started_at": facts.started_at,
+        "ss_session_id": run.session_id,
+        "ss_training_started_at": run.started_at,
         "ss_training_finished_at": now,
         "ss_sd_scripts_commit_hash": _version(),
-        "ss_base_model_version": facts.base_model_version,
-        "ss_num_train_images": facts.num_train_images,
-        "ss_num_validation_images": facts.num_validation_images,
-        "ss_num_reg_images": facts.num_reg_images,
-        "ss_num_batches_per_epoch": facts.num_batches_per_epoch,
-        "ss_num_epochs": facts.num_epochs,
-        "ss_max_train_steps": facts.max_train_steps,
+        "ss_base_model_version": run.base_model_version,
+        "ss_num_train_images": run.num_train_images,
+        "ss_num_validation_images": run.num_validation_images,
+        "ss_num_reg_images": run.num_reg_images,
+        "ss_num_batches_per_epoch": run.num_batches_per_epoch,
+        "ss_num_epochs": run.num_epochs,
+        "ss_max_train_steps": run.max_train_steps,
         "ss_epoch": epoch,
         "ss_steps": steps,
-        "ss_optimizer": facts.optimizer,
-        "ss_seed": facts.seed,
-        "ss_network_dim": facts.network_dim,
-        "ss_tag_frequency": json.dumps(facts.tag_frequency),
-        "ss_dataset_dirs": json.dumps(facts.dataset_dirs),
+        "ss_optimizer": run.optimizer,
+        "ss_seed": run.seed,
+        "ss_network_dim": run.network_dim,
+        "ss_tag_frequency": json.dumps(run.tag_frequency),
+        "ss_dataset_dirs": json.dumps(run.dataset_dirs),
     }
 
 
-def _adjusted(settings: Settings, facts: TrainingMetadata) -> dict[str, Any]:
-    """Options whose entry has another name or form."""
+def _adjusted(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
+    """Return the options whose entry has another name or format."""
     network, cache = settings[NetworkOptions], settings[CacheOptions]
     rates = network.text_encoder_lr
     warmup = settings[LrSchedulerOptions].lr_warmup_steps
@@ -254,18 +211,16 @@ def _adjusted(settings: Settings, facts: TrainingMetadata) -> dict[str, Any]:
     return adjusted
 
 
-def _described_by_config(facts: TrainingMetadata) -> dict[str, Any]:
-    return {"ss_datasets": json.dumps(facts.datasets)}
-
-
-def _described_by_options(settings: Settings, facts: TrainingMetadata) -> dict[str, Any]:
+def _dataset(settings: Settings, run: TrainingMetadata) -> dict[str, Any]:
+    if run.datasets is not None:
+        return {"ss_datasets": json.dumps(run.datasets)}
     return {
         **_same_name(settings, SAME_NAME_WITHOUT_CONFIG),
         "ss_batch_size_per_device": settings[DatasetOptions].train_batch_size,
-        "ss_total_batch_size": facts.total_batch_size,
-        "ss_resolution": facts.resolution,
-        "ss_bucket_info": json.dumps(facts.bucket_info),
-        "ss_reg_dataset_dirs": json.dumps(facts.reg_dataset_dirs),
+        "ss_total_batch_size": run.total_batch_size,
+        "ss_resolution": run.resolution,
+        "ss_bucket_info": json.dumps(run.bucket_info),
+        "ss_reg_dataset_dirs": json.dumps(run.reg_dataset_dirs),
     }
 
 
