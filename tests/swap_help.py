@@ -91,7 +91,7 @@ def updates(model: nn.Module, kind: str) -> Update:
 def update_by_block(model: FluxTransformer, update: Update) -> None:
     """After backward: what stays at once, then each moving block while it lies on the device."""
     swapper = model.swapper
-    swapped_blocks = swapper.blocks if isinstance(swapper, SwapGroup) else []
+    swapped_blocks = list(swapper._swap_of) if isinstance(swapper, SwapGroup) else []
     of_moving = {p for block in swapped_blocks for p in block.parameters()}
     update(p for p in model.parameters() if p not in of_moving)
     for block in swapped_blocks:

@@ -15,8 +15,7 @@ from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
 from sd_scripts.library.losses import diffusion_loss
-from sd_scripts.library.noise import draw_noise
-from sd_scripts.library.schedules import expand_to
+from sd_scripts.library.noise import draw_noise, expand_to
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 
 CLIPS = LatentLayout(suffix="clip", shape=lambda extent: (6, 3, extent.height // 16, extent.width // 16))

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from sd_scripts.families.flux.memory import checkpoint_gradients, holds_t5_in_fp8, place, quantize_t5
 from sd_scripts.families.flux.model import FluxTransformer
 from sd_scripts.library import fp8
-from sd_scripts.library.frozen_linear import frozen_linear
+from sd_scripts.library.fp8 import frozen_linear
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 
@@ -72,9 +72,9 @@ def test_weights_that_come_in_fp8_keep_their_values() -> None:
 def scaled(*, bias: bool = True, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
     """Held as a file has it: one scale for all values, no power of two."""
     layer = linear(bias=bias, dtype=dtype)
-    scale = layer.weight.abs().amax().float() / fp8.LARGEST
+    scale = layer.weight.abs().amax().float() / fp8.E4M3_MAX
     layer.weight = nn.Parameter((layer.weight.float() / scale).to(fp8.STORAGE), requires_grad=False)
-    fp8.take_scale_(layer, scale, dtype)
+    fp8.scale_(layer, scale, dtype)
     return layer
 
 
@@ -98,7 +98,7 @@ def test_a_weight_that_is_held_is_changed_by_what_it_stands_for() -> None:
     change = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
     for layer in (scaled(), fp8.quantize_(linear(), torch.bfloat16), plain):
         held = layer.weight.float() * getattr(layer, "weight_scale", torch.ones(()))
-        fp8.change_(layer, change, torch.bfloat16)
+        fp8.add_(layer, change, torch.bfloat16)
         assert layer.weight.dtype == fp8.STORAGE
         assert error(fp8.dequantized(layer), held + change) < 2**-4
 

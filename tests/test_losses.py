@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.losses import apply_snr_weighting, element_loss, huber_c_at, per_sample_loss
-from sd_scripts.library.schedules import NoiseSchedule, noise_schedule
+from sd_scripts.library.noise import NoiseSchedule, noise_schedule
 from sd_scripts.options.loss import LossOptions
 
 NUMBERS = json.loads((Path(__file__).parent / "reference" / "fixtures_numeric.json").read_text())

@@ -17,7 +17,7 @@ from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import ALIGNMENT, host_value
-from sd_scripts.library.frozen_linear import frozen_linear
+from sd_scripts.library.fp8 import frozen_linear
 from sd_scripts.networks.adapters.lora import LoraLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.options.settings import Settings

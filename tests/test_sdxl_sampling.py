@@ -13,9 +13,8 @@ from sd_scripts.families.sdxl.load import open_components
 from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.text import encode_text, tokenize
-from sd_scripts.library.prompts import SamplePrompt
-from sd_scripts.library.schedules import TIMESTEPS
-from sd_scripts.options.prompt_lines import MOST_STEPS
+from sd_scripts.library.noise import TIMESTEPS
+from sd_scripts.options.prompt_lines import MOST_STEPS, SamplePrompt
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers asks NumPy in an old way
 

@@ -20,7 +20,7 @@ from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
-from sd_scripts.library import clip_tokenizer, t5_tokenizer
+from sd_scripts.library import tokenizers
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 SIZES = (49408, 32128)
@@ -48,7 +48,7 @@ def tiny_parts(t5_length: int = 24, masked: bool = False, clip_eos: int = 49407)
         denoiser=nn.Identity(),
         vae=nn.Identity(),
         text_encoders=[clip.eval(), t5.eval()],
-        tokenizers=[clip_tokenizer.shipped_tokenizer(), t5_tokenizer.shipped_tokenizer()],
+        tokenizers=[tokenizers.shipped_clip(), tokenizers.shipped_t5()],
         source="model",
         extras={"t5_length": t5_length, "apply_t5_attn_mask": masked},
     )
@@ -73,7 +73,7 @@ def components() -> Components:
 )
 def test_the_shipped_vocabulary_is_t5s(text: str, ids: list[int]) -> None:
     """The numbers are those of google/t5-v1_1-xxl's own tokenizer.json."""
-    assert t5_tokenizer.shipped_tokenizer()(text).input_ids == ids
+    assert tokenizers.shipped_t5()(text).input_ids == ids
 
 
 def test_without_tokenizers_beside_the_model_the_shipped_ones_serve(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed
         folders = [tmp_path / "model_tokenizers" / name for name in FOLDERS]
     else:
         folders = [tmp_path / "cache" / name for name in CACHE_FOLDERS]
-    shipped = t5_tokenizer.shipped_tokenizer()
+    shipped = tokenizers.shipped_t5()
     pieces = [(shipped.convert_ids_to_tokens(number), -float(number)) for number in range(200)]
-    small = t5_tokenizer.T5Tokenizer(vocab=pieces, extra_ids=0)
-    clip_tokenizer.make_tokenizer([("a", "b")]).save_pretrained(folders[0])
+    small = tokenizers.T5Tokenizer(vocab=pieces, extra_ids=0)
+    tokenizers.make_clip_tokenizer([("a", "b")]).save_pretrained(folders[0])
     small.save_pretrained(folders[1])
     clip, t5 = load_tokenizers(source, str(tmp_path / "cache"), (49408, 256))
     assert (len(clip), len(t5)) == (49408, 200)

@@ -12,7 +12,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.load import open_components
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers
-from sd_scripts.library.clip_tokenizer import shipped_tokenizer
+from sd_scripts.library.tokenizers import shipped_clip
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 
@@ -27,7 +27,7 @@ def settings(**values: Any) -> Any:
 
 
 def test_the_shipped_vocabulary_is_clips() -> None:
-    tokenizer = shipped_tokenizer()
+    tokenizer = shipped_clip()
     assert len(tokenizer) == 49408
     assert tokenizer("a photo of a cat").input_ids == [49406, 320, 1125, 539, 320, 2368, 49407]
 

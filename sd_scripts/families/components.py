@@ -42,7 +42,7 @@ class WeightSource:
         scales = {name: state.pop(name) for name in list(state) if name.endswith(SCALE)}
         fill(module, state, self.dtype, self.keep, self.device)
         for name, scale in scales.items():
-            fp8.take_scale_(module.get_submodule(name.removesuffix(SCALE)), scale.to(self.device), self.dtype)  # type: ignore[arg-type]
+            fp8.scale_(module.get_submodule(name.removesuffix(SCALE)), scale.to(self.device), self.dtype)  # type: ignore[arg-type]
         if self.finish:
             self.finish(module)
         return module.to(self.device)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.components import Components as Components
 from sd_scripts.library.media import Media
-from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTokenizer
 
 from sd_scripts.data import demo_images
-from sd_scripts.library.clip_tokenizer import make_tokenizer
+from sd_scripts.library.tokenizers import make_clip_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def clip_tokenizer() -> CLIPTokenizer:
     for word in caption_words():
         letters = [*word[:-1], word[-1] + "</w>"]
         merges |= dict.fromkeys(("".join(letters[:n]), letters[n]) for n in range(1, len(letters)))
-    return make_tokenizer(list(merges))
+    return make_clip_tokenizer(list(merges))
 
 
 def clip_config(vocabulary: int, width: int, activation: str) -> CLIPTextConfig:

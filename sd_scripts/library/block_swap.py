@@ -61,11 +61,9 @@ class CopyStreams:
 
     @classmethod
     def of(cls, device: torch.device) -> CopyStreams:
-        return (
-            cls(to_device=torch.cuda.Stream(device), to_host=torch.cuda.Stream(device))
-            if device.type == "cuda"
-            else cls()
-        )
+        if device.type != "cuda":
+            return cls()
+        return cls(to_device=torch.cuda.Stream(device), to_host=torch.cuda.Stream(device))
 
 
 class _Slot:
@@ -297,9 +295,11 @@ class BlockSwap:
 
     def leave(self, number: int, hidden: Hidden) -> Hidden:
         """Call after block `number`; in backward it runs before the block. The last blocks stay if backward follows."""
-        returns = _needs_backward(hidden)
-        self.release(number, number + len(self._slots) if returns else self._next_number(number))
-        return _Leave.apply(self, number, *hidden) if returns else hidden
+        if not _needs_backward(hidden):
+            self.release(number, self._next_number(number))
+            return hidden
+        self.release(number, number + len(self._slots))
+        return _Leave.apply(self, number, *hidden)
 
 
 def _needs_backward(hidden: Hidden) -> bool:
@@ -371,9 +371,8 @@ class SwapGroup:
     def __init__(self, swaps: Iterable[BlockSwap]):
         self._swaps = list(swaps)
         first = next((swap for swap in self._swaps if swap.blocks), None)
-        if (
-            first and not first.trainable and (stream := first.streams.to_device)
-        ):  # what learns changes before the next forward
+        # trained weights change before the next forward
+        if first and not first.trainable and (stream := first.streams.to_device):
             headroom = PeakHeadroom(first, lambda: torch.cuda.memory_allocated(stream.device))
             for swap in self._swaps:
                 swap.headroom = headroom
@@ -381,11 +380,6 @@ class SwapGroup:
 
     def __len__(self) -> int:
         return len(self._swap_of)
-
-    @property
-    def blocks(self) -> list[nn.Module]:
-        """The swapped blocks, in the order in which `resident` is cheapest."""
-        return list(self._swap_of)
 
     def enter(self, block: nn.Module, *hidden: Tensor) -> Hidden:
         swap, number = self._swap_of.get(block, (None, 0))

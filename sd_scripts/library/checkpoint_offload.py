@@ -1,4 +1,4 @@
-"""Checkpoints of gradient checkpointing in main memory: sent there, and fetched back, while the device computes."""
+"""Keep the checkpoints of gradient checkpointing in main memory; copies run while the device computes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 AHEAD = 3
-"""How many checkpoints are on their way back before backward asks for them."""
+"""How many checkpoints are prefetched before backward needs them."""
 
 
 class CheckpointOffload:
-    """Use around torch.utils.checkpoint: `with offload.keeping(hidden): checkpoint(block, *hidden, ...)`."""
+    """Use around torch.utils.checkpoint: `with offload.saving(hidden): checkpoint(block, *hidden, ...)`."""
 
     def __init__(self) -> None:
         self._sent: list[weakref.ref[_Sent]] = []
-        """In the order of forward; autograd holds them until backward has used them."""
+        """In forward order; autograd holds them until backward has used them."""
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
-        """Out and back: the two directions do not wait for each other."""
+        """To the host and to the device: the two directions do not wait for each other."""
 
-    def keeping(self, hidden: Sequence[Tensor]) -> AbstractContextManager[object]:
-        """Meanwhile those of `hidden` that autograd keeps go to main memory; on the CPU they are there."""
+    def saving(self, hidden: Sequence[Tensor]) -> AbstractContextManager[object]:
+        """Move those of `hidden` that autograd saves meanwhile to main memory; on the CPU they are there already."""
         if not hidden[0].is_cuda:
             return nullcontext()
         if self._streams is None:
@@ -36,7 +36,7 @@ class CheckpointOffload:
 
     def _send(self, tensor: Tensor) -> _Sent:
         assert self._streams
-        if self._sent and self._sent[0]() is None:  # those of an earlier step
+        if self._sent and self._sent[0]() is None:  # of an earlier step
             self._sent = [ref for ref in self._sent if ref() is not None]
         sent = _Sent(tensor, *self._streams)
         self._sent.append(weakref.ref(sent))
@@ -54,32 +54,32 @@ class CheckpointOffload:
 
 
 class _Sent:
-    """One tensor in main memory."""
+    """A tensor that was copied to main memory."""
 
-    def __init__(self, tensor: Tensor, out: torch.cuda.Stream, back: torch.cuda.Stream):
-        self._device, self._stream = tensor.device, back
+    def __init__(self, tensor: Tensor, to_host: torch.cuda.Stream, to_device: torch.cuda.Stream):
+        self._device, self._to_device = tensor.device, to_device
         self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        self._came: Tensor | None = None
-        out.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(out):
+        self._fetched: Tensor | None = None
+        to_host.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(to_host):
             self._host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(out)
-        self._is_out = out.record_event()
+        tensor.record_stream(to_host)
+        self._sent_event = to_host.record_event()
 
     def fetch(self) -> None:
-        """Begin to bring it back."""
-        if self._came is not None:
+        """Start the copy back to the device."""
+        if self._fetched is not None:
             return
-        self._stream.wait_event(self._is_out)
-        with torch.cuda.stream(self._stream):
-            self._came = self._host.to(self._device, non_blocking=True)
-            self._is_back = self._stream.record_event()
+        self._to_device.wait_event(self._sent_event)
+        with torch.cuda.stream(self._to_device):
+            self._fetched = self._host.to(self._device, non_blocking=True)
+            self._fetched_event = self._to_device.record_event()
 
     def take(self) -> Tensor:
         self.fetch()
-        tensor, self._came = self._came, None
+        tensor, self._fetched = self._fetched, None
         assert tensor is not None
         compute = torch.cuda.current_stream(self._device)
-        compute.wait_event(self._is_back)
+        compute.wait_event(self._fetched_event)
         tensor.record_stream(compute)
         return tensor

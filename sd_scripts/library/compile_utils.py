@@ -1,4 +1,4 @@
-"""torch.compile for diffusion blocks: one small graph for each kind of block, the model's own keys left as they are."""
+"""torch.compile for diffusion blocks: one small graph for each kind of block; the model's keys stay the same."""
 
 import argparse
 import inspect
@@ -40,9 +40,9 @@ def compile_model(
 
     In place means nn.Module.compile: no wrapper, so state_dict() keys, isinstance checks and hooks are as before.
     Blocks whose weights move between devices keep their Linear layers out of the graph (`disable_linear`).
-    `graphs_expected` is how many graphs one kind of block will need; it is the limit where the option is 0. `static`
-    tells that the shapes are few, so that compile_dynamic = auto need not try dynamic ones. Of `hooked` blocks only
-    forward is compiled, so that hooks, which come and go, are none of the graph's.
+    `graphs_expected` is how many graphs one kind of block will need; it is the recompile limit if the option is 0.
+    `static`: the shapes are few, so compile_dynamic = auto stands for false. Of `hooked` blocks only forward is
+    compiled, so that adding and removing hooks does not recompile.
     """
     dynamic = DYNAMIC[options.compile_dynamic]
     settings = f"backend={options.compile_backend}, mode={options.compile_mode}, "
@@ -68,11 +68,11 @@ def compile_model(
 
 
 def inductor_options(mode: str) -> dict[str, Any]:
-    """What a mode stands for, plus our own choices; torch.compile takes a mode or options, never both.
+    """Return the inductor options of a mode, with our own; torch.compile takes a mode or options, never both.
 
-    Inductor writes the gradient of GEGLU as one kernel that computes both halves everywhere and then chooses; written
-    half by half it moves fewer bytes and takes a third of the time on a large card. Trying out several tilings of each
-    elementwise kernel costs a seventh of the compile time and gained nothing that could be measured.
+    Inductor fuses the gradient of GEGLU into one kernel that computes both halves everywhere and then selects; one
+    kernel per half moves fewer bytes and takes a third of the time on a large GPU. Autotuning elementwise kernels costs
+    a seventh of the compile time and gained nothing measurable.
     """
     ours = {"max_pointwise_cat_inputs": 1, "max_complex_pointwise_cat_inputs": 1}
     if not mode.startswith("max-autotune"):
@@ -86,7 +86,7 @@ MIN_GRAPH_LIMIT = 16
 
 
 def _graph_limit(limit: int) -> dict[str, int]:
-    """The limit as an argument of torch.compile, where this PyTorch takes one; else for the whole thread."""
+    """Return the recompile limit as an argument of torch.compile; where this PyTorch has none, set it globally."""
     torch._dynamo.config.accumulated_recompile_limit = max(256, 4 * limit)
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         return {"recompile_limit": limit}
@@ -95,17 +95,17 @@ def _graph_limit(limit: int) -> dict[str, int]:
 
 
 class KnownInputs:
-    """Spares graphs most of their guards once inputs of the same shapes have gone through forward and backward twice.
+    """Skips most guards once inputs of the same shapes have gone through forward and backward twice.
 
-    Guards are the conditions under which a graph holds. Evaluating them costs the CPU up to an eighth of a small step;
-    where the same code runs again on the same shapes they cannot fail, and only what tells graphs apart is looked at.
+    Evaluating guards costs the CPU up to an eighth of a small step. Where the same code runs again on the same shapes
+    they cannot fail, so only those that tell graphs apart are evaluated.
     """
 
     def __init__(self) -> None:
         self._runs: Counter[tuple[Any, ...]] = Counter()
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-        """Around one forward and backward of `inputs`."""
+        """Return the context for one forward and backward of `inputs`."""
         shapes = tuple((name, x.shape, x.dtype) for name, x in inputs.items())
         self._runs[shapes] += 1
         if self._runs[shapes] <= 2:
@@ -114,12 +114,12 @@ class KnownInputs:
 
 
 def disable_linear_from_compile(module: nn.Module) -> None:
-    """Run every Linear of a module eagerly: its weight may move between two steps, and a graph must not hold it."""
+    """Run every Linear of a module eagerly: its weight may move between steps, so no graph may hold it."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]
 
 
 def maybe_uncompile_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the `_orig_mod.` that torch.compile(module) writes into keys; ours has none, other people's files may."""
+    """Remove the `_orig_mod.` that torch.compile(module) adds to keys; ours have none, other programs' files may."""
     return {key.replace(COMPILED, ""): value for key, value in state_dict.items()}

@@ -1,6 +1,6 @@
-"""Rectified flow: images on their way to noise, from sigma = 0, the image, to sigma = 1, noise alone.
+"""Rectified flow: from the image at sigma = 0 to pure noise at sigma = 1.
 
-Timesteps here are these sigmas, float32; where people count to 1000, as min_timestep does, they are 1000 * sigma.
+Timesteps here are these sigmas, float32; options in thousandths, such as min_timestep, are 1000 * sigma.
 """
 
 import math
@@ -8,19 +8,19 @@ import math
 import torch
 from torch import Tensor
 
-from sd_scripts.library.schedules import TIMESTEPS
+from sd_scripts.library.noise import TIMESTEPS
 from sd_scripts.options.flow import FlowOptions
 
 BASE_TOKENS, MAX_TOKENS = 256, 4096
 BASE_SHIFT, MAX_SHIFT = 0.5, 1.15
-"""Logarithms of the shift at images of so many tokens: larger images get more noise (Esser et al. 2024, 5.3.2)."""
+"""Logarithms of the shift for images of so many tokens: larger images get more noise (Esser et al. 2024, 5.3.2)."""
 
 MIN_SIGMA = 1e-4
-"""Weights that divide by sigma² take no smaller one, else one image that is hardly noisy would be all that counts."""
+"""Smallest sigma that weights divide by the square of, or one image with hardly any noise would outweigh all others."""
 
 
 def draw_sigmas(count: int, options: FlowOptions, tokens: int, generator: torch.Generator) -> Tensor:
-    """(B,) as timestep_sampling and weighting_scheme say, for images of so many tokens."""
+    """Draw sigmas (B,) for images of so many tokens, as timestep_sampling and weighting_scheme say."""
     how = options.timestep_sampling
     if how == "sigma":
         steps = (TIMESTEPS * _draw_density(count, options, generator)).floor().clamp(0, TIMESTEPS - 1)
@@ -34,28 +34,28 @@ def draw_sigmas(count: int, options: FlowOptions, tokens: int, generator: torch.
 
 
 def shifted(sigmas: Tensor, shift: float) -> Tensor:
-    """More noise for a shift above 1; 0 and 1 stay where they are."""
+    """Return the sigmas shifted: more noise for a shift above 1; 0 and 1 are kept."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
 def shift_of(tokens: int) -> float:
-    """The shift that suits an image of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
+    """Return the shift for images of so many tokens: 1.65 for 256x256, 3.16 for 1024x1024."""
     share = (tokens - BASE_TOKENS) / (MAX_TOKENS - BASE_TOKENS)
     return math.exp(BASE_SHIFT + share * (MAX_SHIFT - BASE_SHIFT))
 
 
 def sampling_sigmas(steps: int, shift: float) -> Tensor:
-    """(steps + 1,) from 1 to 0, on the CPU: where each step of a sampler begins and the last one ends."""
+    """Return a sampler's sigmas from 1 to 0, (steps + 1,), on the CPU: where each step begins and the last ends."""
     return shifted(torch.linspace(1, 0, steps + 1), shift)
 
 
 def within_bounds(sigmas: Tensor, low: int, high: int) -> Tensor:
-    """Squeezed into min_timestep to max_timestep, given in thousandths; their distribution keeps its form."""
+    """Return the sigmas scaled linearly into min_timestep to max_timestep (thousandths)."""
     return low / TIMESTEPS + (high - low) / TIMESTEPS * sigmas
 
 
 def loss_weights(sigmas: Tensor, weighting_scheme: str) -> Tensor:
-    """(B,) -> (B,): how much each counts."""
+    """Return the loss weight (B,) of each sigma (B,)."""
     if weighting_scheme == "sigma_sqrt":
         return sigmas.clamp(min=MIN_SIGMA) ** -2
     if weighting_scheme == "cosmap":
@@ -64,7 +64,7 @@ def loss_weights(sigmas: Tensor, weighting_scheme: str) -> Tensor:
 
 
 def _draw_density(count: int, options: FlowOptions, generator: torch.Generator) -> Tensor:
-    """(B,) around 0..1; 0 is the noisiest (Esser et al. 2024, section 3.1)."""
+    """Draw (B,) in 0..1, where 0 is the noisiest (Esser et al. 2024, section 3.1)."""
     if options.weighting_scheme == "logit_normal":
         return torch.sigmoid(options.logit_mean + options.logit_std * _normal(count, generator))
     u = torch.rand(count, generator=generator, device=generator.device)

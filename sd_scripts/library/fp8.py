@@ -1,8 +1,7 @@
-"""Frozen Linears in fp8: weights held in e4m3 with a scale for each row, multiplied in the model's dtype or in fp8.
+"""Frozen Linears, whose weights may be quantized: e4m3 with a scale per row, multiplied in the model's dtype or in fp8.
 
-Our own scales are powers of two, so that applying one loses nothing; those of a file are applied in float32. The
-products with held weights are operators of their own: traced openly, the compiler would keep the widened weight of
-every layer for backward.
+Our own scales are powers of two, so that applying one is exact; those of a file are applied in float32. The products
+are custom operators: otherwise the compiler would keep the dequantized weight of every layer for backward.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 STORAGE = torch.float8_e4m3fn
-LARGEST = 448.0
-"""What e4m3 can hold."""
+E4M3_MAX = 448.0
+"""Largest value of e4m3."""
 MULTIPLE = 16
-"""Widths that fp8 products take."""
-FAST_SUMS = True
-"""Sum up without stepping to float32 in between: on Hopper products by rows are slow otherwise, and what it costs in
-exactness is far below what rounding to e4m3 does."""
+"""Widths of fp8 products are multiples of it."""
+FAST_ACCUM = True
+"""use_fast_accum of torch._scaled_mm: without it row-wise products are slow on Hopper; its error is far below that of
+rounding to e4m3."""
 
 
 class Fp8Linear(nn.Linear):
-    """A frozen Linear that was quantized."""
+    """A frozen Linear with a quantized weight."""
 
     weight_scale: Tensor  # (out, 1) float32
-    scale_exact: bool  # only powers of two, the same in every dtype
+    scale_exact: bool  # powers of two, exact in every dtype
     weight_transposed: Tensor | None  # (in, out) e4m3
     compute_dtype: torch.dtype
     fp8_compute: bool
@@ -38,7 +37,7 @@ class Fp8Linear(nn.Linear):
 
 
 def fits(layer: nn.Module) -> bool:
-    """Whether a layer can be held and multiplied in fp8."""
+    """Return whether a layer can be quantized and multiplied in fp8."""
     return isinstance(layer, nn.Linear) and not (layer.in_features % MULTIPLE or layer.out_features % MULTIPLE)
 
 
@@ -46,58 +45,58 @@ def fits(layer: nn.Module) -> bool:
 def quantize_(
     layer: nn.Linear, dtype: torch.dtype, *, compute: bool = False, keep_transposed: bool = False
 ) -> nn.Linear:
-    """Hold the weight of `layer` in e4m3, in place; it takes and gives `dtype`.
+    """Quantize the weight of `layer` to e4m3, in place; inputs and outputs are in `dtype`.
 
-    A weight that is e4m3 already keeps its values. `compute` multiplies in fp8, too; `keep_transposed` then holds the
-    weight in the order that backward needs as well, instead of reordering it each time.
+    A weight that is e4m3 already keeps its values. `compute` also multiplies in fp8; `keep_transposed` then keeps a
+    transposed copy for backward, instead of transposing each time.
     """
     if not isinstance(layer, Fp8Linear):
-        _hold(layer, *_held(layer.weight), exact=True)
+        _set_weight(layer, *_quantized(layer.weight), exact=True)
     keep = compute and keep_transposed
     layer.register_buffer("weight_transposed", transposed(layer.weight) if keep else None, persistent=False)
     layer.compute_dtype, layer.fp8_compute = dtype, compute  # type: ignore[assignment]
     return layer
 
 
-def take_scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:
-    """Let the e4m3 values of `layer`, in place, stand for themselves times `scale`, one number or one for each row."""
-    assert layer.weight.dtype == STORAGE, "scales belong to values in e4m3"
+def scale_(layer: nn.Linear, scale: Tensor, dtype: torch.dtype) -> None:
+    """Multiply the e4m3 weight of `layer`, in place, by a file's `scale`: one number or one per row."""
+    assert layer.weight.dtype == STORAGE, "only e4m3 weights have scales"
     rows = scale.float().view(-1, 1).expand(len(layer.weight), 1).contiguous()
-    _hold(layer, layer.weight.detach(), rows, exact=False)
+    _set_weight(layer, layer.weight.detach(), rows, exact=False)
     quantize_(layer, dtype)
 
 
 @torch.no_grad()
-def change_(layer: nn.Linear, change: Tensor, dtype: torch.dtype) -> None:
-    """W += change, (out, in) float32, of a weight in e4m3: it is rounded anew, with scales of our own."""
+def add_(layer: nn.Linear, change: Tensor, dtype: torch.dtype) -> None:
+    """Add `change`, (out, in) float32, to an e4m3 weight, which is quantized again with our own scales."""
     quantize_(layer, dtype)
-    _hold(layer, *_held(dequantized(layer) + change), exact=True)
+    _set_weight(layer, *_quantized(dequantized(layer) + change), exact=True)
 
 
-def _hold(layer: nn.Linear, weight: Tensor, scale: Tensor, *, exact: bool) -> None:
+def _set_weight(layer: nn.Linear, weight: Tensor, scale: Tensor, *, exact: bool) -> None:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.__class__ = Fp8Linear
     layer.register_buffer("weight_scale", scale)
     layer.scale_exact = exact  # type: ignore[assignment]
 
 
-def _held(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, in) -> e4m3 of the same shape, scales (out, 1)."""
+def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize (out, in) to e4m3 of the same shape and scales (out, 1)."""
     if weight.dtype == STORAGE:
         return weight.detach(), torch.ones(len(weight), 1, device=weight.device)
     largest = weight.abs().amax(1, keepdim=True).float()
-    exponent = torch.frexp(largest / LARGEST).exponent
+    exponent = torch.frexp(largest / E4M3_MAX).exponent
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     return (weight.float() / scale).to(STORAGE), scale
 
 
 def dequantized(layer: nn.Linear) -> Tensor:
-    """The weight that a quantized layer stands for, (out, in) float32."""
+    """Return the weight of a quantized layer, (out, in) float32."""
     return layer.weight.float() * layer.weight_scale  # type: ignore[operator]
 
 
 def fp8_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """(..., in) -> (..., out) with the weights of a quantized layer, differentiable in x."""
+    """Apply a quantized layer, (..., in) -> (..., out), differentiable in x."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     weight, scale = layer.weight, layer.weight_scale
@@ -105,7 +104,7 @@ def fp8_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     if layer.fp8_compute:
         y = _QuantizedProduct.apply(x, weight, scale, layer.weight_transposed)
         return y if bias is None else y + bias
-    if x.dtype == torch.float16:  # which the unscaled product could leave
+    if x.dtype == torch.float16:  # the unscaled product could overflow
         y = torch.ops.sd_scripts.fp8_product(x, weight, scale)
         return y if bias is None else y + bias
     y = torch.ops.sd_scripts.fp8_product(x, weight, None)
@@ -116,12 +115,35 @@ def fp8_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     return y * rows if bias is None else torch.addcmul(bias, y, rows)
 
 
-# Held in fp8, multiplied in the dtype of x
+def frozen_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """Apply a frozen Linear, quantized or not, (..., in) -> (..., out), differentiable in x."""
+    if layer.weight.dtype == STORAGE:
+        return fp8_linear(x, layer)
+    return F.linear(x, layer.weight, layer.bias)
 
 
-def _widened(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    wide = weight.to(dtype)
-    return wide if scale is None else wide.mul_(scale.to(dtype))
+def compute_dtype(layer: nn.Module) -> torch.dtype:
+    """Return the dtype of the inputs and outputs of `layer`; its weights may have a narrower one."""
+    dtype: torch.dtype = getattr(layer, "compute_dtype", layer.weight.dtype)  # type: ignore[arg-type]
+    return dtype
+
+
+def share_frozen(layer: nn.Linear, base: nn.Linear) -> None:
+    """Give `layer` the weights of `base`, the same objects: moving them moves them for both."""
+    layer.weight, layer.bias = base.weight, base.bias
+    layer.compute_dtype = compute_dtype(base)  # type: ignore[assignment]
+    layer.fp8_compute = getattr(base, "fp8_compute", False)  # type: ignore[assignment]
+    layer.scale_exact = getattr(base, "scale_exact", True)  # type: ignore[assignment]
+    for name in ("weight_scale", "weight_transposed"):
+        layer.register_buffer(name, getattr(base, name, None), persistent=name == "weight_scale")
+
+
+# Stored in fp8, multiplied in the dtype of x
+
+
+def _cast(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    cast = weight.to(dtype)
+    return cast if scale is None else cast.mul_(scale.to(dtype))
 
 
 @torch.library.custom_op(
@@ -129,7 +151,7 @@ def _widened(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor
 )
 def _product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     """(..., in), (out, in) -> (..., out)."""
-    return F.linear(x, _widened(weight, scale, x.dtype))
+    return F.linear(x, _cast(weight, scale, x.dtype))
 
 
 @torch.library.custom_op(
@@ -137,7 +159,7 @@ def _product(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
 )
 def _product_back(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     """(..., out), (out, in) -> (..., in)."""
-    return grad @ _widened(weight, scale, grad.dtype)
+    return grad @ _cast(weight, scale, grad.dtype)
 
 
 @_product.register_fake
@@ -150,23 +172,23 @@ def _(grad: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     return grad.new_empty(*grad.shape[:-1], weight.shape[1])
 
 
-def _keep_for_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, weight, scale = inputs
     ctx.save_for_backward(weight, scale)
 
 
-def _through_product(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _product_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return torch.ops.sd_scripts.fp8_product_back(grad, *ctx.saved_tensors), None, None
 
 
-_product.register_autograd(_through_product, setup_context=_keep_for_product)
+_product.register_autograd(_product_gradient, setup_context=_save_for_backward)
 
 
 # Multiplied in fp8
 
 
 class _QuantizedProduct(torch.autograd.Function):
-    """x and the gradient of the output are quantized by rows, too; quantizing is left to the compiler to fuse."""
+    """A product in fp8: x and the output's gradient are quantized by rows, which the compiler fuses."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -188,16 +210,16 @@ class _QuantizedProduct(torch.autograd.Function):
 
 
 def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, K) -> e4m3 (M, K), scales (M, 1) float32, so that the largest value of each row is e4m3's largest."""
+    """Quantize (M, K) to e4m3 (M, K) and scales (M, 1) float32, with the largest value of each row at E4M3_MAX."""
     largest = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-12)
-    return (x.float() * (LARGEST / largest)).to(STORAGE), largest / LARGEST
+    return (x.float() * (E4M3_MAX / largest)).to(STORAGE), largest / E4M3_MAX
 
 
 def _scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
     """(M, K) e4m3, (M, 1), (N, K) e4m3, (N, 1) -> (M, N) bf16."""
     scales = torch.ones(1, len(weight), device=rows.device) if scale is None else scale.t()
     return torch._scaled_mm(
-        rows, weight.t(), row_scale, scales, out_dtype=torch.bfloat16, use_fast_accum=FAST_SUMS and rows.is_cuda
+        rows, weight.t(), row_scale, scales, out_dtype=torch.bfloat16, use_fast_accum=FAST_ACCUM and rows.is_cuda
     )
 
 
@@ -205,7 +227,7 @@ def _scaled_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tens
     "sd_scripts::fp8_scaled_back", mutates_args=(), schema="(Tensor rows, Tensor row_scale, Tensor weight) -> Tensor"
 )
 def _scaled_back(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
-    """(M, out) e4m3, (M, 1), (out, in) e4m3 -> (M, in) bf16; the weight is reordered, which fp8 products ask for."""
+    """(M, out) e4m3, (M, 1), (out, in) e4m3 -> (M, in) bf16; fp8 products need the weight transposed."""
     return _scaled_product(rows, row_scale, transposed(weight))
 
 
@@ -215,7 +237,7 @@ def _(rows: Tensor, row_scale: Tensor, weight: Tensor) -> Tensor:
 
 
 def transposed(weight: Tensor) -> Tensor:
-    """(out, in) one byte each -> (in, out), contiguous."""
+    """Transpose (out, in), one byte each, to a contiguous (in, out)."""
     if weight.is_cuda and importlib.util.find_spec("triton"):
         from sd_scripts.library.fp8_transpose import transposed_bytes
 
@@ -224,7 +246,7 @@ def transposed(weight: Tensor) -> Tensor:
 
 
 def compute_problem(device: torch.device) -> str | None:
-    """Why this device cannot multiply in fp8, in a sentence."""
+    """Return why this device cannot multiply in fp8, as a sentence, or None."""
     if device.type == "cuda":
         name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         if capability >= (8, 9):

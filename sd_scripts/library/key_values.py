@@ -8,9 +8,9 @@ from sd_scripts.options.optimizer_args import literal
 
 
 def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
-    """Values are read as Python literals: 0.01, True, (0.9, 0.99), None, 'text'.
+    """Parse the items; values are Python literals: 0.01, True, (0.9, 0.99), None, 'text'.
 
-    Raises ValueError naming `option` when an item has no "=" or its value is no literal.
+    Raises ValueError naming `option` if an item has no "=" or its value is no literal.
     """
     found: dict[str, Any] = {}
     for item in items:
@@ -25,7 +25,7 @@ def key_values(option: str, items: Iterable[str]) -> dict[str, Any]:
 
 
 def class_by_path(option: str, path: str) -> type:
-    """The class at `package.module.Class`. Raises ValueError naming `option` when there is none."""
+    """Return the class at `package.module.Class`. Raises ValueError naming `option` if there is none."""
     module, _, name = path.rpartition(".")
     if not module or not all(part.isidentifier() for part in path.split(".")):
         raise ValueError(f"{option}: {path!r} is not a dotted path, such as torch.optim.AdamW")

@@ -1,4 +1,4 @@
-"""The single-file layout of latent diffusion models, where families share it: autoencoder and CLIP text encoder.
+"""The single-file layout of latent diffusion models that families share: autoencoder and CLIP text encoder.
 
 `names` below are a module's state-dict keys; every function works at any width and depth.
 """
@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
-
 from sd_scripts.library.state_dicts import Shapes, ShapesBelow, State, take
 
 VAE_PREFIX = "first_stage_model."
 HEAD_WIDTH = 64
-"""Channels of one attention head, in U-Nets and CLIP; the one number no shape tells."""
+"""Channels of an attention head in U-Nets and CLIP, the only size that shapes do not tell."""
 
 _VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 _VAE_PARTS = {"conv_shortcut": "nin_shortcut", "conv_norm_out": "norm_out"}
@@ -36,7 +34,7 @@ def vae_key(name: str, levels: int) -> str:
 
 
 def read_vae(file: State, names: Iterable[str], prefix: str = VAE_PREFIX) -> State:
-    """The autoencoder's tensors. The file keeps the attention's linear layers as 1x1 convolutions."""
+    """Return the autoencoder's tensors. In the file, the attention's linear layers are 1x1 convolutions."""
     names = list(names)
     levels = vae_levels(names)
     state = take(file, {name: prefix + vae_key(name, levels) for name in names})
@@ -47,9 +45,12 @@ def read_vae(file: State, names: Iterable[str], prefix: str = VAE_PREFIX) -> Sta
 
 
 def vae_from_diffusers(state: State) -> State:
-    """A VAE under diffusers' names -> the same tensors under the file's keys, without prefix."""
+    """Return a VAE's tensors under the file's keys, without prefix, from those under diffusers' names."""
     levels = vae_levels(state)
-    return {vae_key(name, levels): _as_convolution(name, tensor) for name, tensor in state.items()}
+    return {
+        vae_key(name, levels): tensor[:, :, None, None] if _is_vae_linear(name) and tensor.ndim == 2 else tensor
+        for name, tensor in state.items()
+    }
 
 
 def vae_levels(names: Iterable[str]) -> int:
@@ -58,7 +59,7 @@ def vae_levels(names: Iterable[str]) -> int:
 
 
 def vae_config(shapes: Shapes, prefix: str = VAE_PREFIX) -> dict[str, Any]:
-    """Arguments of diffusers' AutoencoderKL, from the shapes of a checkpoint or of a VAE file; without its scale."""
+    """Return the arguments of diffusers' AutoencoderKL, except its scaling factor, from a file's shapes."""
     at = ShapesBelow(shapes, prefix)
     levels = at.count(r"encoder\.down\.(\d+)\.block\.0\.conv1\.weight")
     widths = tuple(at[f"encoder.down.{level}.block.0.conv1.weight"][0] for level in range(levels))
@@ -75,7 +76,7 @@ def vae_config(shapes: Shapes, prefix: str = VAE_PREFIX) -> dict[str, Any]:
 
 
 def clip_config(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
-    """Arguments of transformers' CLIPTextConfig for CLIP-L, from the shapes without `prefix` and `text_model.`"""
+    """Return the arguments of transformers' CLIPTextConfig for CLIP-L, from the shapes below `prefix`."""
     at = ShapesBelow(shapes, prefix)
     vocabulary, width = at["embeddings.token_embedding.weight"]
     return {
@@ -89,23 +90,18 @@ def clip_config(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
 
 
 def clip_sizes(vocabulary: int, width: int) -> dict[str, Any]:
-    """CLIP's vocabulary ends with <|startoftext|> and <|endoftext|>."""
+    """Return the arguments that both CLIP text encoders have. CLIP's vocabulary ends with its start and end tokens."""
     heads = max(width // HEAD_WIDTH, 1)
     ends = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
     return {"vocab_size": vocabulary, "hidden_size": width, "num_attention_heads": heads, **ends}
 
 
 def replace_start(name: str, table: dict[str, str]) -> str:
-    """Replace the first words of a dotted name by the table."""
+    """Replace the beginning of a dotted name by the table."""
     for ours, theirs in table.items():
         if name == ours or name.startswith(ours + "."):
             return theirs + name[len(ours) :]
     return name
-
-
-def _as_convolution(name: str, tensor: Tensor) -> Tensor:
-    """The file keeps the attention's linear layers as 1x1 convolutions."""
-    return tensor[:, :, None, None] if _is_vae_linear(name) and tensor.ndim == 2 else tensor
 
 
 def _is_vae_linear(name: str) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.library.schedules import TIMESTEPS, NoiseSchedule, expand_to
+from sd_scripts.library.noise import TIMESTEPS, NoiseSchedule, expand_to
 from sd_scripts.options.loss import LossOptions
 
 SNR_LIMIT = 1000.0
-"""Weights that divide by the SNR clamp it here, or the first timesteps would count for nothing."""
+"""Weights that divide by the SNR clamp it here, or the first timesteps would not count."""
 
 HUBER_LOSSES = ("huber", "smooth_l1")
 
@@ -93,7 +93,7 @@ def huber_c_at(timesteps: Tensor, options: LossOptions, sigmas: Tensor | None = 
 
 
 def apply_snr_weighting(loss: Tensor, snr: Tensor, options: LossOptions, v_parameterization: bool) -> Tensor:
-    """Weight losses (B,) by the SNR (B,) of their timesteps, in the order in which the options build on each other."""
+    """Weight losses (B,) by the SNR (B,) of their timesteps; the options apply in the order of sd-scripts."""
     limited = snr.clamp(max=SNR_LIMIT)
     if options.min_snr_gamma:
         loss = loss * snr.clamp(max=options.min_snr_gamma) / (snr + 1 if v_parameterization else snr)

@@ -23,10 +23,9 @@ PYTORCHS = "torch.optim.lr_scheduler"
 
 
 class AdafactorRate(LRScheduler):
-    """Shows the rate that Adafactor sets itself, of the first parameter of each group.
+    """Reports the rate that Adafactor sets itself, of the first parameter of each group.
 
-    transformers' own class takes a parameter with a gradient for one that was stepped, and ours have theirs from the
-    beginning.
+    transformers' class takes a parameter with a gradient for one that was stepped; ours have gradients from the start.
     """
 
     def __init__(self, optimizer: Optimizer, shown_at_first: float):
@@ -42,10 +41,10 @@ class AdafactorRate(LRScheduler):
 
 
 def make_scheduler(options: LrSchedulerOptions, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    """The schedule over `total_steps` optimizer steps.
+    """Return the schedule over `total_steps` optimizer steps.
 
-    Schedule-free optimizers and Adafactor with relative_step set their own rate and get one that leaves it alone.
-    Raises ValueError for an unknown name, arguments that the schedule does not take, and a warm-up where there is none.
+    Schedule-free optimizers and Adafactor with relative_step set their own rate; their schedule does not change it.
+    Raises ValueError for an unknown name, arguments that the schedule does not accept, and an unsupported warm-up.
     """
     if is_schedule_free(optimizer):
         return LambdaLR(optimizer, lambda _: 1.0)
@@ -79,16 +78,16 @@ def schedule_values(options: LrSchedulerOptions, total_steps: int) -> dict[str, 
 
 
 def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[str]:
-    """Make both for a single number, so that what is wrong with them is told before a model is loaded.
+    """Make both for a single number, so that errors in them are found before a model is loaded.
 
-    Raises ValueError as make_optimizer and make_scheduler do; gives back what will have no effect, one sentence each.
+    Raises ValueError as make_optimizer and make_scheduler do; returns warnings, one sentence each.
     """
-    with _in_a_sentence(f"optimizer_type, optimizer_args: {optimizer_name(optimizer.optimizer_type)}"):
+    with _as_value_error(f"optimizer_type, optimizer_args: {optimizer_name(optimizer.optimizer_type)}"):
         made = make_optimizer(optimizer, [{"params": [torch.nn.Parameter(torch.zeros(1))]}])
-    with _in_a_sentence(f"lr_scheduler_args: {scheduler.lr_scheduler_type or scheduler.lr_scheduler}"):
+    with _as_value_error(f"lr_scheduler_args: {scheduler.lr_scheduler_type or scheduler.lr_scheduler}"):
         schedule = make_scheduler(scheduler, made, total_steps=1000)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch remarks that the optimizer has not stepped
+            warnings.simplefilter("ignore")  # PyTorch warns that the optimizer has not stepped
             advance(schedule, torch.tensor(1.0))
     if is_schedule_free(made) and (scheduler.lr_scheduler != "constant" or scheduler.lr_warmup_steps):
         return [
@@ -99,8 +98,8 @@ def dry_run(optimizer: OptimizerOptions, scheduler: LrSchedulerOptions) -> list[
 
 
 @contextlib.contextmanager
-def _in_a_sentence(what: str) -> Iterator[None]:
-    """Values of a wrong kind fail anywhere within the code of other people."""
+def _as_value_error(what: str) -> Iterator[None]:
+    """Turn any error into a ValueError of one sentence: wrong values fail anywhere in other packages' code."""
     try:
         yield
     except (ValueError, WrongValue):
@@ -111,7 +110,7 @@ def _in_a_sentence(what: str) -> Iterator[None]:
 
 
 def advance(scheduler: LRScheduler, loss: torch.Tensor) -> None:
-    """One step of the schedule. Only reduce_lr_on_plateau looks at the loss, and waits for the device to do so."""
+    """Step the schedule. Only reduce_lr_on_plateau reads the loss, for which it waits for the device."""
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step(float(loss))
     else:
@@ -119,21 +118,21 @@ def advance(scheduler: LRScheduler, loss: torch.Tensor) -> None:
 
 
 ON_PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
-"""What reduce_lr_on_plateau has seen of the losses."""
+"""State of reduce_lr_on_plateau that does not depend on the learning rate."""
 
 
 def advance_to(scheduler: LRScheduler, step: int) -> None:
-    """Bring a new schedule to where it would be after `step` steps."""
-    if isinstance(scheduler, ReduceLROnPlateau):  # it goes by losses, not by steps
+    """Advance a new schedule by `step` steps."""
+    if isinstance(scheduler, ReduceLROnPlateau):  # it depends on losses, not on steps
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it expects a step of the optimizer before each of its own
+        warnings.simplefilter("ignore")  # PyTorch expects an optimizer step before each
         for _ in range(step):
             scheduler.step()
 
 
 def resume_plateau(scheduler: ReduceLROnPlateau, state: Mapping[str, Any], rates: Sequence[float]) -> None:
-    """Take over what an earlier reduce_lr_on_plateau has seen of the losses, and how far it has lowered `rates`."""
+    """Restore reduce_lr_on_plateau from its saved state, with its reductions relative to `rates`."""
     vars(scheduler).update({name: state[name] for name in ON_PLATEAU if name in state})
     for group, lowered, began in zip(scheduler.optimizer.param_groups, state["_last_lr"], rates, strict=True):
         rate = float(group["lr"]) * float(lowered) / began if began else 0.0
@@ -144,7 +143,7 @@ def resume_plateau(scheduler: ReduceLROnPlateau, state: Mapping[str, Any], rates
 
 
 def learning_rates(scheduler: LRScheduler) -> list[float]:
-    """The rate of each group as Python numbers; for the named schedules without asking the device for its tensors."""
+    """Return each group's rate as a Python number; the named schedules do not read tensors from the device."""
     if type(scheduler) is LambdaLR:
         factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
         return [float(base) * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
@@ -152,7 +151,7 @@ def learning_rates(scheduler: LRScheduler) -> list[float]:
 
 
 def _choose(options: LrSchedulerOptions, optimizer: Optimizer) -> tuple[str, Maker, Schedule]:
-    """The schedule's name, what makes it, and its entry in the table."""
+    """Return the schedule's name, class or function, and entry in the table."""
     name = options.lr_scheduler.partition(":")[0]
     if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
         return "adafactor", AdafactorRate, SCHEDULES["adafactor"]
@@ -166,17 +165,17 @@ def _choose(options: LrSchedulerOptions, optimizer: Optimizer) -> tuple[str, Mak
         )
     if name not in SCHEDULES:
         raise ValueError(f"lr_scheduler: {name!r} is not one of {', '.join(SCHEDULES)}")
-    # resolved here: transformers is slow to import, and a run that stops early should do so quickly
+    # resolved late: transformers is slow to import, and a run with an error should stop quickly
     return name, pkgutil.resolve_name(SCHEDULES[name].path), SCHEDULES[name]
 
 
 def _steps(given: float, total: int) -> int:
-    """Below 1 a share of all steps."""
+    """Return a number of steps; below 1 `given` is a share of all."""
     return int(given * total) if given < 1 else int(given)
 
 
 def _shown_at_first(lr_scheduler: str) -> float:
-    """The rate that Adafactor reports before its first step: 1e-4 of `adafactor:1e-4`."""
+    """Return the rate that Adafactor reports before its first step: 1e-4 of `adafactor:1e-4`."""
     start = lr_scheduler.partition(":")[2]
     try:
         return float(start or 0)

@@ -1,4 +1,4 @@
-"""What a run shows of itself: an image, or a clip of several frames."""
+"""Samples of a run: an image, or a clip of several frames."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ FPS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Media:
-    """A sample, decoded."""
+    """A decoded sample."""
 
     frames: Tensor
     """(F, H, W, 3) uint8 on the CPU; a single frame is an image."""

@@ -1,7 +1,8 @@
-"""Read weights from .safetensors, .ckpt and .pt files; whatever is wrong with a file is said in one sentence."""
+"""Read weights from .safetensors, .ckpt and .pt files; every fault of a file is told in one sentence."""
 
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,13 +15,12 @@ from sd_scripts.formats.documents import parse_json
 
 
 def read_weights(path: Path, option: str, *, mmap: bool = True, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of a file whose keys begin with `prefix`, by key, on the CPU; with `mmap` they are read from disk
-    when first used.
+    """Return a file's tensors whose keys begin with `prefix`, on the CPU; with `mmap` they are read when first used.
 
-    Raises ValueError, which names `option`, if the file is not there, not whole or not a file of weights.
+    Raises ValueError naming `option` if the file is missing, incomplete or not a weights file.
     """
     if path.suffix in SAFETENSORS:
-        _header(path, option)  # says in one sentence what is wrong with the file
+        _header(path, option)  # raises if the file is damaged
         try:
             state = _read_safetensors(path, prefix, mmap=mmap)
         except (KeyError, ValueError, RuntimeError, OSError) as error:
@@ -31,15 +31,15 @@ def read_weights(path: Path, option: str, *, mmap: bool = True, prefix: str = ""
 
 
 def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by key; of a .safetensors file only the header is read."""
+    """Return the shapes by key; of a .safetensors file only the header is read."""
     if path.suffix in SAFETENSORS:
         return dict(_header(path, option).shapes)
     return {key: tuple(tensor.shape) for key, tensor in read_weights(path, option).items()}
 
 
 MAPPED, MAPPINGS = 2**26, 256
-"""Bytes of a mapping at least, and mappings of a file at most: each holds an open file, of which a process may have
-about 1,000."""
+"""Minimum bytes of a mapping, maximum mappings of a file: each holds an open file, of which a process may have about
+1,000."""
 
 DTYPES = {
     "I64": torch.int64,
@@ -55,13 +55,13 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""How a .safetensors file names the kinds of numbers, in the order in which it holds them."""
+"""Names of dtypes in .safetensors files, in the order in which the files store them."""
 
 
 def read_empty(path: Path, option: str) -> dict[str, Tensor]:
-    """As read_weights, but tensors without memory; of a .safetensors file only the header is read.
+    """Read as read_weights does, but as meta tensors; of a .safetensors file only the header is read.
 
-    Kinds of numbers that are not known, such as packed ones of 4 bits, are told as int8.
+    Unknown dtypes, such as packed 4-bit ones, become int8.
     """
     if path.suffix not in SAFETENSORS:
         return {key: tensor.to("meta") for key, tensor in read_weights(path, option).items()}
@@ -82,8 +82,8 @@ def _header(path: Path, option: str) -> Header:
 
 
 def _read_safetensors(path: Path, prefix: str, *, mmap: bool) -> dict[str, Tensor]:
-    """The tensors in the order of the file. Those that are mapped share a mapping with few others, which is freed with
-    the last of them; those that are read are each in memory of its own."""
+    """Return the tensors in the order of the file. With `mmap`, neighbours share a mapping, which is freed with the
+    last of them; otherwise each tensor has its own memory."""
     state: dict[str, Tensor] = {}
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -104,7 +104,7 @@ def _read_safetensors(path: Path, prefix: str, *, mmap: bool) -> dict[str, Tenso
 
 
 def _groups(offsets: dict[str, list[int]], keys: list[str], size: int) -> list[list[str]]:
-    """Return the keys in the order of the file, those together that begin within `size` bytes."""
+    """Group the keys in the order of the file; those of a group begin within `size` bytes."""
     groups: list[list[str]] = []
     for key in sorted(keys, key=lambda key: offsets[key]):
         if not groups or offsets[key][0] >= offsets[groups[-1][0]][0] + size:
@@ -123,26 +123,22 @@ def _read_bytes(file: BinaryIO, start: int, size: int, *, mmap: bool) -> Tensor:
 
 
 def _read_pickle(path: Path, option: str) -> dict[str, Tensor]:
-    """A .ckpt can run code when it is unpickled: only tensors are let through."""
+    """Read a pickle file without running code that it contains: only tensors are unpickled."""
     if path.suffix == ".gguf":
         raise ValueError(f"{option}: '{path}' is quantized for inference; choose the .safetensors file of the model")
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+    if path.exists() and not path.is_file():  # reading a pipe would block
         raise ValueError(f"{option}: '{path}' is not a file")
     try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        state: Any = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )  # torch maps only its zip format
     except pickle.UnpicklingError:
         raise ValueError(
             f"{option}: '{path}' contains more than weights and could run code; convert it to .safetensors"
         ) from None
     except FileNotFoundError:
         raise ValueError(f"{option}: there is no file '{path}'") from None
-    except Exception:  # what is no pickle, or half of one, fails at any place of the unpickler
+    except Exception:  # a damaged file fails anywhere in the unpickler
         raise ValueError(f"{option}: '{path}' is not a complete weights file; download or copy it again") from None
     state = state.get("state_dict", state) if isinstance(state, dict) else {}
     return {key: tensor for key, tensor in state.items() if isinstance(tensor, Tensor)}
-
-
-def _is_zip(path: Path) -> bool:
-    """Only the zip format of torch.save, the usual one since 2020, can be read from disk on use."""
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"

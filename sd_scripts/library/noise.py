@@ -1,26 +1,82 @@
-"""What is drawn by chance for a step: noise and timesteps, all from the one generator of the step.
+"""Noise and timesteps: Stable Diffusion's noise schedule, and what each step draws from its generator.
 
-Everything is made where the generator lives, without waiting for the device.
+Tensors are made on the generator's device, without waiting for it.
 """
 
 import random
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sd_scripts.library.schedules import TIMESTEPS, expand_to
 from sd_scripts.options.loss import NoiseOptions
+
+TIMESTEPS = 1000
+FIRST_BETA, LAST_BETA = 0.00085, 0.012
+
+
+def expand_to(values: Tensor, latents: Tensor) -> Tensor:
+    """Return one value per sample (B,) with trailing dimensions of 1, to be multiplied with latents (B, C, *S)."""
+    return values.view(-1, *[1] * (latents.dim() - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseSchedule:
+    """Tables by timestep, float32, (1000,). `noisy = sqrt(ᾱ)·latents + sqrt(1 - ᾱ)·noise`."""
+
+    alphas_cumprod: Tensor
+    """ᾱ, the share of the image's variance that remains."""
+    sigmas: Tensor
+    """sqrt((1 - ᾱ)/ᾱ); infinite at the last timestep of a schedule with zero terminal SNR."""
+    snr: Tensor
+    """Signal-to-noise ratio, for loss weights. With zero terminal SNR it is still that of the plain schedule: as in
+    sd-scripts, and so that every weight is finite."""
+
+    def add_noise(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return the noisy latents, in the latents' dtype; latents and noise (B, C, *S), timesteps (B,) int64."""
+        signal, spread = self._amounts(timesteps, latents)
+        return (signal * latents + spread * noise).to(latents.dtype)
+
+    def velocity(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
+        """Return the target of v-prediction (Salimans and Ho 2022): sqrt(ᾱ)·noise - sqrt(1 - ᾱ)·latents."""
+        signal, spread = self._amounts(timesteps, latents)
+        return (signal * noise - spread * latents).to(latents.dtype)
+
+    def _amounts(self, timesteps: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
+        kept = expand_to(self.alphas_cumprod[timesteps], latents)
+        return kept.sqrt(), (1 - kept).sqrt()
+
+
+@lru_cache
+def noise_schedule(device: torch.device, zero_terminal_snr: bool = False) -> NoiseSchedule:
+    """Return DDPM's schedule with scaled linear betas. Cached by device: call it before a step is captured."""
+    betas = torch.linspace(FIRST_BETA**0.5, LAST_BETA**0.5, TIMESTEPS) ** 2
+    plain = torch.cumprod(1 - betas, dim=0)
+    used = with_zero_terminal_snr(plain) if zero_terminal_snr else plain
+    return NoiseSchedule(
+        alphas_cumprod=used.to(device),
+        sigmas=((1 - used) / used).sqrt().to(device),
+        snr=(plain / (1 - plain)).to(device),
+    )
+
+
+def with_zero_terminal_snr(alphas_cumprod: Tensor) -> Tensor:
+    """Return the schedule with the last timestep as pure noise (Lin et al. 2023, algorithm 1)."""
+    root = alphas_cumprod.sqrt()
+    first, last = root[0], root[-1]
+    return ((root - last) * first / (first - last)) ** 2
 
 
 def draw_timesteps(count: int, options: NoiseOptions, generator: torch.Generator) -> Tensor:
-    """(B,) int64, uniform from min_timestep up to but without max_timestep; equal bounds give that timestep."""
+    """Draw timesteps (B,) int64, uniform in [min_timestep, max_timestep); equal bounds give that timestep."""
     low, high = timestep_bounds(options)
     return torch.randint(low, max(high, low + 1), (count,), generator=generator, device=generator.device)
 
 
 def timestep_bounds(options: NoiseOptions) -> tuple[int, int]:
-    """min_timestep and max_timestep, the whole range where they are not set."""
+    """Return min_timestep and max_timestep, where unset 0 and 1000. Raises ValueError if they are no range."""
     low = options.min_timestep or 0
     high = TIMESTEPS if options.max_timestep is None else options.max_timestep
     if not (0 <= low <= high <= TIMESTEPS and low < TIMESTEPS):
@@ -32,9 +88,9 @@ def timestep_bounds(options: NoiseOptions) -> tuple[int, int]:
 
 
 def draw_noise(latents: Tensor, options: NoiseOptions, generator: torch.Generator) -> Tensor:
-    """Noise of the latents' shape (B, C, *S), float32: what is mixed in and what the model shall predict.
+    """Draw noise of the latents' shape (B, C, *S), float32: the target of a model that predicts noise.
 
-    Offsets are the same for all frames of a clip; pyramids are coarser within each frame.
+    noise_offset is the same for all frames of a clip; multires noise is coarser within each frame.
     """
     noise = normal(latents.shape, generator)
     if options.noise_offset:
@@ -46,7 +102,7 @@ def draw_noise(latents: Tensor, options: NoiseOptions, generator: torch.Generato
 
 
 def perturb(noise: Tensor, options: NoiseOptions, generator: torch.Generator) -> Tensor:
-    """The noise to mix in, which ip_noise_gamma makes a little other than the noise to predict (Ning et al. 2023)."""
+    """Return the noise to add to the latents: with ip_noise_gamma not quite the target (Ning et al. 2023)."""
     if not options.ip_noise_gamma:
         return noise
     strength = _strength(options.ip_noise_gamma, options.ip_noise_gamma_random_strength, noise, generator)
@@ -54,12 +110,12 @@ def perturb(noise: Tensor, options: NoiseOptions, generator: torch.Generator) ->
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Plain noise, float32, where the generator lives."""
+    """Draw Gaussian noise, float32, on the generator's device."""
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
 def _strength(limit: float, drawn: bool, latents: Tensor, generator: torch.Generator) -> float | Tensor:
-    """The limit itself, or for each sample a number drawn uniformly below it (B, 1, ...)."""
+    """Return the limit, or if `drawn` a number for each sample, uniform below it (B, 1, ...)."""
     if not drawn:
         return limit
     return limit * expand_to(torch.rand(len(latents), generator=generator, device=generator.device), latents)
@@ -76,12 +132,12 @@ def _offset_strength(
 
 
 def _add_pyramid(noise: Tensor, levels: int, discount: float, generator: torch.Generator) -> Tensor:
-    """Coarser and coarser noise on top (multi-resolution noise), scaled back to a standard deviation of 1."""
+    """Add ever coarser noise (multi-resolution noise) and scale back to a standard deviation of 1."""
     height, width = noise.shape[-2:]
-    # Sizes must be known to Python; the seed of the generator is, so they are drawn from it, not from the device.
-    chance = random.Random(generator.initial_seed())
+    # Python needs the sizes: drawn from the generator's seed, they need no wait for the device
+    sizes = random.Random(generator.initial_seed())
     for level in range(levels):
-        shrink = chance.uniform(2, 4) ** level
+        shrink = sizes.uniform(2, 4) ** level
         coarse = max(1, int(height / shrink)), max(1, int(width / shrink))
         grain = normal((*noise.shape[:-2], *coarse), generator).flatten(0, -4)  # frames as channels
         fine = functional.interpolate(grain, size=(height, width), mode="bilinear").view(noise.shape)

@@ -1,7 +1,7 @@
-"""Optimizers by name, each through its own library.
+"""Make optimizers by name.
 
-The default, torch's AdamW, is made for steps that never wait for the device: fused, capturable on CUDA, and with a
-tensor as the learning rate of each group, which schedulers then fill in place.
+The default, torch's AdamW, never waits for the device: it is fused, capturable on CUDA, and the learning rate of each
+group is a tensor, which schedulers fill in place.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
+from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizers import (
@@ -23,10 +23,6 @@ from sd_scripts.options.optimizers import (
     known_optimizer,
     optimizer_name,
 )
-
-Group = dict[str, Any]
-"""`params`, and what differs for them, such as `lr`."""
-
 
 TORCH_ONLY = ("foreach", "amsgrad", "fused", "maximize", "differentiable", "capturable")
 """AdamW arguments that RoundingAdamW does not support; giving one selects torch's AdamW."""
@@ -47,11 +43,11 @@ def make_optimizer(
     seed: int = 0,
     copies: Mapping[Tensor, Tensor] | None = None,
 ) -> Optimizer:
-    """The optimizer over `groups`; one without `lr` learns at learning_rate.
+    """Return the optimizer over `groups`; a group without `lr` gets learning_rate.
 
-    With `rounding` or `copies`, AdamW is RoundingAdamW if rounds_itself; no other optimizer takes these. The parameters
-    must already lie on the device they learn on. Raises ValueError for an unknown name, a missing library and
-    arguments that the optimizer does not take.
+    With `rounding` or `copies`, AdamW is RoundingAdamW if rounds_itself; other optimizers ignore these. The parameters
+    must already be on the training device. Raises ValueError for an unknown name, a missing package and arguments that
+    the optimizer does not accept.
     """
     name = optimizer_name(options.optimizer_type)
     groups = [{"lr": options.learning_rate, **group} for group in groups]
@@ -65,10 +61,11 @@ def make_optimizer(
     if known_optimizer(name).one_rate:
         _check_one_rate(name, groups)
     rate: float | None = options.learning_rate
-    if arguments.get("relative_step"):  # Adafactor then takes no rate from outside, not even None beside a group's
+    if arguments.get("relative_step"):  # Adafactor then accepts no rate, neither in general nor for a group
         rate, groups = None, [{**group, "lr": None} for group in groups]
     if name == "AdamW" and not rounding:
-        arguments = {"capturable": _on_cuda(groups), **arguments}
+        on_cuda = all(parameter.is_cuda for group in groups for parameter in group["params"])
+        arguments = {"capturable": on_cuda, **arguments}
         if arguments.get("foreach") or arguments.get("differentiable"):
             arguments["fused"] = False
     try:
@@ -81,18 +78,18 @@ def make_optimizer(
 
 
 def optimizer_arguments(options: OptimizerOptions) -> dict[str, Any]:
-    """What the optimizer is made with beyond groups and rate: what its name stands for, then optimizer_args."""
+    """Return the optimizer's arguments without groups and rate: those of its name, then optimizer_args."""
     known = known_optimizer(options.optimizer_type)
     arguments = {**known.arguments, **key_values("optimizer_args", options.optimizer_args)}
     return arguments | ({"relative_step": options.sets_its_own_rate} if known is OPTIMIZERS["Adafactor"] else {})
 
 
 def description(optimizer: Optimizer, options: OptimizerOptions) -> str:
-    """ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`."""
+    """Return ss_optimizer of saved files: `torch.optim.adamw.AdamW(weight_decay=0.1,betas=(0.9, 0.99))`."""
     arguments = {key: value for key, value in optimizer_arguments(options).items() if key != "fused"}
     listed = ",".join(f"{key}={value}" for key, value in arguments.items())
     kind = type(updater(optimizer))
-    kind = torch.optim.AdamW if kind is RoundingAdamW else kind  # the same mathematics by the name that others know
+    kind = torch.optim.AdamW if kind is RoundingAdamW else kind  # the same update, by the name that other programs know
     return f"{kind.__module__}.{kind.__name__}" + (f"({listed})" if listed else "")
 
 
@@ -120,7 +117,7 @@ def updater(optimizer: Optimizer) -> Optimizer:
 
 
 def is_schedule_free(optimizer: Optimizer) -> bool:
-    """Whether the optimizer replaces the learning rate schedule and knows train and eval weights."""
+    """Return whether the optimizer replaces the learning rate schedule and has train and eval weights."""
     return is_schedule_free_class(type(updater(optimizer)).__name__)
 
 
@@ -145,7 +142,7 @@ def hyperparameters(optimizer: Optimizer) -> list[Group]:
 
 
 def set_hyperparameters(optimizer: Optimizer, groups: Iterable[Group]) -> None:
-    """Write these values into the groups, one dict for each; a rate that is a tensor stays that tensor."""
+    """Write the values of one dict per group into the groups; a rate that is a tensor is filled in place."""
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for name, value in values.items():
             if isinstance(group.get(name), Tensor):
@@ -185,16 +182,12 @@ def _check_one_rate(name: str, groups: list[Group]) -> None:
         )
 
 
-def _on_cuda(groups: list[Group]) -> bool:
-    return all(parameter.is_cuda for group in groups for parameter in group["params"])
-
-
 def _make_rates_tensors(optimizer: Optimizer) -> None:
-    """Each group's rate becomes a tensor beside its parameters and stays that same tensor, also when a state is loaded,
-    so that a captured step reads what the scheduler writes."""
+    """Make each group's rate a tensor on the parameters' device, the same one even after a state is loaded, so that a
+    captured step reads what the scheduler writes."""
     rates = []
     for group in optimizer.param_groups:
-        # Schedulers multiply from here; a Python number, so that they never read from the device.
+        # Schedulers start from this Python number, so that they never read from the device.
         group["initial_lr"] = float(group["lr"])
         group["lr"] = torch.tensor(group["initial_lr"], dtype=torch.float32, device=group["params"][0].device)
         rates.append(group["lr"])

@@ -20,9 +20,10 @@ from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.library.stochastic_rounding import Key, round_stochastically
 
 Group = dict[str, Any]
+"""`params`, and what differs for them, such as `lr`."""
 
 OWN = ("params", "seed")
-"""Group entries that each partition keeps for itself; the rest come from the facade."""
+"""Group entries of each partition's own; the others come from the facade."""
 
 
 @dataclass(kw_only=True)
@@ -56,8 +57,8 @@ class _Partition:
     groups: list[int]
     """Which of the facade's groups each group of the optimizer is part of."""
     given: list[Group]
-    """What these held when they were last handed down. Optimizers count in their groups, too: only what has been set
-    since then goes there."""
+    """The facade's groups when they were last passed on. Some optimizers keep counters in their groups, so only values
+    that were set since then are written there."""
     steps: int = 0
 
     def trainable(self) -> list[_Member]:
@@ -95,8 +96,8 @@ class PartitionedOptimizer(Optimizer):
     ):
         """`groups`: dicts of `params`, `lr` and what else differs. `make` builds the optimizer of one partition; its
         groups also have a `seed`, another for each partition. `rounds`: weights in half precision are stepped as
-        surrogates. `resident` is entered around whatever changes the weights of a partition, except in
-        step_partition: its caller has made them resident. The weights must already be on the device they learn on."""
+        surrogates. `resident` is entered around every change of a partition's weights, except in step_partition, whose
+        caller has made them resident. The weights must already be on the training device."""
         super().__init__(groups, defaults={})
         self._seed, self._resident = seed, resident or (lambda key: nullcontext())
         self.partitions: dict[Hashable, list[nn.Parameter]] = {}
@@ -113,11 +114,7 @@ class PartitionedOptimizer(Optimizer):
         self.defaults = self.representative.defaults
 
     def _partition(
-        self,
-        make: Callable[[list[Group]], Optimizer],
-        asked: list[Group],
-        complete: set[int],
-        members: list[_Member],
+        self, make: Callable[[list[Group]], Optimizer], asked: list[Group], complete: set[int], members: list[_Member]
     ) -> _Partition:
         """`asked`: the groups as they were given; `complete`: which of the facade's hold what the optimizer adds."""
         stepped = {member.weight: member.stepped for member in members}
@@ -183,11 +180,11 @@ class PartitionedOptimizer(Optimizer):
                     group[name] = given[name] = value
 
     def train(self) -> None:
-        """Of schedule-free optimizers: to the weights that learn."""
+        """Of schedule-free optimizers: switch to the training weights."""
         self._change(lambda optimizer: optimizer.train())
 
     def eval(self) -> None:
-        """Of schedule-free optimizers: to the averaged weights."""
+        """Of schedule-free optimizers: switch to the averaged weights."""
         self._change(lambda optimizer: optimizer.eval())
 
     def _change(self, change: Callable[[Any], object]) -> None:
@@ -209,9 +206,9 @@ class PartitionedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state. Raises ValueError if it has other groups or partitions."""
-        for name, held in (("param_groups", self.param_groups), ("portions", self._parts)):
-            if len(state_dict[name]) != len(held):
-                raise ValueError(f"the optimizer has {len(held)} {name} where its state has {len(state_dict[name])}")
+        for name, key, held in (("groups", "param_groups", self.param_groups), ("partitions", "portions", self._parts)):
+            if len(state_dict[key]) != len(held):
+                raise ValueError(f"the optimizer has {len(held)} {name}, but its state has {len(state_dict[key])}")
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             rate = group["lr"]
             group.update(saved)

@@ -1,4 +1,4 @@
-"""Model files as they are written: whole or not at all, with the hashes that other programs look them up by."""
+"""Write model files, completely or not at all, with the hashes by which other programs look them up."""
 
 import hashlib
 import json
@@ -24,11 +24,10 @@ OLD_HASH_START, OLD_HASH_LENGTH = 0x100000, 0x10000
 def save_model(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """Write a .safetensors file, or by its ending a .ckpt or .pt, which hold no metadata; floats in `dtype`.
+    """Write a .safetensors file, or by its suffix a .ckpt or .pt, which hold no metadata; floats in `dtype`.
 
-    A .safetensors file is written tensor by tensor, from whatever device, so that no second copy of a model is in
-    memory. Raises OSError in one sentence when it cannot be written; nothing is left behind then, and a file that was
-    there before is untouched.
+    A .safetensors file is written tensor by tensor, from any device, without a second copy of the model in memory.
+    Raises OSError with one sentence if it cannot be written; an existing file is then unchanged.
     """
     with saving(path), atomic_file(path) as part:
         if path.suffix == ".safetensors":
@@ -40,8 +39,8 @@ def save_model(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> None:
-    """A .safetensors file in place, with the bytes that the safetensors library writes: a header of a multiple of 8
-    bytes, wide numbers before narrow ones, so that each lies at a multiple of its width, then by name."""
+    """Write a .safetensors file in place, byte for byte as the safetensors library does: a header padded to 8 bytes,
+    then wide dtypes before narrow ones, so that each tensor is aligned, then by name."""
     dtypes = {key: _dtype(tensor, dtype) for key, tensor in tensors.items()}
     order = sorted(tensors, key=lambda key: (_KINDS.index(dtypes[key]), key.encode()))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
@@ -68,14 +67,14 @@ def _dtype(tensor: Tensor, wanted: torch.dtype | None) -> torch.dtype:
 
 
 def on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """As it is written: contiguous, if it holds floats in `dtype`. It is cast before it is copied, which is the shorter
-    way if that is narrower."""
+    """Return the tensor contiguous on the CPU, floats in `dtype`; cast first, so that less is copied if it is
+    narrower."""
     return tensor.detach().to(_dtype(tensor, dtype)).cpu().contiguous()
 
 
 def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of a LoRA with sshs_model_hash, by which WebUI looks up a file whose metadata were edited, and
-    sshs_legacy_hash."""
+    """Return a LoRA's metadata with sshs_legacy_hash and sshs_model_hash; by the latter WebUI recognises a file whose
+    metadata was edited."""
     training = {key: value for key, value in metadata.items() if key.startswith("ss_")}
     ready = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     data = safetensors.torch.save(ready, training)
@@ -89,14 +88,14 @@ def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> d
 
 
 def old_model_hash(path: Path) -> str:
-    """Eight hex digits over a piece of the file, as old WebUIs name a checkpoint."""
+    """Return the short hash of old WebUIs: eight hex digits over a part of the file."""
     with path.open("rb") as file:
         file.seek(OLD_HASH_START)
         return hashlib.sha256(file.read(OLD_HASH_LENGTH)).hexdigest()[:8]
 
 
 def model_hash(path: Path) -> str:
-    """SHA-256 of the whole file; several seconds for a checkpoint."""
+    """Return the SHA-256 of the whole file; takes seconds for a checkpoint."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 22):

@@ -10,7 +10,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ShapesBelow:
-    """Shapes below a prefix; a key that is not there is a ValueError that names it."""
+    """The shapes of the keys with a prefix. Raises ValueError naming a missing key."""
 
     def __init__(self, shapes: Shapes, prefix: str):
         self.prefix = prefix
@@ -22,9 +22,10 @@ class ShapesBelow:
         return self.shapes[key]
 
     def count(self, numbered: str) -> int:
-        """How many keys match `numbered` whole."""
+        """Return how many keys match the regular expression `numbered` in full."""
         return sum(bool(re.fullmatch(numbered, key)) for key in self.shapes)
 
 
 def take(file: State, keys: dict[str, str]) -> State:
+    """Return the tensors that the file has, by new name; `keys`: new name -> key in the file."""
     return {name: file[key] for name, key in keys.items() if key in file}

@@ -3,12 +3,12 @@
 import re
 
 ROUND = 1.1
-"""What a pair of round brackets multiplies by; square brackets divide by it."""
+"""Factor of a pair of round brackets; square brackets divide by it."""
 TOKENS = re.compile(r"\\[()\[\]\\]|[(\[\])]|:\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*\)|[^\\()\[\]:]+|[:\\]")
 
 
 def parse_weights(prompt: str) -> list[tuple[str, float]]:
-    """The prompt's pieces with their weights, in order; brackets that are not closed count to the end.
+    """Return the prompt's pieces with their weights, in order; an unclosed bracket extends to the end.
 
     >>> parse_weights("a (red:1.3) cat")
     [('a ', 1.0), ('red', 1.3), (' cat', 1.0)]
@@ -39,7 +39,7 @@ def parse_weights(prompt: str) -> list[tuple[str, float]]:
 
 
 def _merge(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Neighbours of equal weight become one piece, so that words are not cut for the tokenizer."""
+    """Merge neighbours of equal weight, so that the tokenizer sees whole words."""
     merged: list[tuple[str, float]] = []
     for text, weight in pieces:
         if merged and merged[-1][1] == weight:

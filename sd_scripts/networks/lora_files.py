@@ -80,7 +80,7 @@ def merge(modules: Iterable[AdaptedModule], tensors: Mapping[str, Tensor], stren
                 )
             change = change.view(weight.shape)
             if isinstance(layer, nn.Linear) and weight.dtype == fp8.STORAGE:
-                fp8.change_(layer, change, each.module.dtype)  # type: ignore[arg-type]
+                fp8.add_(layer, change, each.module.dtype)  # type: ignore[arg-type]
             else:
                 weight.copy_(weight.float() + change)  # rounded once, to the model's dtype
             merged += 1

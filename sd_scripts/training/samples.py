@@ -11,8 +11,7 @@ import torch
 from sd_scripts.families.family import Family
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import saving
-from sd_scripts.library.prompts import SamplePrompt, read_prompts
-from sd_scripts.options.prompt_lines import prompt_problems, prompt_remarks
+from sd_scripts.options.prompt_lines import SamplePrompt, prompt_problems, prompt_remarks, read_prompts
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings

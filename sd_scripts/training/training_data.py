@@ -21,8 +21,8 @@ from sd_scripts.data.text_caching import cache_text
 from sd_scripts.families.components import VAE, Components
 from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
-from sd_scripts.library.prompts import SamplePrompt
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.training.command_listener import stop_requested
 from sd_scripts.training.context import Context
 

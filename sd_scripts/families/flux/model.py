@@ -286,7 +286,7 @@ class FluxTransformer(nn.Module):
         if self.swapper:
             hidden = self.swapper.enter(block, *hidden)
         if self.checkpointing and torch.is_grad_enabled():
-            with self.offload.keeping(hidden) if self.offload else _NOTHING:
+            with self.offload.saving(hidden) if self.offload else _NOTHING:
                 out = checkpoint(block, *hidden, vec, rope, mask, use_reentrant=False)
         else:
             out = block(*hidden, vec, rope, mask)

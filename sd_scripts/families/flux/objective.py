@@ -11,8 +11,7 @@ from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.library.flow import draw_sigmas, loss_weights, within_bounds
 from sd_scripts.library.losses import diffusion_loss
-from sd_scripts.library.noise import normal, perturb, timestep_bounds
-from sd_scripts.library.schedules import TIMESTEPS, expand_to
+from sd_scripts.library.noise import TIMESTEPS, expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.settings import Settings

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components, Tokens
 from sd_scripts.families.flux.options import FluxNetworkOptions, trains_t5xxl
-from sd_scripts.library.clip_tokenizer import LENGTH
+from sd_scripts.library.tokenizers import CLIP_LENGTH
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
@@ -26,7 +26,7 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
     """
     clip, t5 = components.tokenizers
     long = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    clip_tokens = clip(list(captions), max_length=LENGTH, **long)
+    clip_tokens = clip(list(captions), max_length=CLIP_LENGTH, **long)
     t5_tokens = t5(list(captions), max_length=components.extras["t5_length"], **long)
     return {
         CLIP: {"ids": clip_tokens.input_ids},

@@ -30,7 +30,7 @@ from sd_scripts.families.miniature import (
     randomize,
 )
 from sd_scripts.library.safetensors_io import save_model
-from sd_scripts.library.t5_tokenizer import ROWS
+from sd_scripts.library.tokenizers import T5_ROWS
 
 CLIP_WIDTH, T5_WIDTH = 64, 48
 SHAPE = FluxParams(
@@ -104,7 +104,7 @@ def t5_tokenizer() -> T5Tokenizer:
 def tiny_modules(clip_vocabulary: int) -> TinyModules:
     """All parts with random weights, the same at every call."""
     t5_config = T5Config(
-        vocab_size=ROWS,
+        vocab_size=T5_ROWS,
         d_model=T5_WIDTH,
         d_kv=16,
         d_ff=96,

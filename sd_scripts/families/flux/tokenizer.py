@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sd_scripts.library.clip_tokenizer import CLIP
-from sd_scripts.library.t5_tokenizer import T5
-from sd_scripts.library.tokenizer_folders import find_tokenizer
+from sd_scripts.library.tokenizers import CLIP, T5, find_tokenizer
 
 KINDS = (CLIP, T5)
 FOLDERS = ("tokenizer", "tokenizer_2")

@@ -10,8 +10,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.losses import per_sample_loss
-from sd_scripts.library.noise import draw_noise, draw_timesteps, perturb
-from sd_scripts.library.schedules import TIMESTEPS, noise_schedule
+from sd_scripts.library.noise import TIMESTEPS, draw_noise, draw_timesteps, noise_schedule, perturb
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from transformers import CLIPTokenizer
 
-from sd_scripts.library.clip_tokenizer import CLIP
-from sd_scripts.library.tokenizer_folders import find_tokenizer
+from sd_scripts.library.tokenizers import CLIP, find_tokenizer
 
 FOLDERS = ("tokenizer", "tokenizer_2")
 """As a diffusers folder names them."""

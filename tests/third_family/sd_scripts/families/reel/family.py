@@ -36,9 +36,8 @@ from sd_scripts.library.flow import draw_sigmas, sampling_sigmas, within_bounds
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.media import Media
 from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.noise import normal, perturb, timestep_bounds
+from sd_scripts.library.noise import expand_to, normal, perturb, timestep_bounds
 from sd_scripts.library.safetensors_io import save_model
-from sd_scripts.library.schedules import expand_to
 from sd_scripts.networks.targets import LoraTarget
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import LossOptions, NoiseOptions
