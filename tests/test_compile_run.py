@@ -142,7 +142,7 @@ def test_any_error_of_compiled_code_in_any_step_is_told_and_the_step_begins_anew
 def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SGD at one rate: a second update of the first portions would be twice as far from where they began."""
+    """SGD at one rate: a second update of the first partitions would be twice as far from where they began."""
     values = {
         **FAILING, "mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "max_train_steps": 1,
         "save_state": True,

@@ -1,4 +1,4 @@
-"""Full training: the whole model learns, in each family, in every portion and precision, and its file is the model."""
+"""Full training: the whole model learns, in each family, every partition and precision, and its file is the model."""
 
 from pathlib import Path
 from typing import Any

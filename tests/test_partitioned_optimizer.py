@@ -47,14 +47,14 @@ def named(name: str) -> OptimizerOptions:
 
 
 def groups_of(parameters: list[nn.Parameter]) -> list[Group]:
-    """Two, with different rates; every portion has weights of both."""
+    """Two, with different rates; every partition has weights of both."""
     return [{"params": parameters[:4], "lr": 0.02}, {"params": parameters[4:], "lr": 0.01, "name": "last"}]
 
 
 def partitions(
     parameters: list[nn.Parameter], make: Make, *, rounds: bool = False, **more: Any
 ) -> PartitionedOptimizer:
-    """Three portions."""
+    """Three partitions."""
     places = {parameter: i % 3 for i, parameter in enumerate(parameters)}
     return PartitionedOptimizer(groups_of(parameters), make, places.__getitem__, rounds=rounds, seed=0, **more)
 
@@ -75,7 +75,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_three_portions_learn_what_one_optimizer_does(make: Make) -> None:
+def test_three_partitions_learn_what_one_optimizer_does(make: Make) -> None:
     whole, parts = weights(), weights()
     expected = learn(make(groups_of(whole)), whole, range(8))
     assert equal(learn(partitions(parts, make), parts, range(8)), expected)
@@ -158,7 +158,7 @@ def test_surrogates_have_memory_only_within_a_step() -> None:
 
 
 @pytest.mark.parametrize("make", [MAKERS["AdamW"], MAKERS["our own AdamW"]], ids=["number", "tensor"])
-def test_a_schedule_acts_on_every_portion_also_after_loading(make: Make) -> None:
+def test_a_schedule_acts_on_every_partition_also_after_loading(make: Make) -> None:
     def train_plan(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[Tensor]:
         scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
         for step in range(6):
@@ -187,7 +187,7 @@ def test_a_schedule_may_also_write_betas() -> None:
     assert equal(train_plan(parts, partitions(parts, MAKERS["AdamW"])), expected)
 
 
-def test_portions_are_stepped_within_the_backward_pass_and_not_once_more() -> None:
+def test_partitions_are_stepped_within_the_backward_pass_and_not_once_more() -> None:
     whole, parts = weights(), weights()
     plain, optimizer = MAKERS["AdamW"](groups_of(whole)), partitions(parts, MAKERS["AdamW"])
     waiting = {key: len(of_key) for key, of_key in optimizer.partitions.items()}
@@ -212,7 +212,7 @@ def test_portions_are_stepped_within_the_backward_pass_and_not_once_more() -> No
     assert equal([p.detach() for p in parts], [p.detach() for p in whole])
 
 
-def test_step_brings_each_portion_at_hand_and_leaves_out_those_without_gradients() -> None:
+def test_step_brings_each_partition_at_hand_and_leaves_out_those_without_gradients() -> None:
     parameters, order = weights(), []
 
     @contextmanager
@@ -254,8 +254,8 @@ def test_the_facade_tells_of_the_optimizer_within() -> None:
     assert optimizer.param_groups[1]["name"] == "last"
 
 
-def test_a_state_of_other_portions_is_refused_in_a_sentence() -> None:
+def test_a_state_of_other_partitions_is_refused_in_a_sentence() -> None:
     parameters = weights()
     one = PartitionedOptimizer(groups_of(parameters), MAKERS["AdamW"], lambda _: None, rounds=False, seed=0)
-    with pytest.raises(ValueError, match="the optimizer has 3 portions where its state has 1"):
+    with pytest.raises(ValueError, match="the optimizer has 3 partitions, but its state has 1"):
         partitions(weights(), MAKERS["AdamW"]).load_state_dict(one.state_dict())

@@ -223,7 +223,7 @@ def test_a_new_rate_schedule_and_weight_decay_apply_and_are_told(
         assert file.metadata()["ss_learning_rate"] == "0.001"
 
 
-def test_a_new_rate_reaches_every_portion_of_a_fused_backward_pass(miniature: Any, tmp_path: Path) -> None:
+def test_a_new_rate_reaches_every_partition_of_a_fused_backward_pass(miniature: Any, tmp_path: Path) -> None:
     values = {
         "mixed_precision": "bf16", "full_bf16": True, "fused_backward_pass": True, "max_train_steps": 2,
         "save_state": True, "save_every_n_steps": 1,

@@ -199,7 +199,7 @@ def test_adamw_rounds_where_weights_need_it_unless_an_argument_wants_torchs() ->
         make_optimizer(OptimizerOptions(optimizer_args=["beta=1"]), [{"params": [weight]}], rounding=True)
 
 
-def test_a_schedule_fills_the_rate_of_adamw_in_portions_and_shows_adafactors_own() -> None:
+def test_a_schedule_fills_the_rate_of_adamw_in_partitions_and_shows_adafactors_own() -> None:
     weight = nn.Parameter(torch.ones(3, 3, dtype=torch.bfloat16))
     options = OptimizerOptions(learning_rate=0.5)
     adamw = PartitionedOptimizer(

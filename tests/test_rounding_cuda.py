@@ -218,7 +218,7 @@ def _made(dtype: torch.dtype, **arguments: Any) -> tuple[RoundingAdamW, list[nn.
     return RoundingAdamW([{"params": parameters[:4], "lr": 0.1}, {"params": parameters[4:]}], **arguments), parameters
 
 
-def test_portions_round_without_waiting() -> None:
+def test_partitions_round_without_waiting() -> None:
     parameters = weights(torch.bfloat16, ODD)
     places = {parameter: i % 3 for i, parameter in enumerate(parameters)}
     groups = [{"params": parameters, "lr": torch.tensor(1e-5, device=CUDA)}]
