@@ -39,9 +39,9 @@ class Prepared:
 
 
 def context(model: Path, folder: Path, **values: Any) -> Context:
-    values = {"network_dim": 4, "network_alpha": 2.0, "learning_rate": 1e-3, **values}
+    values = {"network_dim": 4, "network_alpha": 2.0, "learning_rate": 1e-3, "run_dir": str(folder), **values}
     settings = sdxl_settings(model, seed=1, **values)
-    return make_context(settings, lambda: folder, lambda path: RunFolder(path).log())
+    return make_context(settings)
 
 
 def base(model: Path) -> Components:

@@ -17,7 +17,7 @@ from sd_scripts import sdxl_train_network
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context
-from sd_scripts.training.reporting import Reporter
+from sd_scripts.training.reporting import StepReporter
 
 
 @pytest.fixture
@@ -25,15 +25,15 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Ask for something while a step is under way, as the page does: `ask(step, *listener)`."""
 
     def ask(step: int, *listener: Any) -> None:
-        tell = Reporter.step
+        tell = StepReporter.step
 
-        def told(reporter: Reporter, facts: Any, *tensors: Any) -> None:
+        def told(reporter: StepReporter, facts: Any, *tensors: Any) -> None:
             if facts.step == step:
                 for wish in listener:
                     RunFolder(reporter._context.run_dir).command(wish)
             tell(reporter, facts, *tensors)
 
-        monkeypatch.setattr(Reporter, "step", told)
+        monkeypatch.setattr(StepReporter, "step", told)
 
     return ask
 

@@ -24,7 +24,7 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import error_hints
-from sd_scripts.training.reporting import Reporter
+from sd_scripts.training.reporting import StepReporter
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are told of by /proc")
 FROM_DISK = {"cache_latents": None, "cache_latents_to_disk": True}
@@ -124,14 +124,14 @@ def test_where_a_step_would_spoil_the_weights_the_first_one_ends_the_run(
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Do something while a step is under way: `meanwhile(step, do)`."""
-    tell = Reporter.step
+    tell = StepReporter.step
     planned: dict[int, Callable[[], object]] = {}
 
-    def told(reporter: Reporter, facts: Any, *tensors: Any) -> None:
+    def told(reporter: StepReporter, facts: Any, *tensors: Any) -> None:
         planned.get(facts.step, lambda: None)()
         tell(reporter, facts, *tensors)
 
-    monkeypatch.setattr(Reporter, "step", told)
+    monkeypatch.setattr(StepReporter, "step", told)
     return planned.__setitem__
 
 

@@ -10,7 +10,7 @@ from swap_help import transformer
 from sd_scripts.library import fp8
 from sd_scripts.options.checks import remarks_between
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.external_network import exclude_swapped
+from sd_scripts.training.external_network import require_unswapped
 
 RIGHT = {"train_data_dir": "images", "resolution": "1024,1024", "output_dir": "out"}
 
@@ -41,10 +41,10 @@ def test_what_a_network_turns_out_to_train_is_looked_at() -> None:
     model = transformer()
     base, added = model.single_blocks[0].linear1.weight, torch.nn.Parameter(torch.ones(2))
     swapping = Settings(FLUX_LORA, {"blocks_to_swap": 2, "network_module": "somebody.network"})
-    exclude_swapped([{"params": [added]}], model, swapping)
-    exclude_swapped([{"params": [base]}], model, Settings(FLUX_LORA, {}))
+    require_unswapped([{"params": [added]}], model, swapping)
+    require_unswapped([{"params": [base]}], model, Settings(FLUX_LORA, {}))
     with pytest.raises(ValueError, match=r"^blocks_to_swap: somebody\.network trains weights of the base model"):
-        exclude_swapped([{"params": [added, base]}], model, swapping)
+        require_unswapped([{"params": [added, base]}], model, swapping)
 
 
 def test_checkpoints_in_main_memory_that_do_nothing_are_told() -> None:

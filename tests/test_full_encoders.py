@@ -13,7 +13,6 @@ from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training.context import Context, make_context
 from sd_scripts.training.full import Full
 
@@ -45,8 +44,8 @@ def components(encoders: int) -> Components:
 
 def context(folder: Path, **values: Any) -> Context:
     values = {"pretrained_model_name_or_path": "model", "seed": 1, "max_grad_norm": 0.0, **RATES, **values}
-    settings = Settings(script_for("sdxl", "full"), values)
-    return make_context(settings, lambda: folder, lambda path: RunFolder(path).log())
+    settings = Settings(script_for("sdxl", "full"), {**values, "run_dir": str(folder)})
+    return make_context(settings)
 
 
 def values_of(components: Components) -> list[dict[str, Tensor]]:

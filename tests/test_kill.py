@@ -145,9 +145,10 @@ def recover(recording: Recording, moment: Moment) -> list[str]:
     told = [event["step"] for event in recording.left.told("saved") if event["path"].endswith("-state")]
     newest = newest_state(recording.output, "short")
     step = newest.progress.step if newest else 0
-    clean_up(recording.output, "short")
-    there = {path for path in linked_tree(recording.root, recording.store) if not path.startswith("out/run")}
-    leftovers = {path for path in there if path.endswith(LEFTOVERS)}
+    clean_up(recording.output, "short", recording.output / "run")
+    everything = linked_tree(recording.root, recording.store)
+    there = {path for path in everything if not path.startswith("out/run")}
+    leftovers = {path for path in everything if path.endswith(LEFTOVERS)}
     finished = {"finished"} if recording.left.told("finished") else set()
     recording.recovered.setdefault(frozenset(there - leftovers | finished), moment)
     lost = [f"step {max(told)} is lost, the newest state is of {step}"] if step < max(told, default=0) else []

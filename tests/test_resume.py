@@ -432,9 +432,15 @@ def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(
     mine, parent, others = f".short.safetensors.{os.getpid()}.part", f".short.png.{os.getppid()}.part", ".notes.1.part"
     for file in (mine, parent, others, f".write-test-{dead}", "short.safetensors"):
         (tmp_path / file).touch()
-    clean_up(tmp_path, "short")
+    run, earlier = tmp_path / "run", tmp_path / "runs" / "20261122-short"
+    for folder in (run, earlier):
+        folder.mkdir(parents=True)
+        for name in ("config.toml", f".config.toml.{dead}.part", f".process.json.{dead}.part"):
+            (folder / name).touch()
+    clean_up(tmp_path, "short", run)
+    assert [[path.name for path in folder.iterdir()] for folder in (run, earlier)] == [["config.toml"]] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        others, parent, "short-state", "short-step00000004-state", "short.safetensors",
+        others, parent, "run", "runs", "short-state", "short-step00000004-state", "short.safetensors",
     ]  # fmt: skip
 
 

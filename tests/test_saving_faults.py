@@ -28,21 +28,21 @@ from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import rescue
 from sd_scripts.training.dry_save import kept_files
 from sd_scripts.training.progress import TrainPlan
-from sd_scripts.training.reporting import Reporter
+from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.writer import Failure
 
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Do something while a step is under way: `meanwhile(step, do)`."""
-    tell = Reporter.step
+    tell = StepReporter.step
     planned: dict[int, Callable[[], object]] = {}
 
-    def told(reporter: Reporter, facts: Any, *tensors: Any) -> None:
+    def told(reporter: StepReporter, facts: Any, *tensors: Any) -> None:
         planned.get(facts.step, lambda: None)()
         tell(reporter, facts, *tensors)
 
-    monkeypatch.setattr(Reporter, "step", told)
+    monkeypatch.setattr(StepReporter, "step", told)
     return planned.__setitem__
 
 
@@ -240,5 +240,5 @@ def test_errors_tell_why_and_sizes_are_readable(tmp_path: Path) -> None:
     failures = [Failure("", errno.ENOSPC)]
     assert rescue.may_pass(failures)
     assert not rescue.may_pass([Failure("", errno.EACCES)])
-    assert next(rescue.places(tmp_path, tmp_path, failures)) == Path.home() / rescue.RESCUED / tmp_path.name
-    assert next(rescue.places(tmp_path, tmp_path, [])) == tmp_path / rescue.RESCUED
+    assert next(rescue.fallback_folders(tmp_path, tmp_path, failures)) == Path.home() / rescue.RESCUED / tmp_path.name
+    assert next(rescue.fallback_folders(tmp_path, tmp_path, [])) == tmp_path / rescue.RESCUED

@@ -14,9 +14,10 @@ from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.families.family import Components
 from sd_scripts.families.registry import family_of
-from sd_scripts.finetune.tool import Reporter
+from sd_scripts.finetune.tool import start_phase
 from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.options.settings import Settings
+from sd_scripts.runs.reporter import Reporter
 from sd_scripts.training.training_data import weights_digest
 
 
@@ -55,7 +56,7 @@ def encode(
                 to_disk=True,
                 batch_size=args.batch_size,
                 skip_check=args.skip_existing,
-                progress=reporter.phase("caching latents"),
+                progress=start_phase(reporter, "caching latents"),
             ),
         )
     except torch.OutOfMemoryError:

@@ -3,8 +3,9 @@
 from argparse import SUPPRESS
 from pathlib import Path
 
-from sd_scripts.finetune.tool import Reporter, parser, run
+from sd_scripts.finetune.tool import parser, run, start_phase
 from sd_scripts.formats.metadata_file import Words, check_target, merge_words, read_metadata, write_metadata
+from sd_scripts.runs.reporter import Reporter
 
 
 def main(script: str, words: Words, extension: str, argv: list[str] | None) -> int:
@@ -32,7 +33,7 @@ def main(script: str, words: Words, extension: str, argv: list[str] | None) -> i
             args.caption_extension,
             full_path=args.full_path,
             recursive=args.recursive,
-            progress=reporter.phase(f"reading {words}"),
+            progress=start_phase(reporter, f"reading {words}"),
         )
         write_metadata(out, merged.entries, "out_json")
         if problem := merged.wordless_text(args.caption_extension):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sd_scripts.families.model_file import describe
-from sd_scripts.finetune.tool import Reporter, parser, run
+from sd_scripts.finetune.tool import parser, run
 from sd_scripts.formats.metadata_file import check_target, keys_of, read_metadata, require_images, write_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.options.catalog import FAMILY_TITLES, SCRIPTS, script_for
@@ -17,6 +17,7 @@ from sd_scripts.options.command_line import flag_of
 from sd_scripts.options.encoding import ENCODING_OPTIONS
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.reporter import Reporter
 
 
 def setup_parser() -> argparse.ArgumentParser:
@@ -60,7 +61,7 @@ def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
         reporter.warn(
             f"in_json: {len(unknown)} images are not in {source.name}, so they have no caption: {some(unknown)}"
         )
-    reporter.tell("phase", name="loading the VAE")
+    reporter.phase("loading the VAE")
     from sd_scripts.finetune.encoding import encode  # torch is slow to import: fail on bad flags first
 
     for path, (width, height) in encode(args, family, _settings(args, family), images, reporter).items():

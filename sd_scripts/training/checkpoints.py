@@ -10,6 +10,7 @@ from pathlib import Path
 from sd_scripts.formats.disk import why_not_written
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
+from sd_scripts.runs.outputs import EPOCH, LAST, STEP
 from sd_scripts.training import rescue
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.error_hints import SAVED_BEFORE
@@ -24,8 +25,7 @@ class Saver:
     def __init__(self, context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer):
         self._context, self._train_state, self._train_plan, self._writer = context, train_state, train_plan, writer
         self._saving, self._resume = context.settings[SavingOptions], context.settings[ResumeOptions]
-        ratio = self._saving.save_n_epoch_ratio
-        self._every_epochs = max(1, train_plan.epochs // ratio) if ratio else self._saving.save_every_n_epochs
+        self._every_epochs = train_plan.epochs_between_saves(self._saving)
 
     def due_at_step(self) -> bool:
         every = self._saving.save_every_n_steps
@@ -60,7 +60,7 @@ class Saver:
             self._close_window_of_epochs(min(progress.epoch - 1, train_plan.epochs - 1) // every * every)
 
     def save_last(self) -> Path:
-        path = self._file("", "last")
+        path = self._file("", LAST)
         with_state = self._resume.save_state or self._resume.save_state_on_train_end
         return self._save_for_sure(path, self._train_state.progress.epoch, with_state=with_state, patient=True)
 
@@ -79,7 +79,7 @@ class Saver:
         progress = self._train_state.progress
         wanted = self._step_file(progress.step)
         failures: list[Failure] = []
-        for folder in chain([wanted.parent], rescue.places(wanted.parent, self._context.run_dir, failures)):
+        for folder in chain([wanted.parent], rescue.fallback_folders(wanted.parent, self._context.run_dir, failures)):
             file = folder / wanted.name
             state = self._writer.state_folder(file)
             failures += (failed := self._writer.write_state(state))
@@ -123,12 +123,12 @@ class Saver:
 
     def _rescue(self, path: Path, failures: list[Failure], written: Callable[[Path], list[Failure]]) -> Path | None:
         """Write to the first fallback folder that works."""
-        places = rescue.places(path.parent, self._context.run_dir, failures) if self._context.is_main else iter(())
-        while folder := self._context.agreed(next(places, None)):
+        folders = rescue.fallback_folders(path.parent, self._context.run_dir, failures)
+        while folder := self._context.agreed(next(folders, None) if self._context.is_main else None):
             if not written(folder / path.name):
                 return Path(folder / path.name)
             if self._context.is_main:
-                rescue.forget(folder)
+                rescue.remove_copy(folder)
         return None
 
     def _wait(self, path: Path, rescued: Path | None, written: Callable[[Path], list[Failure]]) -> bool:
@@ -141,13 +141,13 @@ class Saver:
                 return False
             if outlook == "room" and not written(path):
                 if rescued and main:
-                    rescue.forget(rescued.parent)
+                    rescue.remove_copy(rescued.parent)
                 return True
 
     def _begin_to_save(self) -> None:
         self._context.phase("saving")
         gone = self._context.is_main and not os.path.isdir(self._context.output_dir)
-        self._context.keep_telling()
+        self._context.reopen_log()
         if gone:
             self._context.warn(f"output_dir: '{self._context.output_dir}' was deleted and has been recreated")
 
@@ -188,10 +188,10 @@ class Saver:
         return self._context.output_dir / f"{name}{suffix}{self._writer.ending}"
 
     def _epoch_file(self, epoch: int) -> Path:
-        return self._file(f"-{epoch:06d}", "epoch")
+        return self._file(f"-{epoch:06d}", EPOCH)
 
     def _step_file(self, step: int) -> Path:
-        return self._file(f"-step{step:08d}", "at")
+        return self._file(f"-step{step:08d}", STEP)
 
 
 def _size(folder: Path) -> int:

@@ -1,57 +1,20 @@
-"""Commands to a running run (stop, save, sample), sent by the page or with Ctrl-C in the terminal."""
+"""Commands to a run between its steps (stop, save, sample), sent by the page or with Ctrl-C in the terminal."""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 import torch
 
-from sd_scripts.formats.disk import why_not_written
-from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.reporter import Requests
 from sd_scripts.training.context import Context
 
 HANG_UP = getattr(signal, "SIGHUP", None)
 """Sent when the terminal is closed or the connection to it breaks. Windows has none."""
 ENDING_SIGNALS = tuple(filter(None, (signal.SIGINT, signal.SIGTERM, HANG_UP)))
-COMMANDS = ("stop", "save", "sample")
-Requests = dict[str, list[str]]
-"""Command -> ids of its requests, by which the page recognizes its own; Ctrl-C has none."""
-
-
-def stop_requested(context: Context) -> bool:
-    """Return whether a stop was requested before training began. Several processes begin first, then stop together."""
-    if context.world > 1:
-        return False
-    requests = _requests_in(RunFolder(context.run_dir).commands(), context)
-    if "stop" in requests:
-        context.tell("heard", command="stop", ids=requests["stop"], step=0)
-    return "stop" in requests
-
-
-def _requests_in(commands: Iterable[Any], context: Context) -> Requests:
-    """Return the commands to this run. A brief disk failure ends no run: what cannot be read now is read later."""
-    requests: Requests = {}
-    for command in _readable(commands, context):
-        if not isinstance(command, dict) or command.get("kind") not in COMMANDS:
-            continue
-        if command.get("time", 0) > context.listens_from:
-            requests.setdefault(command["kind"], []).extend([str(command["id"])] if command.get("id") else [])
-    return requests
-
-
-def _readable(commands: Iterable[Any], context: Context) -> Iterator[Any]:
-    try:
-        yield from commands
-    except OSError as error:
-        context.warn_once(
-            "commands",
-            f"run_dir: '{RunFolder(context.run_dir).commands_file}' cannot be read: {why_not_written(error)}. The run "
-            "continues and tries again at each step",
-        )
 
 
 class CommandListener:
@@ -59,7 +22,7 @@ class CommandListener:
 
     def __init__(self, context: Context):
         self._context = context
-        self._commands = RunFolder(context.run_dir).commands()
+        self._commands = context.folder.commands()
         self._stop_requested = False
         # over gloo, which exchanges through main memory and so needs no GPU sync
         self._group = torch.distributed.new_group(backend="gloo") if context.world > 1 else None
@@ -82,7 +45,7 @@ class CommandListener:
         """Return the commands that arrived since the last poll."""
         requests: Requests = {}
         if self._context.is_main:
-            requests = _requests_in(self._commands, self._context)
+            requests = self._context.requests_in(self._commands)
         if self._stop_requested:
             requests.setdefault("stop", [])
         if self._context.world > 1:  # a signal may have come to any of them

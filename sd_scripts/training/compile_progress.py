@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sd_scripts.training.context import Context
 
 COMPILING, RECORDING = "compiling", "recording CUDA graphs"
@@ -22,63 +24,52 @@ class CompileProgress:
     def __init__(self, context: Context, graphs: Callable[[], int]):
         """`graphs` returns how many graphs this run has compiled so far."""
         self._context, self._graphs = context, graphs
-        self._recorded, self._told, self._when = 0, "", 0.0
+        self._recorded, self._last_phase, self._last_time = 0, "", 0.0
 
     def install(self) -> None:
         """Listen from now on, in place of an earlier run in this process."""
         if CompileProgress._installed:
             CompileProgress._installed.remove()
-        handler = _handler()
-        if handler:
-            handler.register_start_callback(self._started)
-            handler.register_end_callback(self._ended)
-            CompileProgress._installed = self
+        torch._dynamo.callback_handler.register_start_callback(self._started)
+        torch._dynamo.callback_handler.register_end_callback(self._ended)
+        CompileProgress._installed = self
 
     def remove(self) -> None:
-        handler = _handler()
         with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
-            handler.remove_start_callback(self._started)
-            handler.remove_end_callback(self._ended)
+            torch._dynamo.callback_handler.remove_start_callback(self._started)
+            torch._dynamo.callback_handler.remove_end_callback(self._ended)
         CompileProgress._installed = None
 
     def step_done(self) -> None:
         """Report the next compilation at once: on the page, the step has ended the phase."""
-        self._told = ""
+        self._last_phase = ""
 
-    def _started(self, *of: Any) -> None:
-        if self._records(of):
+    def _started(self, callback: Any) -> None:
+        if _is_recording(callback):
             self._recorded += 1
-            self._tell(RECORDING, _counted(self._recorded, "graph"))
+            self._emit(RECORDING, _counted(self._recorded, "graph"))
         else:
-            self._tell(COMPILING, self._compiled())
+            self._emit_compiled()
 
-    def _ended(self, *of: Any) -> None:
-        if not self._records(of):
-            self._tell(COMPILING, self._compiled())
+    def _ended(self, callback: Any) -> None:
+        if not _is_recording(callback):
+            self._emit_compiled()
 
-    def _compiled(self) -> str:
+    def _emit_compiled(self) -> None:
         graphs = self._graphs()
-        return f"{_counted(graphs, 'graph')} so far" if graphs else ""
+        self._emit(COMPILING, f"{_counted(graphs, 'graph')} so far" if graphs else "")
 
-    def _tell(self, phase: str, note: str) -> None:
+    def _emit(self, phase: str, note: str) -> None:
         now = time.monotonic()
-        if self._context.phase_name not in OF_STEPS or (phase == self._told and now - self._when < EVERY):
+        if self._context.phase_name not in OF_STEPS or (phase == self._last_phase and now - self._last_time < EVERY):
             return
-        self._told, self._when = phase, now
+        self._last_phase, self._last_time = phase, now
         with contextlib.suppress(Exception):  # an exception here would end the compilation
-            self._context.tell("phase", name=phase, note=note)
-
-    @staticmethod
-    def _records(of: tuple[Any, ...]) -> bool:
-        trigger = getattr(of[0], "callback_trigger", None) if of else None  # none before PyTorch 2.7
-        return getattr(trigger, "name", "") == "CUDAGRAPH_RECORDING"
+            self._context.emit("phase", name=phase, note=note)
 
 
-def _handler() -> Any:
-    """Return PyTorch's handler of compile callbacks; None in versions without one."""
-    import torch
-
-    return getattr(torch._dynamo, "callback_handler", None)
+def _is_recording(callback: Any) -> bool:
+    return bool(callback.callback_trigger.name == "CUDAGRAPH_RECORDING")
 
 
 def _counted(number: int, what: str) -> str:

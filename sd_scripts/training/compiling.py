@@ -258,7 +258,7 @@ class Compilation:
         if now.graphs == self._seen.graphs:
             return
         where = f"step {step}" if step else "before the first step"
-        self._context.tell(
+        self._context.emit(
             "compile",
             step=step,
             graphs=now.graphs - self._before.graphs,

@@ -4,8 +4,6 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,12 @@ from torch import Tensor
 from sd_scripts.library.safetensors_io import PRECISIONS
 from sd_scripts.library.seeds import seed_from
 from sd_scripts.options.logging import LoggingOptions
-from sd_scripts.options.run import CudaOptions
+from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
-from sd_scripts.runs.events import EventLog
-from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.folder import RunFolder, new_run_folder
+from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.training.trackers import Trackers, tracker_folder
 
 logger = logging.getLogger(__name__)
@@ -45,31 +43,21 @@ FAILED_MAIN = "sd_scripts/failed/main"
 """Key in the processes' store: why the main process failed."""
 
 
-@dataclass(kw_only=True)
-class Context:
-    settings: Settings
-    accelerator: Accelerator
-    log: EventLog | None
-    """Only the main process has one."""
-    run_dir: Path
-    seed: int
-    listens_from: float = 0.0
-    """Unix time; earlier entries of commands.jsonl were for an earlier run in this folder."""
-    phase_name: str = field(default="", init=False)
-    """The phase that was reported last."""
-    at_end: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
-    """Closed at the end of the run."""
-    began: bool = field(default=False, init=False)
-    """Whether all checks have passed, so that the model is loaded."""
-    emergency_state: Path | None = field(default=None, init=False)
-    """The state that was saved because an error ends the run."""
-    last_state: tuple[int, Path] | None = field(default=None, init=False)
-    """Step and folder of the last regular state."""
-    _started: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    _warned: set[str] = field(default_factory=set, init=False, repr=False)
+class Context(Reporter):
+    folder: RunFolder
 
-    def __post_init__(self) -> None:
-        self.trackers = Trackers(lambda: self.accelerator.trackers, self.warn)
+    def __init__(self, settings: Settings, accelerator: Accelerator, folder: RunFolder, seed: int):
+        super().__init__(folder, is_main=accelerator.is_main_process)
+        self.settings, self.accelerator, self.seed, self.run_dir = settings, accelerator, seed, folder.path
+        self.trackers = Trackers(accelerator, self.warn)
+        self.at_end = contextlib.ExitStack()
+        """Closed at the end of the run."""
+        self.began = False
+        """Whether all checks have passed, so that the model is loaded."""
+        self.emergency_state: Path | None = None
+        """The state that was saved because an error ends the run."""
+        self.last_state: tuple[int, Path] | None = None
+        """Step and folder of the last regular state."""
 
     @property
     def device(self) -> torch.device:
@@ -103,32 +91,13 @@ class Context:
     def output_dir(self) -> Path:
         return Path(self.settings[SavingOptions].output_dir or ".")
 
-    def tell(self, kind: Any, **payload: Any) -> None:
-        """Write an event from the main process. On a full disk it is lost, rather than the run."""
-        if kind == "started":
-            self._started = payload
-        if self.log:
-            with contextlib.suppress(OSError):
-                self.log(kind, **payload)
-
-    def keep_telling(self) -> None:
-        """Start a new event log if somebody deleted the run folder."""
-        if not self.log or os.path.exists(RunFolder(self.run_dir).events_file):
-            return
-        with contextlib.suppress(OSError):
-            before, self.log = self.log, RunFolder(self.run_dir).log()
-            self.tell("started", **self._started)
-            before.close()
-
     def close(self) -> None:
         """Close trackers, the process group and the event log."""
         self.at_end.close()
         self.trackers.finish()
         self.accelerator.trackers = []
         self.accelerator.end_training()
-        if self.log:
-            with contextlib.suppress(OSError):  # a full disk, reported before
-                self.log.close()
+        super().close()
 
     def emergency_advice(self) -> str:
         """Return how to resume from the newest state after an error ended the run; "" if there is none."""
@@ -141,25 +110,18 @@ class Context:
         how = "set resume = latest" if state.parent == self.output_dir else "set resume to that folder"
         return f"the state of {step} is in '{state}'; {how} to continue from it"
 
-    def warn_once(self, what: str, text: str) -> None:
-        """Warn the first time that `what` happens."""
-        if what not in self._warned:
-            self._warned.add(what)
-            self.warn(text)
-
-    def warn(self, text: str) -> None:
-        """Warn in the console and in the events."""
+    def print_warning(self, text: str) -> None:
         if self.is_main:
             logger.warning(text)
-        self.tell("warning", text=text)
 
-    def phase(self, name: str) -> Callable[[int, int], None]:
-        """Report that a phase begins; return a function to call with (done, total) as it progresses."""
+    def phase(self, name: str) -> Progress:
         if self.is_main:
             logger.info("%s", name)
-        self.phase_name = name
-        self.tell("phase", name=name)
-        return lambda done, total: self.tell("phase", name=name, done=done, total=total)
+        return super().phase(name)
+
+    def stop_requested(self) -> bool:
+        """Several processes begin first, then stop together."""
+        return self.world == 1 and super().stop_requested()
 
     def generator(self, *key: object) -> torch.Generator:
         """Return a generator on the device for (seed, rank, key): the same draws each time, resumed or not."""
@@ -224,8 +186,8 @@ class Context:
         return seed_from(self.seed, *key)
 
 
-def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Callable[[Path], EventLog]) -> Context:
-    """Start the processes that accelerate launched and choose a seed, the same in all."""
+def make_context(settings: Settings) -> Context:
+    """Start the processes that accelerate launched; choose a seed and a run folder, the same in all."""
     training, cuda = settings[TrainingOptions], settings[CudaOptions]
     timeout = settings[DistributedOptions].ddp_timeout
     handlers = [InitProcessGroupKwargs(timeout=timedelta(minutes=timeout))] if timeout else []
@@ -243,10 +205,15 @@ def make_context(settings: Settings, run_dir: Callable[[], Path], make_log: Call
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     seed = training.seed if training.seed is not None else _agreed(accelerator, secrets.randbelow(2**32))
     set_seed(seed)
-    folder = Path(_agreed(accelerator, str(run_dir()) if accelerator.is_main_process else ""))
-    before = RunFolder(folder).listens_from
-    log = make_log(folder) if accelerator.is_main_process else None
-    return Context(settings=settings, accelerator=accelerator, log=log, run_dir=folder, seed=seed, listens_from=before)
+    folder = _agreed(accelerator, _run_folder(settings) if accelerator.is_main_process else None)
+    return Context(settings, accelerator, folder, seed)
+
+
+def _run_folder(settings: Settings) -> RunFolder:
+    if chosen := settings[RunOptions].run_dir:
+        return RunFolder(Path(chosen))
+    saving = settings[SavingOptions]
+    return new_run_folder(Path(saving.output_dir or ".") / "runs", saving.output_name or "")
 
 
 def _agreed(accelerator: Accelerator, value: Any) -> Any:

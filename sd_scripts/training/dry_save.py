@@ -20,10 +20,7 @@ def dry_save(context: Context, train_state: TrainState, train_plan: TrainPlan, w
     if context.is_main:
         probe = context.output_dir / f".write-test-{os.getpid()}{writer.ending}"
         try:
-            size = writer.try_out(probe)
-            problem = _check_room(
-                context, train_state, train_plan, size if train_state.trainable.is_network else writer.file_bytes
-            )
+            problem = _check_room(context, train_state, train_plan, writer.try_out(probe))
         except OSError as error:
             why = why_not_written(error.__cause__ or error)
             problem = f"output_dir: '{context.output_dir}' did not take a trial save: {why}"
@@ -60,10 +57,7 @@ def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan
 def kept_files(saving: SavingOptions, resume: ResumeOptions, train_plan: TrainPlan, step: int) -> tuple[int, int]:
     """Return how many files and states will be in output_dir at the end of a run that is at this step."""
     at_steps = _kept(step, train_plan.max_steps - 1, saving.save_every_n_steps, saving.save_last_n_steps)
-    every = saving.save_every_n_epochs
-    if saving.save_n_epoch_ratio:
-        every = max(1, train_plan.epochs // saving.save_n_epoch_ratio)
-    epoch = step // train_plan.steps_per_epoch
+    every, epoch = train_plan.epochs_between_saves(saving), step // train_plan.steps_per_epoch
     at_epochs = _kept(epoch, train_plan.epochs - 1, every, saving.save_last_n_epochs)
     between = at_steps + at_epochs
     states = between * resume.save_state + (resume.save_state or resume.save_state_on_train_end)

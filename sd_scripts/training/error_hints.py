@@ -58,10 +58,7 @@ GPU: tuple[ErrorHint, ...] = (
         ),
         "turn fused_backward_pass on",
     ),
-    ErrorHint(
-        lambda v: not (v["cache_latents"] or v["cache_latents_to_disk"]),
-        "turn cache_latents on",
-    ),
+    ErrorHint(lambda v: not (v["cache_latents"] or v["cache_latents_to_disk"]), "turn cache_latents on"),
     ErrorHint(
         lambda v: not (v["cache_text_encoder_outputs"] or v["cache_text_encoder_outputs_to_disk"]),
         "turn cache_text_encoder_outputs on",
@@ -84,10 +81,7 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
         "lower max_data_loader_n_workers (now {max_data_loader_n_workers})",
     ),
     ErrorHint(lambda v: v["persistent_data_loader_workers"], "turn persistent_data_loader_workers off"),
-    ErrorHint(
-        lambda v: v["cache_latents"] and not v["cache_latents_to_disk"],
-        "turn cache_latents_to_disk on",
-    ),
+    ErrorHint(lambda v: v["cache_latents"] and not v["cache_latents_to_disk"], "turn cache_latents_to_disk on"),
     ErrorHint(
         lambda v: v["cache_text_encoder_outputs"] and not v["cache_text_encoder_outputs_to_disk"],
         "turn cache_text_encoder_outputs_to_disk on",

@@ -1,6 +1,6 @@
-"""Networks of other people, such as LyCORIS: any importable module with the functions of sd-scripts' networks.
+"""External networks such as LyCORIS: any importable module with the functions of sd-scripts' networks.
 
-They name their layers after the modules of our model, which are diffusers'; files carry the names of the family.
+They name layers after the modules of our model, which are those of diffusers; files have the names of the family.
 """
 
 import importlib
@@ -27,14 +27,14 @@ from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import LoraFileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
-from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.trainable import NetworkTrainable
 
 Names = dict[str, str]
 PACKAGES = {"lycoris": "lycoris-lora"}
 
 
 def find_module(name: str) -> ModuleType:
-    """`networks.x` is looked up in sd_scripts first, then as any module. ValueError names network_module."""
+    """Import a network_module; `networks.x` is looked up in sd_scripts first. Raises ValueError naming the option."""
     full = next((full for full in (f"sd_scripts.{name}", name) if _exists(full)), None)
     if full is None:
         package = PACKAGES.get(name.partition(".")[0])
@@ -52,14 +52,15 @@ def find_module(name: str) -> ModuleType:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a package on the way to it is not there, or it is no name of a module
+    except (ImportError, ValueError):  # a parent package is missing, or it is not a module name
         return False
 
 
 def make_external_network(
     family: Family, components: Components, context: Context, *, learns_text: tuple[bool, ...]
 ) -> "ExternalNetwork":
-    """The network sees the text encoders that learn, in their order; where none does, all, but it shall adapt none."""
+    """Create the network and attach it. It is given the text encoders that are trained; if none is, it is given all of
+    them but told to adapt none."""
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
     shown = learns_text if any(learns_text) else (True,) * len(learns_text)
     encoders = list(compress(components.text_encoders, shown))
@@ -79,7 +80,7 @@ def make_external_network(
             network.load_weights(file)
     network.to(context.device, torch.float32)
     groups = _groups(network, rates, options.unet_lr, base)
-    exclude_swapped(groups, components.denoiser, context.settings)
+    require_unswapped(groups, components.denoiser, context.settings)
     network.prepare_grad_etc(encoders, components.denoiser)
     modules = [components.denoiser, *components.text_encoders]
     return ExternalNetwork(
@@ -101,20 +102,19 @@ def _create(components: Components, encoders: list[nn.Module], options: NetworkO
             made = module.create_network_from_weights(1.0, file, *model, **kwargs)
         return made[0] if isinstance(made, tuple) else made
     if options.network_dropout is not None:
-        kwargs.setdefault("dropout", options.network_dropout)  # LyCORIS knows it by this name
+        kwargs.setdefault("dropout", options.network_dropout)  # its name in LyCORIS
     dim, alpha = options.network_dim, options.network_alpha
     return module.create_network(1.0, dim, alpha, *model, neuron_dropout=options.network_dropout, **kwargs)
 
 
 def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float) -> list[dict[str, Any]]:
-    """For the optimizer; `rates` are those of the text encoders. Networks give their groups alone, or with a list of
-    names."""
+    """Return the optimizer groups. `rates` are those of the text encoders. Some networks return names, too."""
     if len(set(rates)) > 1 and hasattr(network, "prepare_optimizer_params_with_multiple_te_lrs"):
         made = network.prepare_optimizer_params_with_multiple_te_lrs(rates, unet_lr, base)
     else:
         made = network.prepare_optimizer_params(rates[0], unet_lr, base)
-    groups, told = made if isinstance(made, tuple) else (made, [])
-    names = [*told, *(f"group{i}" for i in range(len(told), len(groups)))]
+    groups, known = made if isinstance(made, tuple) else (made, [])
+    names = [*known, *(f"group{i}" for i in range(len(known), len(groups)))]
     if not groups and any((base if unet_lr is None else unet_lr, *rates)):
         raise ValueError("network_module: this network finds no layer to adapt; choose one that knows this model")
     if not groups:
@@ -125,8 +125,8 @@ def _groups(network: Any, rates: list[float], unet_lr: float | None, base: float
     ]
 
 
-def exclude_swapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
-    """ValueError where a network trains the model's own weights, and these come and go."""
+def require_unswapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings: Settings) -> None:
+    """Raise ValueError if the network trains weights of the base model while blocks are swapped."""
     memory = settings.get(MemoryOptions)
     if not memory or not memory.blocks_to_swap:
         return
@@ -139,7 +139,7 @@ def exclude_swapped(groups: list[dict[str, Any]], denoiser: nn.Module, settings:
 
 
 def _file_names(family: Family, denoiser: nn.Module, encoders: list[nn.Module], targets: list[LoraTarget]) -> Names:
-    """What a network calls a layer -> what files call it. It counts the encoders that it sees."""
+    """Return the network's name of each layer -> its name in files. The network numbers the encoders it is given."""
     modules = [("lora_unet_", denoiser, family.lora)]
     for number, (encoder, target) in enumerate(zip(encoders, targets, strict=True), 1):
         modules.append((f"lora_te{number}_", encoder, target))
@@ -158,7 +158,7 @@ def _renamed(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
 
 @contextmanager
 def _known_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[None]:
-    """Meanwhile classes have the names by which networks of other people choose what they adapt."""
+    """Rename classes to those by which external networks choose the layers they adapt, until the end of the block."""
     classes = {type(part): type(part).__name__ for part in module.modules() if type(part).__name__ in aliases}
     try:
         for each, name in classes.items():
@@ -171,7 +171,7 @@ def _known_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[No
 
 @contextmanager
 def _with_its_names(file: str, names: Names) -> Iterator[str]:
-    """A copy of a LoRA file under the names by which the network asks for its layers."""
+    """Yield a copy of a LoRA file in which layers have the names that the network uses."""
     tensors = read_lora("network_weights", Path(file))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "network.safetensors"
@@ -179,32 +179,20 @@ def _with_its_names(file: str, names: Names) -> Iterator[str]:
         yield str(copy)
 
 
-class ExternalNetwork(Trainable):
+class ExternalNetwork(NetworkTrainable):
     """A network that patches the model's forwards itself and holds float32 weights; it computes under autocast."""
 
     needs_autocast = True
     static_graph = False
 
     def __init__(
-        self,
-        network: Any,
-        groups: list[dict[str, Any]],
-        modules: list[nn.Module],
-        names: Names,
-        *,
-        norm_limit: float | None = None,
-        ending: str = ".safetensors",
+        self, network: Any, groups: list[dict[str, Any]], modules: list[nn.Module], names: Names, **options: Any
     ):
-        self.network, self._groups, self._names = network, groups, names
-        self.modules = [network, *modules]
-        self._norm_limit, self.ending = norm_limit, ending
-        self._parameters = [p for group in groups for p in group["params"]]
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return self._groups
+        super().__init__(network, groups, [network, *modules], **options)
+        self._names, self._parameters = names, [p for group in groups for p in group["params"]]
 
     def collect_gradients(self) -> None:
-        """Autograd adds them up where they are."""
+        """Do nothing: autograd accumulates them in place."""
 
     def discard_gradients(self) -> None:
         self.updated()
@@ -219,11 +207,11 @@ class ExternalNetwork(Trainable):
         return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
     def updated(self) -> None:
-        self.network.zero_grad(set_to_none=True)  # those of rate 0, too, which are in no group
+        self.network.zero_grad(set_to_none=True)  # also those of rate 0, which are in no group
 
     def limit_norms(self) -> None:
-        if self._norm_limit and hasattr(self.network, "apply_max_norm_regularization"):
-            self.network.apply_max_norm_regularization(self._norm_limit, self._parameters[0].device)
+        if self.norm_limit and hasattr(self.network, "apply_max_norm_regularization"):
+            self.network.apply_max_norm_regularization(self.norm_limit, self._parameters[0].device)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.network.state_dict()
@@ -232,7 +220,7 @@ class ExternalNetwork(Trainable):
         self.network.load_state_dict(state)
 
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
-        """Let the network write its file aside, since it may save in another form than it learns in."""
+        """Let the network write a temporary file, since it may save other tensors than it trains; rename its layers."""
         with tempfile.TemporaryDirectory() as folder:
             aside = Path(folder) / "network.safetensors"
             self.network.save_weights(str(aside), dtype, {})

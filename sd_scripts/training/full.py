@@ -127,7 +127,7 @@ class FullTrainable(Trainable):
         """Whether the optimizer reads the copies' gradients and updates the copies itself."""
 
     @property
-    def skips_nonfinite(self) -> bool:
+    def skips_nonfinite(self) -> bool:  # type: ignore[override]
         """Possible if all gradients exist before the first update: their norm then shows whether one is non-finite."""
         return isinstance(self._optimizer, RoundingAdamW) and self._max_norm > 0 and self.shards is None
 

@@ -1,4 +1,4 @@
-"""From a command line to a finished run. The entry scripts name a family and a method, and nothing else."""
+"""Launch a training: check settings, start, report failures. The entry scripts only name a family and a method."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
-from sd_scripts.runs.folder import RunFolder, new_run_folder
-from sd_scripts.training import parent_watchdog, trackers
+from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training import parent_watchdog
 
 if TYPE_CHECKING:
     from sd_scripts.families.family import Family
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sd_scripts")
 
-SECONDS_TO_SPEAK = 3.0
-"""The launcher ends all processes when the first one leaves, and the one that says why may be slower."""
+SECONDS_TO_REPORT = 3.0
+"""The launcher ends all processes when the first one exits, and the one that reports why may be slower."""
 
 
 def parser(family: str, method: str) -> argparse.ArgumentParser:
@@ -53,41 +53,41 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     settings, wrong_flags = command_line.read_command_line(script_for(family_name, method_name), argv)
     _set_environment(settings)
     family, method = _load(family_name, method_name)
-    checks = (family.check, partial(method().check, family), _dry_run)
-    if told := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings, *checks))]:
-        return _refuse(settings, told)
+    checks = (family.check, partial(method.check, family), _dry_run)
+    if problems := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings, *checks))]:
+        return _refuse(settings, problems)
     try:
         _set_up_console(settings[LoggingOptions])
     except OSError as error:
         return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
     if problems := _prepare_output(settings[SavingOptions]):
         return _refuse(settings, problems)
-    return _run(settings, family, method())
+    return _run(settings, family, method)
 
 
 def _set_environment(settings: Settings) -> None:
     """Set the variables that torch and the libraries read when they are imported."""
     if token := settings[HuggingFaceOptions].huggingface_token:
-        with contextlib.suppress(TypeError, ValueError):  # a wrong value is told with the other problems
+        with contextlib.suppress(TypeError, ValueError):  # a wrong value is reported with the other problems
             os.environ["HF_TOKEN"] = token
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
     if settings[CudaOptions].deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 
 
-def _load(family: str, method: str) -> tuple[Family, type[Method]]:
-    """Import torch and with it the family and the method; --help need not wait for that."""
+def _load(family: str, method: str) -> tuple[Family, Method]:
+    """Import the family and the method, and with them torch; --help need not wait for that."""
     if method == "lora":
         from sd_scripts.training.lora import Lora
 
-        return family_of(family), Lora
+        return family_of(family), Lora()
     from sd_scripts.training.full import Full
 
-    return family_of(family), Full
+    return family_of(family), Full()
 
 
 def _dry_run(settings: Settings) -> Iterator[str]:
-    """What this machine and its libraries cannot do, found out before anything is loaded."""
+    """Yield what this machine and its libraries cannot do, before anything is loaded."""
     import torch
 
     from sd_scripts.library import fp8, lr_schedulers
@@ -110,17 +110,16 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training.trainer import Trainer
 
     try:
-        context = make_context(settings, lambda: _run_folder(settings), lambda path: RunFolder(path).log())
-        if context.is_main:
-            _keep_settings(context)
+        context = make_context(settings)
+        if context.is_main and not context.folder.config.exists():
+            write_toml(context.folder.config, settings.saved())
     except OSError as error:
-        return _refuse(
-            settings, [f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"]
-        )
+        problem = f"run_dir: '{error.filename}' cannot be written ({error.strerror}); choose another folder"
+        return _refuse(settings, [problem])
     training = False
     try:
         compiling.warm_up(settings[CompileOptions], settings[CompileMoreOptions], context.device)
-        trackers.start(context)
+        context.trackers.start(settings, context.run_dir)
         for remark in settings.remarks:
             context.warn(str(remark))
         trainer = Trainer(context, family, method)
@@ -128,37 +127,36 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         path = trainer.train()
     except AlreadyFinished as done:
         context.warn(str(done))
-        context.tell("finished", step=done.step, path=str(done.path), seconds=0.0)
+        context.emit("finished", step=done.step, path=str(done.path), seconds=0.0)
         context.began = True
         return 0
-    except KeyboardInterrupt:  # before the first step; later ones are heard at the end of a step
-        context.tell("stopped", step=0)
+    except KeyboardInterrupt:  # before the first step; later, CommandListener handles it
+        context.emit("stopped", step=0)
         logger.info("Stopped before the first step; nothing was trained")
         return INTERRUPTED
     except Exception as error:
-        return _tell_failure(context, error, training)
+        return _report_failure(context, error, training)
     finally:
         context.close()
         if context.is_main and not context.began and not settings[RunOptions].run_dir:
-            _remove_run_folder(RunFolder(context.run_dir))
+            _remove_run_folder(context.folder)
     if path and context.is_main:
         logger.info("Saved %s", path)
     return 0
 
 
-def _tell_failure(context: Context, error: Exception, training: bool) -> int:
-    """One sentence for what a user can mend; the whole story for what only we can."""
+def _report_failure(context: Context, error: Exception, training: bool) -> int:
+    """Report one sentence if the user can do something, else with a traceback; return the exit status."""
     details = "".join(traceback.format_exception(error))
     known = _explain(error, context.settings, training)
     sentence, remedy = known or (f"{type(error).__name__}: {error}", "")
-    mine = sentence
-    if (other := context.first_failure(sentence)) and not known:  # which ended what this process waited for
+    own = sentence
+    if (other := context.first_failure(sentence)) and not known:  # this process failed because it waited for that one
         known = sentence, remedy = f"another process of the run failed: {other}", ""
     remedy = "; ".join(filter(None, (remedy, context.emergency_advice())))
-    with contextlib.suppress(OSError):  # a full disk takes no event either
-        context.tell("failed", error=sentence, remedy=remedy, details=details)
+    context.emit("failed", error=sentence, remedy=remedy, details=details)
     # a mistake in the settings is the same in all processes
-    if context.is_main or (training and not context.main_fails_with(mine, SECONDS_TO_SPEAK)):
+    if context.is_main or (training and not context.main_fails_with(own, SECONDS_TO_REPORT)):
         print(f"\n{sentence}" + (f"; {remedy}" if remedy else ""), file=sys.stderr, flush=True)
         if not known:
             print(details, file=sys.stderr, flush=True)
@@ -166,7 +164,7 @@ def _tell_failure(context: Context, error: Exception, training: bool) -> int:
 
 
 def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str, str] | None:
-    """What happened, and what to change; None where the user can change nothing."""
+    """Return what happened and what to change; None if the user can change nothing."""
     from sd_scripts.training import error_hints
     from sd_scripts.training.context import Failed
 
@@ -186,11 +184,11 @@ def _names_an_option(sentence: str, settings: Settings) -> bool:
 
 
 def _refuse(settings: Settings, problems: list[str]) -> int:
-    """Say what is wrong in the console, once on each machine, and in the folder that the GUI made for the run."""
+    """Report problems in the console, once per machine, and in the folder that the GUI made for the run."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(*problems, sep="\n", file=sys.stderr, flush=True)
     else:
-        time.sleep(SECONDS_TO_SPEAK)
+        time.sleep(SECONDS_TO_REPORT)
     folder = settings[RunOptions].run_dir
     if isinstance(folder, str) and Path(folder).is_dir() and os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):
@@ -201,7 +199,7 @@ def _refuse(settings: Settings, problems: list[str]) -> int:
 
 
 def _prepare_output(options: SavingOptions) -> list[str]:
-    """Make output_dir and see that it can be written to."""
+    """Create output_dir and check that it can be written to."""
     folder = Path(options.output_dir or ".")
     probe = folder / f".write-test-{os.getpid()}"
     try:
@@ -213,27 +211,13 @@ def _prepare_output(options: SavingOptions) -> list[str]:
     return []
 
 
-def _run_folder(settings: Settings) -> Path:
-    chosen = settings[RunOptions].run_dir
-    if chosen:
-        return Path(chosen)
-    saving = settings[SavingOptions]
-    return new_run_folder(Path(saving.output_dir or ".") / "runs", saving.output_name or "").path
-
-
 def _remove_run_folder(folder: RunFolder) -> None:
-    """Of a run that never began. One that was made for it, by the page, stays and tells why."""
+    """Remove the folder of a run that never began. One that the page made for it stays, with the reason."""
     with contextlib.suppress(OSError):
         folder.events_file.unlink(missing_ok=True)
         folder.config.unlink(missing_ok=True)
         folder.path.rmdir()
-        folder.path.parent.rmdir()  # where it was the only one
-
-
-def _keep_settings(context: Context) -> None:
-    config = RunFolder(context.run_dir).config
-    if not config.exists():
-        write_toml(config, context.settings.saved())
+        folder.path.parent.rmdir()  # unless it holds other runs
 
 
 def _set_up_console(options: LoggingOptions) -> None:

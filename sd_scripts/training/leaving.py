@@ -1,4 +1,4 @@
-"""Makes several processes that get SIGTERM exit together and soon, even while one compiles and the others wait.
+"""SIGTERM to several processes: all exit together and soon, even while one compiles and the others wait.
 
 A process that waits in a collective runs no signal handlers, and a compiler may take minutes. So a thread receives
 SIGTERM, notifies the other processes, and ends its own process if the current step does not finish in time.

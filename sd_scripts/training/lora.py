@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sd_scripts.families.family import Components, Family
 from sd_scripts.library.safetensors_io import save_model, with_hashes
@@ -24,7 +23,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context
 from sd_scripts.training.external_network import find_module, make_external_network
 from sd_scripts.training.gradient_clipping import clip_factor
-from sd_scripts.training.trainable import Trainable
+from sd_scripts.training.trainable import NetworkTrainable, Trainable
 
 
 class Lora:
@@ -116,26 +115,11 @@ class Lora:
         )
 
 
-class LoraTrainable(Trainable):
-    """Our own LoRA, with its float32 master weights in one flat buffer."""
+class LoraTrainable(NetworkTrainable):
+    """Our own adapters, with their float32 master weights in one flat buffer."""
 
+    network: AdapterNetwork
     skips_nonfinite = True
-
-    def __init__(
-        self,
-        network: AdapterNetwork,
-        groups: list[dict[str, Any]],
-        modules: list[nn.Module],
-        *,
-        norm_limit: float | None = None,
-        ending: str = ".safetensors",
-    ):
-        """`norm_limit` is the largest norm of a layer's weight (scale_weight_norms)."""
-        self.network, self._groups, self.modules = network, groups, modules
-        self._norm_limit, self.ending = norm_limit, ending
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return self._groups
 
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
@@ -160,8 +144,8 @@ class LoraTrainable(Trainable):
         self.network.refresh()
 
     def limit_norms(self) -> None:
-        if self._norm_limit:
-            self.network.limit_norms(self._norm_limit)
+        if self.norm_limit:
+            self.network.limit_norms(self.norm_limit)
             self.network.refresh()
 
     def state_dict(self) -> dict[str, Tensor]:

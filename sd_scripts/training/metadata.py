@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch.optim import Optimizer
 
 from sd_scripts.data.metadata import dataset_metadata
-from sd_scripts.families.family import Components, Family
+from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
 from sd_scripts.networks.plan import DEFAULT_DIM
@@ -16,17 +16,79 @@ from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.settings import Settings
 from sd_scripts.training.context import Context
+from sd_scripts.training.error_hints import brief
 from sd_scripts.training.progress import TrainPlan
+from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
-from sd_scripts.training.writer import Metadata
 
 
-def run_metadata(
+class FileMetadata:
+    """Makes the metadata of each file when it is saved. An adapter's also records its training and the hash of the base
+    model, which is computed in the background."""
+
+    def __init__(
+        self,
+        context: Context,
+        family: Family,
+        training_data: TrainingData,
+        train_plan: TrainPlan,
+        train_state: TrainState,
+    ):
+        self._context, self._family, self._train_state = context, family, train_state
+        self._components, settings = training_data.components, context.settings
+        self._run = _run_metadata(context, family, training_data, train_plan, train_state.optimizer)
+        self._options = options = settings[MetadataOptions]
+        if options.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
+            self._options = replace(options, metadata_thumbnail=thumbnail_url(options.metadata_thumbnail))
+        network = train_state.trainable.is_network
+        self._hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings) if network else None
+        self._last: dict[str, str] = {}
+
+    def of_file(self, epochs: int) -> dict[str, str]:
+        """Return the metadata of a file saved now, or those of the previous save if they cannot be made."""
+        try:
+            self._last = self._make(epochs, self._hashing.result() if self._hashing else {})
+        except Exception as error:
+            why = brief(error, self._context.settings)
+            self._context.warn_once(
+                "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
+            )
+        return self._last
+
+    def of_trial(self) -> dict[str, str]:
+        """Return the metadata without the hash, which takes time."""
+        self._last = self._make(0, {})
+        return self._last
+
+    def _make(self, epochs: int, base_files: dict[str, str]) -> dict[str, str]:
+        now, settings, identity = time.time(), self._context.settings, self._family.identity
+        noise = settings[NoiseOptions]
+        bounded = noise.min_timestep is not None or noise.max_timestep is not None
+        spec = modelspec(
+            self._options,
+            architecture=identity.architecture(self._components),
+            implementation=identity.implementation,
+            title=settings[SavingOptions].output_name,
+            resolution=self._run.resolution,
+            now=now,
+            prediction_type=identity.prediction_type(settings),
+            timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
+            lora=self._hashing is not None,
+        )
+        if self._hashing is None:
+            return _encodable(spec)
+        complete, steps = replace(self._run, base_files=base_files), self._train_state.progress.step
+        common = training_metadata(settings, complete, epoch=epochs, steps=steps, now=now)
+        own = {} if self._options.no_metadata else identity.lora_metadata(settings, self._components)
+        return _encodable({**common, **own, **spec})
+
+
+def _run_metadata(
     context: Context, family: Family, training_data: TrainingData, train_plan: TrainPlan, optimizer: Optimizer
 ) -> TrainingMetadata:
     """Return the part of the metadata that stays the same during the run."""
+    network = context.settings.get(NetworkOptions)
     data = dataset_metadata(training_data.plan, short_batches=training_data.short_batches)
     batch_size = max(dataset.batch_size for dataset in training_data.plan.blueprint.datasets)
     return TrainingMetadata(
@@ -35,53 +97,12 @@ def run_metadata(
         seed=context.seed,
         base_model_version=family.identity.base_model_version,
         optimizer=optimizers.description(optimizer, context.settings[OptimizerOptions]),
-        network_dim=_network_dim(context.settings),
+        network_dim=(network.network_dim or DEFAULT_DIM) if network else 0,
         max_train_steps=train_plan.max_steps,
         num_epochs=train_plan.epochs,
         total_batch_size=batch_size * context.world,
         **vars(data),
     )
-
-
-def _network_dim(settings: Settings) -> int:
-    network = settings.get(NetworkOptions)
-    return (network.network_dim or DEFAULT_DIM) if network else 0
-
-
-def file_metadata(
-    context: Context, family: Family, components: Components, about_run: TrainingMetadata, *, network: bool
-) -> Metadata:
-    """Return a function that makes the metadata of a file when it is saved. That of an adapter also records its
-    training and the hash of the base model, which is computed in the background."""
-    settings = context.settings
-    about = settings[MetadataOptions]
-    if about.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
-        about = replace(about, metadata_thumbnail=thumbnail_url(about.metadata_thumbnail))
-    hashing = ThreadPoolExecutor(max_workers=1).submit(base_file_metadata, settings) if network else None
-
-    def metadata(epochs: int, steps: int, *, hashed: bool = True) -> dict[str, str]:
-        now = time.time()
-        noise = settings[NoiseOptions]
-        bounded = noise.min_timestep is not None or noise.max_timestep is not None
-        spec = modelspec(
-            about,
-            architecture=family.identity.architecture(components),
-            implementation=family.identity.implementation,
-            title=settings[SavingOptions].output_name,
-            resolution=about_run.resolution,
-            now=now,
-            prediction_type=family.identity.prediction_type(settings),
-            timestep_range=(noise.min_timestep or 0, noise.max_timestep or 1000) if bounded else None,
-            lora=network,
-        )
-        if hashing is None:
-            return _encodable(spec)
-        complete = replace(about_run, base_files=hashing.result() if hashed else {})
-        common = training_metadata(settings, complete, epoch=epochs, steps=steps, now=now)
-        own = {} if settings[MetadataOptions].no_metadata else family.identity.lora_metadata(settings, components)
-        return _encodable({**common, **own, **spec})
-
-    return metadata
 
 
 def _encodable(texts: dict[str, str]) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""What a run trains from: settings, base model and data. A state keeps it, so that resume can tell what has changed."""
+"""Origin of a state: the settings, base model and data it was trained with. Resume reports what has changed since."""
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from sd_scripts.options.training import DistributedOptions, ResumeOptions
 
 FLAG = "resume_changed_model"
 
-GROUPS_BESIDE_LEARNING: Groups = (
+GROUPS_WITHOUT_EFFECT: Groups = (
     CompileOptions,
     CompileMoreOptions,
     CacheOptions,
@@ -45,7 +45,7 @@ GROUPS_BESIDE_LEARNING: Groups = (
     DistributedOptions,
     ResumeOptions,
 )
-BESIDE_LEARNING = {o.name for group in GROUPS_BESIDE_LEARNING for o in each_option(group)} | {
+WITHOUT_EFFECT = {o.name for group in GROUPS_WITHOUT_EFFECT for o in each_option(group)} | {
     "blocks_to_swap",
     "cpu_offload_checkpointing",
     "gradient_checkpointing",
@@ -61,20 +61,19 @@ BESIDE_LEARNING = {o.name for group in GROUPS_BESIDE_LEARNING for o in each_opti
     "tokenizer_cache_dir",
     "xformers",
 }
-"""Options that may differ between a state and the run that continues it without changing what is learned, or of which
-resume speaks by itself."""
+"""Options that resume does not compare: they do not affect the trained weights, or are reported elsewhere."""
 SCHEDULE = {o.name for o in each_option(LrSchedulerOptions)}
 BASE_MODEL = ("pretrained_model_name_or_path", "base_weights")
-"""Options that name what the learned weights stand upon."""
+"""Options that name the weights under the trained ones."""
 OTHER_MODELS = ("vae", "clip_l", "t5xxl", "ae")
 MODEL_FILES = (".safetensors", ".ckpt", ".bin", ".json")
 SAMPLES, SAMPLE_BYTES = 64, 2**16
-"""Of a model file so many pieces are read: training changes all of a model, and to read it whole takes a minute."""
+"""How many pieces of a model file are hashed: training changes all of a model, and reading it whole takes a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a state was trained from."""
+    """What a state was trained with."""
 
     settings: dict[str, Any]
     models: dict[str, str]
@@ -87,7 +86,7 @@ class Origin:
 
     @classmethod
     def read(cls, found: Any) -> "Origin | None":
-        """The origin as JSON holds it; None where a state has none. Raises TypeError for what cannot be one."""
+        """Return the origin in a state's JSON; None if it has none. Raises TypeError if it is invalid."""
         if found is None:
             return None
         origin = cls(**found)
@@ -95,14 +94,12 @@ class Origin:
             raise TypeError("the origin has no settings")
         return origin
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
-    """Look at the settings, the files that they name and the data; nothing is loaded."""
+    """Return the origin of a run. Model files are hashed in part; nothing is loaded."""
     options = settings.options
-    named = {name: options[name].located(settings.values()[name]) for name in _models(settings)}
+    models = [name for name in (*BASE_MODEL, *OTHER_MODELS) if name in options]
+    named = {name: options[name].located(settings.values()[name]) for name in models}
     return Origin(
         settings=plain({name: value for name, value in settings.values().items() if not options[name].secret}),
         models={name: fingerprint(value) for name, value in named.items() if value},
@@ -114,12 +111,12 @@ def origin_of(settings: Settings, plan: DataPlan, max_steps: int) -> Origin:
 
 
 def plain(value: Any) -> Any:
-    """As JSON gives it back."""
+    """Return the value as JSON would read it back."""
     return json.loads(json.dumps(value, default=str))
 
 
 def fingerprint(named: str | list[str]) -> str:
-    """A digest of the files that an option names: their sizes and pieces of them. What is no path stands for itself."""
+    """Return a digest of the files that an option names: their sizes and pieces. A hub id stands for itself."""
     if isinstance(named, list):
         return "+".join(map(fingerprint, named))
     path = Path(named)
@@ -132,9 +129,9 @@ def fingerprint(named: str | list[str]) -> str:
 
 
 def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
-    """Yield each difference that applies from now on, as a sentence. `source` is the option that names the dataset."""
+    """Yield a sentence for each difference that applies from now on. `source` is the option that names the dataset."""
     for name, value in now.settings.items():
-        if name in BESIDE_LEARNING or name in (*BASE_MODEL, *OTHER_MODELS, "network_alpha"):
+        if name in WITHOUT_EFFECT or name in (*BASE_MODEL, *OTHER_MODELS, "network_alpha"):
             continue
         before = then.settings.get(name, value)
         if before != value:
@@ -158,25 +155,17 @@ def changes(then: Origin, now: Origin, source: str) -> Iterator[str]:
 
 
 def changed_models(then: Origin, now: Origin) -> Iterator[str]:
-    """Yield why what was learned does not mean the same any more."""
+    """Yield a sentence for each change that makes the trained weights mean something else."""
     for name in BASE_MODEL:
-        before, after = then.models.get(name), now.models.get(name)
-        if before != after or _multiplier(then, name) != _multiplier(now, name):
+        before, after = ((it.models.get(name), it.settings.get(f"{name}_multiplier")) for it in (then, now))
+        if before != after:
             said = f"{_shown(then.settings.get(name))} in the state, {_shown(now.settings.get(name))} now"
             yield f"{name}: the state was trained on another base model ({said})"
     for name, before, after in _alphas(then.settings, now.settings):
         yield (
-            f"{name}: {_shown(before)} in the state, {_shown(after)} now, which changes the strength of all that was "
+            f"{name}: {_shown(before)} in the state, {_shown(after)} now, which changes the strength of everything "
             "learned"
         )
-
-
-def _models(settings: Settings) -> Iterable[str]:
-    return (name for name in (*BASE_MODEL, *OTHER_MODELS) if name in settings.options)
-
-
-def _multiplier(origin: Origin, name: str) -> Any:
-    return origin.settings.get(f"{name}_multiplier")
 
 
 def _alphas(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

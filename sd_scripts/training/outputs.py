@@ -1,4 +1,4 @@
-"""Which files in output_dir are this run's own: only those may it replace or remove."""
+"""Own outputs of a run: the only files in output_dir that it may replace or remove."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from sd_scripts.runs.process import process_born
 
 
 def runs_beside(output_dir: Path, output_name: str | None) -> list[str]:
-    """The run folders of other runs that are alive and write files of this name here."""
+    """Return the run folders of other live runs that write files of this name to output_dir."""
     mark = re.compile(rf"\.{re.escape(output_name or LAST)}\.(\d+)\.{RUNNING}")
     found = []
     for path in output_dir.iterdir():
@@ -29,7 +29,7 @@ def runs_beside(output_dir: Path, output_name: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def marked_as_running(output_dir: Path, output_name: str | None, run_dir: Path) -> Iterator[None]:
-    """Meanwhile other runs of this name can see that this one writes here."""
+    """Let other runs of this name see that this one writes here, until the end of the block."""
     mark = beside(output_dir / (output_name or LAST), RUNNING)
     with contextlib.suppress(OSError):
         mark.write_text(json.dumps({"born": process_born(os.getpid()), "run_dir": str(run_dir)}), encoding="utf-8")
@@ -41,13 +41,15 @@ def marked_as_running(output_dir: Path, output_name: str | None, run_dir: Path) 
 
 
 class OwnOutputs:
-    """Files of an earlier run of the same output_name are renamed when this run is about to write its first one, so
-    that one which ends before has changed nothing. All of them go then, states too: `resume = latest` and the windows
-    of save_last_n_* would take them for this run's."""
+    """Keeps track of this run's files and renames those of an earlier run with the same output_name.
+
+    They are renamed just before this run writes its first file, so that a run which ends earlier has changed nothing.
+    States are renamed too: `resume = latest` and save_last_n_* would take them for this run's.
+    """
 
     def __init__(self, values: Mapping[str, Any], state: Path | None = None):
-        """`values`: options by name; `state`: what the run resumes from. If that is one of the files found here, they
-        are this run's; of a state from elsewhere they are not."""
+        """`values`: options by name; `state`: the state that the run resumes from. If it is among the files found here,
+        all of them count as this run's."""
         found = existing_outputs(values)
         resumes = state is not None and state.resolve() in (path.resolve() for path in found)
         self._values, self._replaces = values, bool(values.get("overwrite")) and not resumes
@@ -60,12 +62,12 @@ class OwnOutputs:
 
     @property
     def kept(self) -> list[Path]:
-        """What was there when the run began, and is kept under another name."""
+        """The files of an earlier run that are kept under another name."""
         return [] if self._replaces else self._earlier
 
     def make_room(self, path: Path) -> dict[Path, Path]:
-        """Set aside what is not this run's: all of it before the first file, later what lies at `path`, which another
-        run wrote meanwhile. Returns old -> new; OSError where renaming is not allowed."""
+        """Rename files that are not this run's: all of them before the first save, later only one at `path`, which
+        another run has written meanwhile. Return old -> new. Raises OSError if renaming is not permitted."""
         first = not self._has_written and path.parent == self._folder
         found = existing_outputs(self._values) if first else [path]
         moved = set_aside([each for each in found if each.exists() and not self.owns(each)], self._name)
@@ -73,7 +75,7 @@ class OwnOutputs:
         return moved
 
     def wrote(self, path: Path) -> Fingerprint | None:
-        """Note that `path` is this run's now."""
+        """Record that `path` is this run's."""
         self._own[path] = fingerprint(path)
         return self._own[path]
 
@@ -82,7 +84,7 @@ class OwnOutputs:
         return own is not None and own.matches(now)
 
     def replaced_states(self, written: Path) -> list[Path]:
-        """States of the earlier run that `overwrite` gave up: once this run has one of its own they only mislead."""
+        """Return the earlier run's states that `overwrite` replaces: they mislead once this run has one of its own."""
         if not self._replaces:
             return []
         states = [path for path in self._earlier if path.name.endswith(STATE_ENDING) and path != written]

@@ -1,9 +1,10 @@
 """Progress of a run: the only place that counts steps and epochs."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions, TrainingOptions
 
 
@@ -35,6 +36,10 @@ class TrainPlan:
     def epochs(self) -> int:
         return math.ceil(self.max_steps / self.steps_per_epoch)
 
+    def epochs_between_saves(self, saving: SavingOptions) -> int | None:
+        ratio = saving.save_n_epoch_ratio
+        return max(1, self.epochs // ratio) if ratio else saving.save_every_n_epochs
+
 
 def plan_training(options: TrainingOptions, batches_per_epoch: int) -> TrainPlan:
     train_plan = TrainPlan(
@@ -42,13 +47,9 @@ def plan_training(options: TrainingOptions, batches_per_epoch: int) -> TrainPlan
         accumulation=options.gradient_accumulation_steps,
         max_steps=options.max_train_steps,
     )
-    if not options.max_train_epochs:
-        return train_plan
-    return TrainPlan(
-        batches_per_epoch=batches_per_epoch,
-        accumulation=train_plan.accumulation,
-        max_steps=options.max_train_epochs * train_plan.steps_per_epoch,
-    )
+    if options.max_train_epochs:
+        return replace(train_plan, max_steps=options.max_train_epochs * train_plan.steps_per_epoch)
+    return train_plan
 
 
 @dataclass

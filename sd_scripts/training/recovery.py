@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sd_scripts.formats.atomic_files import GONE, OLD, PART, RUNNING
-from sd_scripts.runs.outputs import ENDINGS, LAST, STATE_ENDING
+from sd_scripts.runs.outputs import ENDINGS, EPOCH, LAST, STATE_ENDING, STEP
 from sd_scripts.runs.process import process_born
 from sd_scripts.training.train_state import PROGRESS, SavedState, damage, read_saved
 
-NAMELESS = ("at", "epoch", "last")
-"""How files begin where output_name is unset."""
 PROBE = re.compile(r"\.write-test-(\d+)(\.\w+)*")
 CACHES = r".+\.(npz|safetensors|json)"
 SECONDS_TO_WRITE = 3600.0
@@ -57,12 +55,14 @@ def finished_file(folder: Path, output_name: str | None) -> Path | None:
     return next((path for ending in ENDINGS if (path := folder / f"{stem}{ending}").exists()), None)
 
 
-def clean_up(folder: Path, output_name: str | None) -> None:
-    """Remove the unfinished hidden files of killed processes in `folder` and its samples. A file that one had set aside
-    for a replacement is restored, unless the replacement is there."""
+def clean_up(folder: Path, output_name: str | None, run_dir: Path) -> None:
+    """Remove the unfinished hidden files of killed processes in `folder`, its samples and its run folders. A file that
+    one had set aside for a replacement is restored, unless the replacement is there."""
     names = rf"({_begin(output_name)})([-._].*)?"
     _remove_leftovers(folder, rf"{names}|{PROBE.pattern}")
     _remove_leftovers(folder / "sample", names if output_name else ".+")
+    for run_folder in {run_dir, *_entries(folder / "runs")}:
+        _remove_leftovers(run_folder, r".+\.(toml|json|txt)")
     for path in _entries(folder):
         if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe[1])):
             _remove(path)
@@ -109,7 +109,7 @@ def _lives(process: int) -> bool:
 
 
 def _begin(output_name: str | None) -> str:
-    return re.escape(output_name) if output_name else "|".join(NAMELESS)
+    return re.escape(output_name) if output_name else "|".join((STEP, EPOCH, LAST))
 
 
 def _entries(folder: Path) -> Iterator[Path]:

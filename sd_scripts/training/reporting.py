@@ -32,7 +32,7 @@ class StepReport:
     seconds: float
 
 
-class Reporter:
+class StepReporter:
     """Collects losses as tensors and reports each step once its loss has arrived."""
 
     def __init__(self, context: Context, max_steps: int, start: int, max_nonfinite: int = 1):
@@ -100,7 +100,7 @@ class Reporter:
             if average is not None:
                 self._bar.set_postfix(loss=f"{average:.4f}", refresh=False)
             self._bar.update()
-        self._context.tell(
+        self._context.emit(
             "step",
             step=report.step,
             epoch=report.epoch,
@@ -125,11 +125,8 @@ class Reporter:
     def _memory(self) -> dict[str, int]:
         """Return the peak GPU bytes and this process's RAM, at most every MEMORY_EVERY seconds: reading is slow."""
         now = time.perf_counter()
-        if now - self._looked < MEMORY_EVERY or not self._context.log:
+        if now - self._looked < MEMORY_EVERY or not self._context.is_main:
             return {}
         self._looked = now
         cuda = self._context.device.type == "cuda"
-        return {
-            "vram": torch.cuda.max_memory_allocated() if cuda else 0,
-            "ram": self._process.memory_info().rss,
-        }
+        return {"vram": torch.cuda.max_memory_allocated() if cuda else 0, "ram": self._process.memory_info().rss}

@@ -20,7 +20,7 @@ RESCUED = "sd_scripts_rescued"
 """Folder in the user's home; in a shared temporary folder its name is unpredictable."""
 
 
-def places(output_dir: Path, run_dir: Path, failures: Iterable[Failure]) -> Iterator[Path]:
+def fallback_folders(output_dir: Path, run_dir: Path, failures: Iterable[Failure]) -> Iterator[Path]:
     """Yield folders to write to instead of output_dir, the nearest first."""
     full = any(failure.errno in FULL for failure in failures)
     if not (full and same_disk(run_dir, output_dir)):
@@ -49,8 +49,8 @@ def look_for_room(output_dir: Path, size: int, end: float) -> Outlook:
     return "room" if room is None or room > size else "full"
 
 
-def forget(folder: Path) -> None:
-    """Remove a rescued file once it is where it belongs, and the folder above it if that is empty."""
+def remove_copy(folder: Path) -> None:
+    """Remove a fallback folder once its files are where they belong, and the folder above it if that is empty."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         if folder.parent.name == RESCUED:

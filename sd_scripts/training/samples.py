@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,27 +31,18 @@ def prompts_of(settings: Settings, family: Family, warn: Callable[[str], None]) 
     return read_prompts(Path(file), family.card.sample_defaults)
 
 
-@dataclass(frozen=True)
-class SampleFailure:
-    """Why a sample could not be made or written, which ends no run."""
+class SampleFailure(NamedTuple):
+    """Why a sample could not be made or written, which ends no run. Each kind is reported once."""
 
     kind: str
-    """Each kind is reported once per run."""
     text: str
 
 
 class Sampler:
-    def __init__(
-        self,
-        context: Context,
-        family: Family,
-        training_data: TrainingData,
-        train_state: TrainState,
-    ):
+    def __init__(self, context: Context, family: Family, training_data: TrainingData, train_state: TrainState):
         self._context, self._family, self._data, self._train_state = context, family, training_data, train_state
         self._options = context.settings[SampleOptions]
         self.prompts = training_data.prompts
-        self._failures: set[str] = set()
 
     def due_at_first(self) -> bool:
         return bool(self.prompts and self._options.sample_at_first)
@@ -65,66 +55,51 @@ class Sampler:
         every = self._options.sample_every_n_epochs
         return bool(self.prompts and every and epoch % every == 0)
 
-    def at_step(self, step: int) -> None:
-        self.run(step, f"{step:06d}")
-
-    def at_epoch(self, epoch: int, step: int) -> None:
-        self.run(step, f"e{epoch:06d}")
-
-    def run(self, step: int, when: str) -> None:
-        """Sample all prompts, spread over the processes, or by all together if the weights are sharded. File names are
-        those of sd-scripts."""
+    def run(self, step: int, epoch: int | None = None) -> None:
+        """Sample all prompts at a step or after an epoch, spread over the processes, or by all together if the weights
+        are sharded. File names are those of sd-scripts."""
         if not self.prompts:
             self._context.warn("sample_prompts: no prompts to sample; set it to a file with prompts")
             return
         progress = self._context.phase("sampling")
-        name = self._context.settings[SavingOptions].output_name
-        folder = self._context.output_dir / "sample"
+        when = f"{step:06d}" if epoch is None else f"e{epoch:06d}"
         together, total = self._train_state.trainable.shards is not None, len(self.prompts)
         world = 1 if together else self._context.world
         for first in range(0, total, world):
             number = first if together else first + self._context.rank
-            mine = [self._make(number, folder, name, when)] if number < total else []
+            mine = [self._make(number, when)] if number < total else []
             for made in mine if together else self._context.gathered(mine):
                 if isinstance(made, SampleFailure):
-                    self._warn_once(made)
+                    self._context.warn_once(f"sample {made.kind}", made.text)
                 else:
-                    self._context.tell("sample", step=step, **made)
+                    self._context.emit("sample", step=step, **made)
             progress(min(first + world, total), total)
 
-    def _warn_once(self, failure: SampleFailure) -> None:
-        if failure.kind not in self._failures:
-            self._failures.add(failure.kind)
-            self._context.warn(failure.text)
-
-    def _make(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any] | SampleFailure:
+    def _make(self, number: int, when: str) -> dict[str, Any] | SampleFailure:
         """Make one sample; return its event payload, or why there is none."""
         try:
-            return self._made(number, folder, name, when)
+            return self._made(number, when)
+        except OSError as error:
+            failure = SampleFailure(f"{type(error).__name__} {error.errno}", f"output_dir: the sample {error}")
         except Exception as error:
-            failure = self._failure(number, error)
+            why = brief(error, self._context.settings)
+            failure = SampleFailure(
+                type(error).__name__,
+                f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run continues "
+                "without it; further failures of this kind are not reported",
+            )
         if self._context.device.type == "cuda":  # now that the error no longer holds what the sample had computed
             torch.cuda.empty_cache()
         return failure
 
-    def _failure(self, number: int, error: Exception) -> SampleFailure:
-        if isinstance(error, OSError):
-            return SampleFailure(f"{type(error).__name__} {error.errno}", f"output_dir: the sample {error}")
-        why = brief(error, self._context.settings)
-        return SampleFailure(
-            type(error).__name__,
-            f"sample_prompts: the sample of prompt {number + 1} could not be made: {why}. The run continues "
-            "without it; further failures of this kind are not reported",
-        )
-
-    def _made(self, number: int, folder: Path, name: str | None, when: str) -> dict[str, Any]:
+    def _made(self, number: int, when: str) -> dict[str, Any]:
         prompt = self.prompts[number]
         with torch.random.fork_rng(), self._train_state.averaged():
             text = self._data.text_of_prompt(number)
             media = self._family.sample(self._data.components, prompt, text, self._context.settings)
-        seed = "" if prompt.seed is None else f"_{prompt.seed}"
-        stamp = time.strftime("%Y%m%d%H%M%S")
-        path = folder / f"{f'{name}_' if name else ''}{when}_{number:02d}_{stamp}{seed}{media.suffix}"
+        name, seed = self._context.settings[SavingOptions].output_name, "" if prompt.seed is None else f"_{prompt.seed}"
+        file = f"{f'{name}_' if name else ''}{when}_{number:02d}_{time.strftime('%Y%m%d%H%M%S')}{seed}{media.suffix}"
+        path = self._context.output_dir / "sample" / file
         if self._context.is_main or not self._train_state.trainable.shards:
             with saving(path), atomic_file(path) as part:
                 media.write(part)

@@ -117,7 +117,7 @@ class Shards:
             yield from self._gathered(message)
 
     def _length(self, shape: torch.Size) -> int:
-        """How many rows a process holds at most; the last ones may hold fewer."""
+        """Return how many rows a process holds at most; the last ones may hold fewer."""
         return -(-shape[0] // self.mesh.size())
 
     def _gathered(self, message: list[tuple[Tensor, torch.Size]]) -> Iterator[Tensor]:
@@ -160,7 +160,7 @@ class Shards:
     # Train states: the same file from any number of processes
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What Trained.state() says, of whole tensors. All processes must call it; only the first gets values."""
+        """Return TrainState.state() with whole tensors. All processes must call it; only the first gets values."""
         rows: list[tuple[Tensor, torch.Size]] = []
         self._through(state, lambda tensor, name: rows.append((tensor, self.shapes[name])), self._is_rows)
         wholes = self.wholes(rows)

@@ -162,7 +162,7 @@ def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, tr
         "makers": train_state.makers(),
         "time": time.time(),
     }
-    summary |= {"origin": train_state.origin.as_dict(), "hyperparameters": plain(train_state.hyperparameters)}
+    summary |= {"origin": asdict(train_state.origin), "hyperparameters": plain(train_state.hyperparameters)}
     with atomic_folder(folder) as part:
         _write_files(part, state, summary)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class Trainable(ABC):
     modules: Sequence[nn.Module]
-    """The modules that switch between training and eval mode."""
+    """The modules that are in training mode during steps."""
     needs_autocast = False
     """Whether its weights have another dtype than the model, so that the forward needs autocast."""
     static_graph = True
@@ -29,15 +29,12 @@ class Trainable(ABC):
     """Whether another thread may read its state during backward."""
     is_network = True
     """Whether its file is an adapter, with ss_ metadata about its training, rather than a whole model."""
+    skips_nonfinite = False
+    """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
     ending: str
     """Extension of its file; empty for a folder."""
     shards: Shards | None = None
     """How weights are sharded over the processes; None if each holds all. state_dict has this process's rows."""
-
-    @property
-    def skips_nonfinite(self) -> bool:
-        """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
-        return False
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -70,10 +67,9 @@ class Trainable(ABC):
     def limit_norms(self) -> None:  # noqa: B027
         """Apply the norm limits of the options (scale_weight_norms); called after each update."""
 
-    def train(self, mode: bool = True) -> None:
-        """Switch between training and eval mode."""
+    def train(self) -> None:
         for module in self.modules:
-            module.train(mode)
+            module.train()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -85,3 +81,24 @@ class Trainable(ABC):
     @abstractmethod
     def save(self, path: Path, dtype: torch.dtype | None, metadata: dict[str, str]) -> None:
         """Write the file that other programs load. With shards, all processes must call it."""
+
+
+class NetworkTrainable(Trainable):
+    """An adapter network over a frozen model."""
+
+    def __init__(
+        self,
+        network: Any,
+        groups: list[dict[str, Any]],
+        modules: Sequence[nn.Module],
+        *,
+        norm_limit: float | None = None,
+        ending: str = ".safetensors",
+    ):
+        """`groups` are those of the optimizer; `norm_limit` is the largest norm of a layer's weight
+        (scale_weight_norms)."""
+        self.network, self._groups, self.modules = network, groups, modules
+        self.norm_limit, self.ending = norm_limit, ending
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return self._groups

@@ -33,13 +33,13 @@ from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.leaving import Leaving
-from sd_scripts.training.metadata import file_metadata, run_metadata
+from sd_scripts.training.metadata import FileMetadata
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
 from sd_scripts.training.progress import AlreadyFinished, Progress, plan_training, starting_point
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
-from sd_scripts.training.reporting import Reporter, StepReport
+from sd_scripts.training.reporting import StepReport, StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
@@ -92,10 +92,9 @@ class Trainer:
         optimizers.train_mode(self.train_state.optimizer)
 
         # what happens between steps
-        about_run = run_metadata(context, family, self.training_data, self.train_plan, self.train_state.optimizer)
-        network = self.trainable.is_network
-        metadata = file_metadata(context, family, self.training_data.components, about_run, network=network)
-        writer = Writer(context, self.train_state, self.train_plan, metadata, self.outputs, self._follow_base)
+        metadata = FileMetadata(context, family, self.training_data, self.train_plan, self.train_state)
+        components = self.training_data.components
+        writer = Writer(context, self.train_state, self.train_plan, metadata, self.outputs, components)
         self.saver = Saver(context, self.train_state, self.train_plan, writer)
         dry_save(context, self.train_state, self.train_plan, writer)
         self.validator = Validator(context, family, self.training_data, self.train_state, self.loss)
@@ -107,7 +106,7 @@ class Trainer:
 
     def _clean_output(self) -> None:
         if self.context.is_main:
-            clean_up(self.context.output_dir, self.context.settings[SavingOptions].output_name)
+            clean_up(self.context.output_dir, self.context.settings[SavingOptions].output_name, self.context.run_dir)
         self.context.accelerator.wait_for_everyone()
 
     def _find_state(self, options: ResumeOptions) -> SavedState | None:
@@ -151,14 +150,6 @@ class Trainer:
                 f"renamed to '{dated_name(kept, saving.output_name)}...'. Set overwrite to replace them instead"
             )
         return outputs
-
-    def _follow_base(self, moved: dict[Path, Path]) -> None:
-        """Follow a base model that was renamed because it had the name of our files: each save reads it again."""
-        targets = {old.resolve(): new for old, new in moved.items()}
-        facts = self.training_data.components.extras
-        for name, value in facts.items():
-            if isinstance(value, Path):
-                facts[name] = targets.get(value.resolve(), value)
 
     def _start(self, saved: SavedState | None) -> Progress:
         options, train_plan = self.context.settings[ResumeOptions], self.train_plan
@@ -262,7 +253,7 @@ class Trainer:
         """Train and return the final file; None if the run was stopped."""
         progress, train_plan = self.train_state.progress, self.train_plan
         resumed = {"resumed_from": str(self.saved.folder)} if self.saved else {}
-        self.context.tell(
+        self.context.emit(
             "started",
             method=self.method.name,
             family=self.family.card.name,
@@ -280,14 +271,14 @@ class Trainer:
         self._phase_of_steps()
         self.began = time.monotonic()
         max_nonfinite = self.options.max_nonfinite_steps if self.trainable.skips_nonfinite else 1
-        self.reporter = Reporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
+        self.reporter = StepReporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
         self.listener.open()
         self.leaving.open()
         self.complete = replace(progress)
         on_gpus = self.context.world > 1 and self.context.device.type == "cuda"
         self.updated = torch.cuda.Event() if on_gpus else None
         try:
-            self._between_steps(lambda: self.sampler.at_step(progress.step), due=self.sampler.due_at_first())
+            self._between_steps(lambda: self.sampler.run(progress.step), due=self.sampler.due_at_first())
             self.reporter.resume()
             stopped = False
             while progress.step < train_plan.max_steps and not stopped:
@@ -391,7 +382,7 @@ class Trainer:
         if "stop" in commands:
             self.leaving.stopping()
         for command, ids in commands.items():
-            self.context.tell("heard", command=command, ids=ids, step=step)
+            self.context.emit("heard", command=command, ids=ids, step=step)
         last = step >= self.train_plan.max_steps
         stops = "stop" in commands and not last
         requested = stops or "save" in commands
@@ -399,22 +390,20 @@ class Trainer:
         save = self.saver.save_and_stop if stops else partial(self.saver.at_step, with_state=requested)
         self._between_steps(lambda: self._save(save, requested), due=saves, saves=True)
         self._between_steps(lambda: self.validator.run(step), due=self.validator.due_at_step(step))
-        self._between_steps(
-            lambda: self.sampler.at_step(step), due="sample" in commands or self.sampler.due_at_step(step)
-        )
+        self._between_steps(lambda: self.sampler.run(step), due="sample" in commands or self.sampler.due_at_step(step))
         if not stops:
             return False
-        self.context.tell("stopped", step=step)
+        self.context.emit("stopped", step=step)
         logger.info("Stopped at step %d; the state is saved, and resume continues from it", step)
         return True
 
     def _after_epoch(self, epoch: int) -> None:
         step, last = self.train_state.progress.step, self.train_state.progress.step >= self.train_plan.max_steps
-        self.context.tell("epoch", epoch=epoch)
+        self.context.emit("epoch", epoch=epoch)
         saves = self.saver.due_at_epoch(epoch) and not last
         self._between_steps(lambda: self._save(lambda: self.saver.at_epoch(epoch)), due=saves, saves=True)
         self._between_steps(lambda: self.validator.run(step), due=self.validator.due_at_epoch(epoch))
-        self._between_steps(lambda: self.sampler.at_epoch(epoch, step), due=self.sampler.due_at_epoch(epoch))
+        self._between_steps(lambda: self.sampler.run(step, epoch), due=self.sampler.due_at_epoch(epoch))
 
     def _save(self, save: Callable[[], T], requested: bool = False) -> T | None:
         """Save, but skip periodic saves while steps are non-finite: a state just before a failure is no good place to
@@ -435,7 +424,7 @@ class Trainer:
             with self._stream_of_last_step():
                 self._save_in_emergency()
         remedy = self.context.emergency_advice() or SAVED_BEFORE
-        self.context.tell("failed", error="SIGTERM during a step that took too long to finish", remedy=remedy)
+        self.context.emit("failed", error="SIGTERM during a step that took too long to finish", remedy=remedy)
 
     def _stream_of_last_step(self) -> AbstractContextManager[object]:
         """Return a stream that waits for the last complete step and for nothing queued since, which may be a collective
@@ -493,7 +482,7 @@ class Trainer:
         path = self._save(self.saver.save_last, requested=True)
         assert path
         seconds = round(time.monotonic() - self.began, 1)
-        self.context.tell("finished", step=self.train_state.progress.step, path=str(path), seconds=seconds)
+        self.context.emit("finished", step=self.train_state.progress.step, path=str(path), seconds=seconds)
         return path
 
     def _take_seed(self, saved: SavedState) -> None:

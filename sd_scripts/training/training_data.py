@@ -1,4 +1,4 @@
-"""What the steps are fed with: the data plan, the caches, and a batch made ready on the device."""
+"""Data of a run: the data plan, caches, data loading for a step, and sample prompts."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.caches import CacheJob, LatentStore, Progress, TextStore
+from sd_scripts.data.caches import CacheJob, LatentStore, TextStore
 from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.latent_caching import cache_latents
@@ -23,29 +23,28 @@ from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
-from sd_scripts.training.command_listener import stop_requested
 from sd_scripts.training.context import Context
 
 CAPTIONS = 16
-"""Encoded at once for the cache, where text_encoder_batch_size is not set."""
+"""Captions to encode at once for the cache, if text_encoder_batch_size is not set."""
 
 
 @dataclass(kw_only=True)
 class TrainingData:
-    """Data of a run, with what was encoded of it."""
+    """Dataset of a run with its cached latents and text encoder outputs."""
 
     context: Context
     family: Family
     components: Components
     plan: DataPlan
     learns_text: tuple[bool, ...]
-    """Which text encoders learn: steps encode with them."""
+    """Which text encoders are trained: steps encode with them."""
     prompts: Sequence[SamplePrompt] = ()
-    """What samples show."""
+    """Prompts of the samples."""
     latents: LatentStore | None = None
     text: TextStore | None = None
     prompt_text: list[dict[str, Tensor]] = field(default_factory=list)
-    """For each prompt what text encoders give that no step calls."""
+    """For each prompt the outputs of text encoders that no step calls."""
 
     @property
     def short_batches(self) -> ShortBatches:
@@ -56,7 +55,7 @@ class TrainingData:
 
     @property
     def step_encoders(self) -> list[nn.Module]:
-        """The text encoders that steps call: those that learn, or all of them where captions are not cached."""
+        """The text encoders that steps call: the trained ones, or all if captions are not cached."""
         encoders = self.components.text_encoders
         return encoders if self.text is None else [*compress(encoders, self.learns_text)]
 
@@ -82,9 +81,9 @@ class TrainingData:
         )
 
     def inputs(self, batch: Batch, *key: object, timestep: float | None = None) -> dict[str, Tensor]:
-        """Everything a step reads, on the device; draws are keyed by the seed and `key`.
+        """Load the data of a step: return its tensors on the device. Draws are keyed by the seed and `key`.
 
-        Names of text outputs start with `text.`, those of tokens that encoders learn from with `tokens.`: see text_of.
+        Names of text outputs start with `text.`, tokens for encoders that are trained with `tokens.`: see text_of.
         """
         device, settings = self.context.device, self.context.settings
         latents = batch.latents
@@ -98,7 +97,7 @@ class TrainingData:
         return inputs | {name: tensor.to(device, non_blocking=True) for name, tensor in text.items()}
 
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:
-        """Return the text outputs of a sample's captions: those made ahead, and now those of the step encoders."""
+        """Return the text outputs of a sample's captions: those encoded ahead, and those of the step encoders now."""
         text, encoders = self.prompt_text[number] if self.prompt_text else {}, self.step_encoders
         if encoders:
             tokens = self._tokens(self.family.text.prompt_captions(self.prompts[number]), of_steps=True)
@@ -121,7 +120,7 @@ class TrainingData:
         return {encoder: each for encoder, each in tokens.items() if called[encoder] == of_steps}
 
     def _text(self, batch: Batch) -> dict[str, Tensor]:
-        """What encoders give that do not learn, from the cache or made now, and the tokens of those that do."""
+        """Return the outputs of frozen encoders, from the cache or computed now, and the tokens of trained ones."""
         if batch.text and not any(self.learns_text):
             return {f"text.{name}": tensor for name, tensor in batch.text.items()}
         tokens = self.family.text.tokenize(self.components, batch.captions, self.context.settings)
@@ -130,7 +129,7 @@ class TrainingData:
         text = batch.text
         if others and not text:
             for encoder, learns in zip(self.components.text_encoders, self.learns_text, strict=True):
-                encoder.train(learns and encoder.training)  # T5 drops values out while it trains
+                encoder.train(learns and encoder.training)  # T5 has dropout in training mode
             with torch.no_grad():
                 text = self.family.text.encode(self.components, others)
         return {f"text.{name}": tensor for name, tensor in text.items()} | {
@@ -139,7 +138,7 @@ class TrainingData:
 
 
 def text_of(inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tokens]:
-    """Return the text outputs among a step's inputs, and the tokens of the encoders that learn."""
+    """Return the text outputs among a step's inputs, and the tokens of the encoders that are trained."""
     text: dict[str, Tensor] = {}
     tokens: Tokens = {}
     for name, tensor in inputs.items():
@@ -152,7 +151,7 @@ def text_of(inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tokens]:
 
 
 def read_data(context: Context, family: Family) -> DataPlan:
-    """Look at the folders; ValueError names the option at fault."""
+    """Read the dataset folders. Raises ValueError naming the option at fault."""
     return plan_data(
         context.settings,
         seed=context.seed,
@@ -163,9 +162,9 @@ def read_data(context: Context, family: Family) -> DataPlan:
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:
-    """Of one process, known before the model is. ValueError where the images fill no batch."""
+    """Return the batches of one process, before the model is loaded. Raises ValueError if images fill no batch."""
     short_batches = context.settings[DatasetOptions].short_batches
-    # what fills no batch is told by the loader that trains
+    # the loader that trains warns about images that fill no batch
     return len(BatchLoader(BatchReader(plan), warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
@@ -173,7 +172,7 @@ def encode_ahead(
     training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor], *, keep_all: bool
 ) -> None:
     """Fill the caches that the options ask for and encode the sample prompts. The VAE and then the text encoders are
-    loaded, and freed again unless steps or samples need them, or `keep_all`. `tried` calls what may be compiled."""
+    loaded, and freed unless steps or samples need them, or `keep_all`. `tried` calls what may be compiled."""
     components, cache = training_data.components, training_data.context.settings[CacheOptions]
     if cache.caches_latents:
         _cache_latents(training_data, tried)
@@ -233,9 +232,9 @@ def _cache_text(training_data: TrainingData) -> None:
 
 
 def place_on_device(training_data: TrainingData) -> None:
-    """Bring what the steps need onto the device; what has encoded ahead and does not learn stays in main memory."""
+    """Move what the steps need to the device; frozen modules that encoded ahead stay in main memory."""
     components, device = training_data.components, training_data.context.device
-    if not training_data.context.sharded:  # shards come to it block by block
+    if not training_data.context.sharded:  # shards are moved block by block
         training_data.family.place(components, training_data.context.settings, device)
     if training_data.latents is None:
         components.vae.to(device)
@@ -250,27 +249,15 @@ def _cache_job(context: Context, phase: str, to_disk: bool, batch_size: int) -> 
         to_disk=to_disk,
         batch_size=batch_size,
         skip_check=context.settings[CacheOptions].skip_cache_check,
-        progress=_cancellable_progress(context, phase),
+        progress=context.cancellable_phase(phase),
         rank=context.rank,
         world=context.world,
     )
 
 
-def _cancellable_progress(context: Context, phase: str) -> Progress:
-    """Report the progress of a phase. A requested stop takes effect between two batches, like Ctrl-C."""
-    tell = context.phase(phase)
-
-    def progress(done: int, total: int) -> None:
-        tell(done, total)
-        if stop_requested(context):
-            raise KeyboardInterrupt
-
-    return progress
-
-
 @contextmanager
 def _lent(context: Context, modules: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
-    """Yield a function that brings the modules to the device until the end of the block: complete caches need none."""
+    """Yield a function that moves the modules to the device until the end of the block: full caches need none."""
     with ExitStack() as borrowed:
 
         def lend() -> None:
@@ -283,7 +270,7 @@ def _lent(context: Context, modules: Sequence[nn.Module]) -> Iterator[Callable[[
 
 
 def weights_digest(modules: Iterable[nn.Module], *more: object) -> str:
-    """Names these weights: a few numbers of every tensor, so that it does not matter where the file lies."""
+    """Return a digest of a few numbers of every tensor, so that weights are known under any path."""
     digest = hashlib.sha256(repr(more).encode())
     for module in modules:
         for name, tensor in module.state_dict().items():

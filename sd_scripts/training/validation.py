@@ -29,7 +29,6 @@ class Validator:
         self._timesteps = family.validation_timesteps(context.settings)
         plan = training_data.plan.validation
         self._loader = training_data.loader(plan) if plan else None
-        self._failed = False
 
     def due_at_step(self, step: int) -> bool:
         every = self._options.validate_every_n_steps
@@ -47,21 +46,16 @@ class Validator:
             mean = self._measure()
         except Exception as error:
             why = brief(error, self._context.settings)
-        failures = [each for each in self._context.gathered([why]) if each]
-        if failures:
-            self._warn_once(failures[0])
+        if failures := [each for each in self._context.gathered([why]) if each]:
+            self._context.warn_once(
+                "validation",
+                f"validation_split: the validation loss could not be measured: {failures[0]}. The run continues "
+                "without it and tries again when it is due; further failures are not reported",
+            )
             return
         loss = float(self._context.mean(mean))
-        self._context.tell("validation", step=step, loss=loss)
+        self._context.emit("validation", step=step, loss=loss)
         self._context.trackers.log({"loss/validation": loss}, step)
-
-    def _warn_once(self, why: str) -> None:
-        if not self._failed:
-            self._failed = True
-            self._context.warn(
-                f"validation_split: the validation loss could not be measured: {why}. The run continues without it and "
-                "tries again when it is due; further failures are not reported"
-            )
 
     @torch.no_grad()
     def _measure(self) -> Tensor:

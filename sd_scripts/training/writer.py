@@ -1,13 +1,12 @@
 """Writes a checkpoint with its EMA and state: complete or not at all; if other things fail, at least the weights."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
+from sd_scripts.families.components import Components
 from sd_scripts.formats.atomic_files import atomic_file, remove_whole
 from sd_scripts.formats.disk import errno_of, saving, why_not_written
 from sd_scripts.library.safetensors_io import PRECISIONS, on_cpu, save_model
@@ -15,17 +14,12 @@ from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
+from sd_scripts.training.metadata import FileMetadata
 from sd_scripts.training.outputs import OwnOutputs
 from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.train_state import TrainState, write_state
 
 logger = logging.getLogger(__name__)
-
-
-class Metadata(Protocol):
-    def __call__(self, epochs: int, steps: int, *, hashed: bool = True) -> dict[str, str]:
-        """Return the metadata of a file saved now; `hashed` waits for the hash of the base model."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -44,16 +38,14 @@ class Writer:
         context: Context,
         train_state: TrainState,
         train_plan: TrainPlan,
-        metadata: Metadata,
+        metadata: FileMetadata,
         outputs: OwnOutputs,
-        moved: Callable[[dict[Path, Path]], None],
+        components: Components,
     ):
-        """`moved` is called with the renamed files of an earlier run, old -> new."""
         self._context, self._train_state, self._train_plan, self._metadata = context, train_state, train_plan, metadata
-        self._outputs, self._moved = outputs, moved
+        self._outputs, self._components = outputs, components
         precision = context.settings[SavingOptions].save_precision
         self._dtype = PRECISIONS[precision] if precision else None
-        self._last_metadata: dict[str, str] = {}
 
     @property
     def ending(self) -> str:
@@ -85,7 +77,7 @@ class Writer:
         return failed
 
     def write_model(self, path: Path, epochs: int) -> list[Failure]:
-        metadata = self.metadata(epochs)
+        metadata = self._metadata.of_file(epochs)
         try:
             self._make_room(path)
             try:
@@ -102,36 +94,19 @@ class Writer:
         return []
 
     def try_out(self, probe: Path) -> int:
-        """Save for a test and remove the file; return the bytes of an adapter's file. Of a whole model only one tensor
-        is written, to save time. Raises what the save would raise."""
-        self._last_metadata = metadata = self._metadata(0, self._train_state.progress.step, hashed=False)
-        trainable = self._train_state.trainable
+        """Save for a test and remove the file; return the bytes that a file will take at least. Of a whole model only
+        one tensor is written, to save time. Raises what the save would raise."""
+        trainable, metadata = self._train_state.trainable, self._metadata.of_trial()
         try:
             if trainable.is_network:
                 with self._train_state.averaged():
                     trainable.save(probe, self._dtype, metadata)
-            else:
-                save_model(probe, {"probe": torch.zeros(1)}, metadata, self._dtype)
-            return probe.stat().st_size
+                return probe.stat().st_size
+            save_model(probe, {"probe": torch.zeros(1)}, metadata, self._dtype)
+            tensors = (each for group in self._train_state.optimizer.param_groups for each in group["params"])
+            return sum(each.numel() * (self._dtype or each.dtype).itemsize for each in tensors)
         finally:
             probe.unlink(missing_ok=True)
-
-    @property
-    def file_bytes(self) -> int:
-        """Least size of a whole model's file."""
-        tensors = [each for group in self._train_state.optimizer.param_groups for each in group["params"]]
-        return sum(each.numel() * (self._dtype or each.dtype).itemsize for each in tensors)
-
-    def metadata(self, epochs: int) -> dict[str, str]:
-        """Return the metadata of a file saved now, or those of the previous save if they cannot be made."""
-        try:
-            self._last_metadata = self._metadata(epochs, self._train_state.progress.step)
-        except Exception as error:
-            why = brief(error, self._context.settings)
-            self._context.warn_once(
-                "metadata", f"the metadata could not be made ({why}); the file has those of the previous save"
-            )
-        return self._last_metadata
 
     def _write_plain(self, path: Path, error: Exception) -> Path:
         """Write without cast and metadata, or else as a dict of tensors; return the path."""
@@ -148,9 +123,8 @@ class Writer:
             logger.debug("the simpler form failed", exc_info=True)
         plain = path.with_name(f"{self.stem(path)}-weights.pt")
         with saving(plain), atomic_file(plain) as part:
-            torch.save(
-                {name: on_cpu(tensor) for name, tensor in self._train_state.trainable.state_dict().items()}, part
-            )
+            state = self._train_state.trainable.state_dict()
+            torch.save({name: on_cpu(tensor) for name, tensor in state.items()}, part)
         self._context.warn(f"the trained weights are in '{plain}', a dict of tensors for torch.load")
         return plain
 
@@ -198,12 +172,13 @@ class Writer:
                 logger.info("'%s' of an earlier run is now '%s'", old, new.name)
             else:
                 self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
-        if moved:
-            self._moved(moved)
+        # follow a base model that had the name of our files: each save reads it again
+        targets, extras = {old.resolve(): new for old, new in moved.items()}, self._components.extras
+        extras |= {name: targets.get(v.resolve(), v) for name, v in extras.items() if isinstance(v, Path)}
 
     def _tell_saved(self, path: Path) -> None:
         if not self._context.is_main:
             return
         written = self._outputs.wrote(path)
         payload = written._asdict() if written else {}
-        self._context.tell("saved", path=str(path), step=self._train_state.progress.step, **payload)
+        self._context.emit("saved", path=str(path), step=self._train_state.progress.step, **payload)
