@@ -1,18 +1,12 @@
 """Train a LoRA for FLUX.1.   accelerate launch sd_scripts/flux_train_network.py --config_file run.toml"""
 
-import argparse
 import sys
+from functools import partial
 
 from sd_scripts.training import launch
 
-
-def setup_parser() -> argparse.ArgumentParser:
-    return launch.parser("flux", "lora")
-
-
-def main(argv: list[str] | None = None) -> int:
-    return launch.main("flux", "lora", argv)
-
+setup_parser = partial(launch.parser, "flux", "lora")
+main = partial(launch.main, "flux", "lora")
 
 if __name__ == "__main__":
     sys.exit(main())

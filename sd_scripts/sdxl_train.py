@@ -1,18 +1,12 @@
 """Fine-tune SDXL.   accelerate launch sd_scripts/sdxl_train.py --config_file run.toml"""
 
-import argparse
 import sys
+from functools import partial
 
 from sd_scripts.training import launch
 
-
-def setup_parser() -> argparse.ArgumentParser:
-    return launch.parser("sdxl", "full")
-
-
-def main(argv: list[str] | None = None) -> int:
-    return launch.main("sdxl", "full", argv)
-
+setup_parser = partial(launch.parser, "sdxl", "full")
+main = partial(launch.main, "sdxl", "full")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,13 +4,11 @@ python sd_scripts/finetune/merge_captions_to_metadata.py images meta_cap.json
 """
 
 import sys
+from functools import partial
 
 from sd_scripts.finetune import merging
 
-
-def main(argv: list[str] | None = None) -> int:
-    return merging.main(__file__, "caption", ".caption", argv)
-
+main = partial(merging.main, __file__, "caption", ".caption")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from sd_scripts.formats.metadata_file import Words, check_target, merge_words, r
 from sd_scripts.runs.reporter import Reporter
 
 
-def main(script: str, words: Words, extension: str, argv: list[str] | None) -> int:
+def main(script: str, words: Words, extension: str, argv: list[str] | None = None) -> int:
     """Run a merging tool and return its exit status; `extension` is the default of caption_extension."""
     flags = parser(script, f"Gather the {words} of images into a metadata file.")
     flags.add_argument("out_json", help="Metadata file to write.")

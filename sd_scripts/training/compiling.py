@@ -60,12 +60,8 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
 
 def chosen_of(options: CompileOptions, more: CompileMoreOptions) -> list[str]:
     """Return the names of the options that turn compiling on."""
-    chosen = {
-        "compile": options.compile,
-        "compile_text_encoder": more.compile_text_encoder,
-        "compile_vae": more.compile_vae,
-    }
-    return list(compress(chosen, chosen.values()))
+    names = ("compile", "compile_text_encoder", "compile_vae")
+    return list(compress(names, (options.compile, more.compile_text_encoder, more.compile_vae)))
 
 
 def uses_cuda_graphs(options: CompileOptions) -> bool:
@@ -130,8 +126,7 @@ class Compilation:
         self._options_without_graphs = _without_cuda_graphs(self._options)
         if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._options_without_graphs:
             self._options = self._options_without_graphs
-        cache = settings[CacheOptions]
-        self._vae_ahead = cache.caches_latents
+        self._vae_ahead = settings[CacheOptions].caches_latents
         self._limit = 0
         wait_until_warm()
         self._before = self._seen = Counts()
@@ -167,35 +162,32 @@ class Compilation:
         """
         if not self.active:
             return
-        batches = len({shape.images for shape in self._shapes})
-        text = encoders if self._more.compile_text_encoder and self._options_without_graphs else ()
+        batches, without_graphs = len({shape.images for shape in self._shapes}), self._options_without_graphs
+        text = encoders if self._more.compile_text_encoder and without_graphs else ()
         vae = self._more.compile_vae and not self._vae_ahead
         expected = GRAPHS_OF_LAYER * len(text) * batches + vae * self._graphs_of_vae()
         if self._options.compile:
             denoiser, sizes = self._components.denoiser, len(self._shapes)
             expected += graphs_expected(self._family, denoiser, sizes)
-            targets = self._family.blocks.denoiser(denoiser)
             self._compile_denoiser = partial(
                 self._compile,
                 module=denoiser,
-                blocks=targets,
+                blocks=self._family.blocks.denoiser(denoiser),
                 name=self._family.blocks.title,
                 expected=expected,
                 shapes=sizes,
                 hooked=self._context.sharded,
             )
             self._compile_denoiser(self._options)
-        for encoder in text:
-            assert self._options_without_graphs
-            name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
-            layers = self._family.blocks.text_encoder(encoder)
-            if layers:
-                without = self._options_without_graphs
-                self._compile(without, encoder, [layers], name, expected, shapes=batches, hooked=True)
-            else:
-                self._context.warn(f"compile_text_encoder: {name} has no repeated layers, so it is not compiled")
-        if vae and self._options_without_graphs:
-            self._compile_vae(self._options_without_graphs, expected)
+        if without_graphs:
+            for encoder in text:
+                name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
+                if layers := self._family.blocks.text_encoder(encoder):
+                    self._compile(without_graphs, encoder, [layers], name, expected, shapes=batches, hooked=True)
+                else:
+                    self._context.warn(f"compile_text_encoder: {name} has no repeated layers, so it is not compiled")
+            if vae:
+                self._compile_vae(without_graphs, expected)
         if expected:
             self._context.phase(COMPILING)
 

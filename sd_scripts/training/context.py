@@ -152,7 +152,7 @@ class Context(Reporter):
     def meet(self, what: str) -> bool:
         """Return whether all processes arrive here soon. This is no collective: others may already be in one."""
         names = [f"sd_scripts/{what}/{rank}" for rank in range(self.world)]
-        store = torch.distributed.distributed_c10d._get_default_store()
+        store = shared_store()
         store.set(names[self.rank], "1")
         try:
             store.wait(names, timedelta(seconds=MEETING))
@@ -166,7 +166,7 @@ class Context(Reporter):
             return ""
         mine = f"{self.rank} {why}"
         with contextlib.suppress(Exception):  # the process that keeps the store may be gone
-            store = torch.distributed.distributed_c10d._get_default_store()
+            store = shared_store()
             if self.is_main:
                 store.set(FAILED_MAIN, why)
             first = store.compare_set(FAILED, "", mine).decode()
@@ -176,7 +176,7 @@ class Context(Reporter):
     def main_fails_with(self, why: str, seconds: float) -> bool:
         """Return whether the main process fails for the same reason within some seconds, so that it says so."""
         with contextlib.suppress(Exception):  # it trains on, or is gone
-            store = torch.distributed.distributed_c10d._get_default_store()
+            store = shared_store()
             store.wait([FAILED_MAIN], timedelta(seconds=seconds))
             return bool(store.get(FAILED_MAIN).decode() == why)
         return False
@@ -214,6 +214,11 @@ def _run_folder(settings: Settings) -> RunFolder:
         return RunFolder(Path(chosen))
     saving = settings[SavingOptions]
     return new_run_folder(Path(saving.output_dir or ".") / "runs", saving.output_name or "")
+
+
+def shared_store() -> torch.distributed.Store:
+    """Return the key-value store that all processes of the run share."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def _agreed(accelerator: Accelerator, value: Any) -> Any:

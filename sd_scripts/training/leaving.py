@@ -12,9 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-import torch
-
-from sd_scripts.training.context import Context
+from sd_scripts.training.context import Context, shared_store
 
 LOOK = 0.5
 """Seconds between two checks for a SIGTERM to another process."""
@@ -119,11 +117,11 @@ class Leaving:
 
     def _notify_others(self) -> None:
         with contextlib.suppress(Exception):  # the process that holds the store may be gone
-            _store().set(KEY, "1")
+            shared_store().set(KEY, "1")
 
     def _others_got_signal(self) -> bool:
         with contextlib.suppress(Exception):
-            return bool(_store().check([KEY]))
+            return bool(shared_store().check([KEY]))
         return False
 
     def _leave(self) -> None:
@@ -134,10 +132,10 @@ class Leaving:
             with contextlib.suppress(Exception):
                 self._before_exit(self._weights.acquire(blocking=False))
             with contextlib.suppress(Exception):
-                _store().set(LEFT, "1")
+                shared_store().set(LEFT, "1")
         else:
             with contextlib.suppress(Exception):  # the store may have ended with the main process
-                while not _store().check([LEFT]):
+                while not shared_store().check([LEFT]):
                     self._stopping.wait(LOOK)
         _end()
 
@@ -150,10 +148,6 @@ def _end() -> None:
     with contextlib.suppress(OSError):
         print("Terminated by SIGTERM during a step that took too long to finish", file=sys.stderr, flush=True)
     os._exit(STATUS)
-
-
-def _store() -> torch.distributed.Store:
-    return torch.distributed.distributed_c10d._get_default_store()
 
 
 _resets = False

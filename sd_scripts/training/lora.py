@@ -90,25 +90,22 @@ class Lora:
         modules += compress(_text_encoders(family, components, context), learns_text)
 
         args = read_args(context.settings, family.lora, warn=lambda _: None)  # check has warned already
-        weights = {}
-        if options.network_weights:
-            file = Path(options.network_weights)
-            weights = read_plain_lora("network_weights", file, all_targets)
+        file = options.network_weights
+        weights = read_plain_lora("network_weights", Path(file), all_targets) if file else {}
         plans = plan_layers(modules, args, weights if options.dim_from_weights else None)
         network = attach(
             plans,
             args.dropouts,
             torch.Generator().manual_seed(context.number("network")),
-            _masters_dtype(context.settings[TrainingOptions]),
+            torch.bfloat16 if context.settings[TrainingOptions].full_bf16 else torch.float32,
             perturbation=args.perturbation,
             device=context.device,
         )
-        groups = parameter_groups(network)
         if weights:
             _load_initial_weights(weights, network, context)
         return LoraTrainable(
             network,
-            groups,
+            parameter_groups(network),
             [each.module for each in all_targets],
             norm_limit=options.scale_weight_norms,
             ending=f".{context.settings[LoraFileOptions].save_model_as}",
@@ -183,13 +180,8 @@ def _load_initial_weights(weights: Tensors, network: AdapterNetwork, context: Co
 
 
 def _is_ours(options: NetworkOptions, family: Family) -> bool:
-    return (options.network_module or family.card.network_modules[0]).removeprefix(
-        "sd_scripts."
-    ) in family.card.network_modules
-
-
-def _masters_dtype(options: TrainingOptions) -> torch.dtype:
-    return torch.bfloat16 if options.full_bf16 else torch.float32
+    modules = family.card.network_modules
+    return (options.network_module or modules[0]).removeprefix("sd_scripts.") in modules
 
 
 def _all_targets(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
@@ -197,16 +189,14 @@ def _all_targets(family: Family, components: Components, context: Context) -> li
 
 
 def _denoiser(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
-    lr = context.settings[NetworkOptions].unet_lr
-    base = context.settings[OptimizerOptions].learning_rate
+    lr, base = context.settings[NetworkOptions].unet_lr, context.settings[OptimizerOptions].learning_rate
     return [AdaptedModule(module=components.denoiser, target=family.lora, lr=base if lr is None else lr)]
 
 
 def _text_encoders(family: Family, components: Components, context: Context) -> list[AdaptedModule]:
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
+    pairs = zip(components.text_encoders, family.lora_text_encoders, strict=True)
     return [
         AdaptedModule(module=encoder, target=target, lr=options.rate_of_encoder(number, base))
-        for number, (encoder, target) in enumerate(
-            zip(components.text_encoders, family.lora_text_encoders, strict=True)
-        )
+        for number, (encoder, target) in enumerate(pairs)
     ]

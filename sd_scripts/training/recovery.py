@@ -36,17 +36,15 @@ def newest_state(
             readable.append(read_saved(str(path)))
         except ValueError:
             damaged.append(f"'{path}' is damaged ({PROGRESS} cannot be read)")
-    found = None
     for saved in sorted(readable, key=lambda saved: (saved.progress.step, saved.time), reverse=True):
         if not (why := damage(saved)):
-            found = saved
-            break
+            for each in damaged:
+                warn(f"resume: {each} and is skipped")
+            return saved
         damaged.append(f"'{saved.folder}' is damaged ({why})")
-    if damaged and not found:
+    if damaged:
         raise ValueError(f"resume: no state is intact: {'; '.join(damaged)}. Remove them to start over")
-    for each in damaged:
-        warn(f"resume: {each} and is skipped")
-    return found
+    return None
 
 
 def finished_file(folder: Path, output_name: str | None) -> Path | None:

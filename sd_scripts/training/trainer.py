@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.dataset import DataPlan
+from sd_scripts.data.dataset import DataPlan, plan_data
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
@@ -27,7 +27,7 @@ from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
-from sd_scripts.training.compiling import Compilation, wait_until_warm
+from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
@@ -48,7 +48,6 @@ from sd_scripts.training.training_data import (
     batches_per_epoch,
     encode_ahead,
     place_on_device,
-    read_data,
     text_of,
 )
 from sd_scripts.training.validation import Validator
@@ -65,16 +64,19 @@ class Trainer:
     def __init__(self, context: Context, family: Family, method: Method):
         self.context, self.family, self.method = context, family, method
         settings = context.settings
-        self.options = settings[TrainingOptions]
+        self.options, self.output_name = settings[TrainingOptions], settings[SavingOptions].output_name
 
         # everything that can be checked before the model loads, which takes time
-        self._clean_output()
-        self.saved = saved = self._find_state(settings[ResumeOptions])
+        if context.is_main:
+            clean_up(context.output_dir, self.output_name, context.run_dir)
+        context.accelerator.wait_for_everyone()
+        self.saved = saved = self._find_state(settings[ResumeOptions].resume)
         self.outputs = self._find_outputs()
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
-        plan = read_data(context, family)
+        multiple, title = family.bucket_multiple, family.card.title
+        plan = plan_data(settings, seed=context.seed, warn=context.warn, bucket_multiple=multiple, title=title)
         if context.is_main:
             clean_up_caches({item.path.parent for item in plan.items})
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))
@@ -104,50 +106,42 @@ class Trainer:
         if saved:
             self.saver.tidy()
 
-    def _clean_output(self) -> None:
-        if self.context.is_main:
-            clean_up(self.context.output_dir, self.context.settings[SavingOptions].output_name, self.context.run_dir)
-        self.context.accelerator.wait_for_everyone()
-
-    def _find_state(self, options: ResumeOptions) -> SavedState | None:
+    def _find_state(self, resume: str | None) -> SavedState | None:
         """Return the state to resume from, the same in all processes; `latest` is the newest of this output_name."""
+        context, folder = self.context, self.context.output_dir
         found, problem = None, ""
-        if options.resume and self.context.is_main:
+        if resume and context.is_main:
             try:
-                found = self._newest_state() if options.resume == LATEST else read_whole(options.resume)
+                if resume != LATEST:
+                    found = read_whole(resume)
+                elif found := newest_state(folder, self.output_name, context.warn):
+                    logger.info("resume: resuming from '%s'", found.folder)
+                else:
+                    logger.info("resume: starting from the beginning, '%s' has no state of this run yet", folder)
             except ValueError as error:
                 problem = str(error)
-        found, problem = self.context.agreed((found, problem))
+        found, problem = context.agreed((found, problem))
         if problem:
             raise ValueError(problem)
         return found
 
-    def _newest_state(self) -> SavedState | None:
-        folder, name = self.context.output_dir, self.context.settings[SavingOptions].output_name
-        found = newest_state(folder, name, self.context.warn)
-        if found:
-            logger.info("resume: resuming from '%s'", found.folder)
-        else:
-            logger.info("resume: starting from the beginning, '%s' has no state of this run yet", folder)
-        return found
-
     def _find_outputs(self) -> OwnOutputs:
         """Return what this run may replace; warn about what happens to an earlier run's files."""
-        context, saving = self.context, self.context.settings[SavingOptions]
+        context, name = self.context, self.output_name
         values = {**context.settings.values(), "output_dir": context.output_dir}
         if context.is_main:
-            for other in runs_beside(context.output_dir, saving.output_name):
+            for other in runs_beside(context.output_dir, name):
                 context.warn(
                     f"output_name: another run ({other}) is writing files of this name to '{context.output_dir}'; both "
                     "sets of files are kept, under different names. Give each run its own output_name"
                 )
-            context.at_end.enter_context(marked_as_running(context.output_dir, saving.output_name, context.run_dir))
+            context.at_end.enter_context(marked_as_running(context.output_dir, name, context.run_dir))
         outputs = OwnOutputs(values, self.saved.folder if self.saved else None)
         if kept := outputs.kept:
             context.warn(
                 f"output_name: '{context.output_dir}' holds files of an earlier run ({kept[0].name}"
                 f"{f' and {len(kept) - 1} more' if kept[1:] else ''}). Before this run saves its first file, they are "
-                f"renamed to '{dated_name(kept, saving.output_name)}...'. Set overwrite to replace them instead"
+                f"renamed to '{dated_name(kept, name)}...'. Set overwrite to replace them instead"
             )
         return outputs
 
@@ -156,7 +150,7 @@ class Trainer:
         if not saved:
             return starting_point(options, train_plan)
         again = options.resume == LATEST
-        last = finished_file(self.context.output_dir, self.context.settings[SavingOptions].output_name)
+        last = finished_file(self.context.output_dir, self.output_name)
         if again and last and saved.progress.step == train_plan.max_steps:
             raise AlreadyFinished(train_plan.max_steps, last)
         return resume_point(saved, train_plan, self.context.warn, again=again)
@@ -185,7 +179,6 @@ class Trainer:
             context.warn(remark)
         components.on_load = partial(self.method.change_base, family, components, context)
         components.load(VAE)
-        wait_until_warm()
         training_data = TrainingData(
             context=context,
             family=family,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import CacheJob, LatentStore, TextStore
-from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.latent_caching import cache_latents
 from sd_scripts.data.loader import BatchLoader
@@ -148,17 +148,6 @@ def text_of(inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tokens]:
             case ["tokens", encoder, kind]:
                 tokens.setdefault(int(encoder), {})[kind] = tensor
     return text, tokens
-
-
-def read_data(context: Context, family: Family) -> DataPlan:
-    """Read the dataset folders. Raises ValueError naming the option at fault."""
-    return plan_data(
-        context.settings,
-        seed=context.seed,
-        warn=context.warn,
-        bucket_multiple=family.bucket_multiple,
-        title=family.card.title,
-    )
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:
