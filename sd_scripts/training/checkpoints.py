@@ -154,7 +154,7 @@ class Saver:
     def _close_window_of_steps(self, step: int) -> None:
         every, models = self._saving.save_every_n_steps or 1, self._saving.save_last_n_steps
         states = self._resume.save_last_n_steps_state or models
-        last_model, last_state = (keep and _beyond(step, keep, every) for keep in (models, states))
+        last_model, last_state = (keep and (step - keep - 1) // every * every for keep in (models, states))
         self._close_window(self._step_file, every, last_model, last_state)
 
     def _close_window_of_epochs(self, epoch: int) -> None:
@@ -196,8 +196,3 @@ class Saver:
 
 def _size(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-
-
-def _beyond(step: int, keep: int, every: int) -> int:
-    """Return the newest step outside the window of `keep` steps."""
-    return (step - keep - 1) // every * every

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +24,9 @@ class ErrorHint(NamedTuple):
 
     helps: Callable[[Values], bool]
     words: str
-    """Text in which `{option}` stands for the value of that option."""
+    """Text with `{option}` for the value of that option."""
     option: str = ""
-    """The option it names, if that has an effect for some families only."""
+    """The option it names, if that works only for some families."""
 
 
 def _off(name: str) -> Callable[[Values], bool]:
@@ -51,9 +52,7 @@ GPU: tuple[ErrorHint, ...] = (
     ErrorHint(lambda v: bool(v.get("blocks_to_swap")), "raise blocks_to_swap (now {blocks_to_swap})"),
     ErrorHint(
         lambda v: (
-            not _is_lora(v)
-            and not v["fused_optimizer_groups"]
-            and not v["fused_backward_pass"]
+            not (_is_lora(v) or v["fused_optimizer_groups"] or v["fused_backward_pass"])
             and v["gradient_accumulation_steps"] == 1
         ),
         "turn fused_backward_pass on",
@@ -97,16 +96,12 @@ MAIN_MEMORY: tuple[ErrorHint, ...] = (
 def advice(remedies: tuple[ErrorHint, ...], settings: Settings) -> str:
     """Return those of the remedies that would help this run, the best first."""
     values = settings.values()
-    fitting = [
-        remedy.words.format_map(values)
-        for remedy in remedies
-        if remedy.helps(values) and (not remedy.option or _has_effect(remedy.option, settings))
-    ]
-    return ", or ".join(fitting[:MOST_HELP])
+    helping = (each for each in remedies if each.helps(values) and _has_effect(each.option, settings))
+    return ", or ".join(each.words.format_map(values) for each in islice(helping, MOST_HELP))
 
 
-def _has_effect(name: str, settings: Settings) -> bool:
-    return settings.script.family in settings.options[name].families
+def _has_effect(option: str, settings: Settings) -> bool:
+    return not option or settings.script.family in settings.options[option].families
 
 
 def nonfinite_hint(settings: Settings) -> str:
@@ -130,14 +125,10 @@ def explain(error: BaseException, settings: Settings) -> tuple[str, str] | None:
         return "the system is out of RAM", advice(MAIN_MEMORY, settings)
     if isinstance(error, RuntimeError) and words.startswith("DataLoader worker"):
         if "shared memory" in words or "Bus error" in words:
-            return (
-                "a data loader process ran out of shared memory",
-                "set max_data_loader_n_workers = 0, or give the container more with --shm-size",
-            )
-        return (
-            "a data loader process was killed, usually because the system ran out of RAM",
-            advice(MAIN_MEMORY, settings),
-        )
+            remedy = "set max_data_loader_n_workers = 0, or give the container more with --shm-size"
+            return "a data loader process ran out of shared memory", remedy
+        killed = "a data loader process was killed, usually because the system ran out of RAM"
+        return killed, advice(MAIN_MEMORY, settings)
     return None
 
 

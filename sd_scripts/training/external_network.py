@@ -57,12 +57,12 @@ def _exists(module: str) -> bool:
 
 
 def make_external_network(
-    family: Family, components: Components, context: Context, *, learns_text: tuple[bool, ...]
+    family: Family, components: Components, context: Context, *, trains_encoder: tuple[bool, ...]
 ) -> "ExternalNetwork":
     """Create the network and attach it. It is given the text encoders that are trained; if none is, it is given all of
     them but told to adapt none."""
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
-    shown = learns_text if any(learns_text) else (True,) * len(learns_text)
+    shown = trains_encoder if any(trains_encoder) else (True,) * len(trains_encoder)
     encoders = list(compress(components.text_encoders, shown))
     rates = [options.rate_of_encoder(number, base) for number in compress(range(len(shown)), shown)]
     names = _file_names(family, components.denoiser, encoders, list(compress(family.lora_text_encoders, shown)))
@@ -74,7 +74,7 @@ def make_external_network(
         raise ValueError(
             f"network_module: '{options.network_module}' cannot make a network with these network_args: {what[0]}"
         ) from error
-    network.apply_to(encoders, components.denoiser, any(learns_text), not options.network_train_text_encoder_only)
+    network.apply_to(encoders, components.denoiser, any(trains_encoder), not options.network_train_text_encoder_only)
     if options.network_weights and not options.dim_from_weights:
         with _with_its_names(options.network_weights, names) as file:
             network.load_weights(file)

@@ -33,14 +33,16 @@ from sd_scripts.training.fused_backward import FusedBackward
 from sd_scripts.training.gradient_averaging import AveragingInBackward, average_gradients
 from sd_scripts.training.gradient_clipping import clip_factor, grad_norm
 from sd_scripts.training.master_weights import (
+    Partition,
     Weight,
     clear_gradients,
     collect_gradients,
+    equal_partitions,
     gradients_of,
     held_dtype,
+    partitions_by_block,
     refresh_copies,
 )
-from sd_scripts.training.partitions import Partition, equal_partitions, partitions_by_block
 from sd_scripts.training.sharded import Shards, collect_shard_gradients, require_fsdp_support, shard, sharded_grad_norm
 from sd_scripts.training.trainable import Trainable
 

@@ -12,8 +12,13 @@ from sd_scripts.library.block_swap import SwapGroup
 from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.training.gradient_averaging import average_gradients
 from sd_scripts.training.gradient_clipping import clip_factor
-from sd_scripts.training.master_weights import clear_gradients, collect_gradients, gradients_of, refresh_copies
-from sd_scripts.training.partitions import Partition
+from sd_scripts.training.master_weights import (
+    Partition,
+    clear_gradients,
+    collect_gradients,
+    gradients_of,
+    refresh_copies,
+)
 
 
 class FusedBackward:

@@ -9,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sd_scripts.training.master_weights import gradients_of
-from sd_scripts.training.partitions import Partition
+from sd_scripts.training.master_weights import Partition, gradients_of
 
 BUCKET = 2**28
 """Bytes of gradients per all-reduce."""

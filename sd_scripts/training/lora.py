@@ -81,13 +81,13 @@ class Lora:
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
         options = context.settings[NetworkOptions]
         all_targets = _all_targets(family, components, context)
-        learns_text = self.trains_text_encoders(family, context)
-        if options.network_train_text_encoder_only and not any(learns_text):
+        trains_encoder = self.trains_text_encoders(family, context)
+        if options.network_train_text_encoder_only and not any(trains_encoder):
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
         if not _is_ours(options, family):
-            return make_external_network(family, components, context, learns_text=learns_text)
+            return make_external_network(family, components, context, trains_encoder=trains_encoder)
         modules = [] if options.network_train_text_encoder_only else _denoiser(family, components, context)
-        modules += compress(_text_encoders(family, components, context), learns_text)
+        modules += compress(_text_encoders(family, components, context), trains_encoder)
 
         args = read_args(context.settings, family.lora, warn=lambda _: None)  # check has warned already
         file = options.network_weights

@@ -1,12 +1,13 @@
 """Master weights of a trained model: float32 values that the optimizer updates, and the copies the model computes with.
 
-With `full_bf16` or `full_fp16` there are only the copies.
+With `full_bf16` or `full_fp16` there are only the copies. Backward updates the weights in partitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -75,3 +76,44 @@ def refresh_copies(weights: Iterable[Weight]) -> None:
     if pairs:
         copies, masters = zip(*pairs, strict=True)
         torch._foreach_copy_(list(copies), list(masters))
+
+
+@dataclass(eq=False)
+class Partition:
+    """Weights that are updated together, as soon as the last of their gradients is ready."""
+
+    weights: list[Weight] = field(default_factory=list)
+    block: nn.Module | None = None
+    """The block whose weights these are, if they are one: block swap may keep it off the device."""
+    ready_count: int = 0
+    """How many of the gradients are ready."""
+
+    @property
+    def complete(self) -> bool:
+        return self.ready_count == len(self.weights)
+
+    def when_complete(self, do: Callable[[], None]) -> None:
+        """Call `do` within each backward, as soon as the last gradient is ready."""
+        for weight in self.weights:
+            weight.copy.register_post_accumulate_grad_hook(partial(self._count, do))
+
+    def _count(self, do: Callable[[], None], _: Tensor) -> None:
+        self.ready_count += 1
+        if self.complete:
+            do()
+
+
+def partitions_by_block(weights: Sequence[Weight], blocks: Sequence[nn.Module]) -> list[Partition]:
+    """Return one partition per repeated block, whose gradients come together, and one per weight outside of them."""
+    block_of = {id(p): block for block in blocks for p in block.parameters()}
+    partitions: dict[object, Partition] = {}
+    for weight in weights:
+        block = block_of.get(id(weight.copy))
+        partitions.setdefault(block or weight, Partition(block=block)).weights.append(weight)
+    return list(partitions.values())
+
+
+def equal_partitions(weights: Sequence[Weight], count: int) -> list[Partition]:
+    """Return `count` partitions with equally many weights (fused_optimizer_groups)."""
+    size = -(-len(weights) // count)
+    return [Partition(list(weights[i : i + size])) for i in range(0, len(weights), size)]

@@ -155,16 +155,24 @@ class SavedState:
 
 def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, train_plan: TrainPlan, seed: int) -> None:
     """Write `state`, made by `train_state`, as a folder that appears complete or not at all; raises OSError."""
-    summary = {
-        **asdict(train_state.progress),
-        "seed": seed,
-        "batches_per_epoch": train_plan.batches_per_epoch,
-        "makers": train_state.makers(),
-        "time": time.time(),
-    }
-    summary |= {"origin": asdict(train_state.origin), "hyperparameters": plain(train_state.hyperparameters)}
     with atomic_folder(folder) as part:
-        _write_files(part, state, summary)
+        with (part / STATE).open("wb") as file:
+            hashing = _HashingFile(file)
+            try:
+                torch.save(state, hashing)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                raise hashing.error or error from error
+        summary = {
+            **asdict(train_state.progress),
+            "seed": seed,
+            "batches_per_epoch": train_plan.batches_per_epoch,
+            "makers": train_state.makers(),
+            "time": time.time(),
+            "origin": asdict(train_state.origin),
+            "hyperparameters": plain(train_state.hyperparameters),
+            "files": {STATE: hashing.hash.hexdigest()},
+        }
+        (part / PROGRESS).write_text(json.dumps({**summary, CHECKSUM: _digest(summary)}), encoding="utf-8")
 
 
 class _HashingFile:
@@ -183,17 +191,6 @@ class _HashingFile:
         except OSError as error:
             self.error = error
             raise
-
-
-def _write_files(folder: Path, state: dict[str, Any], summary: dict[str, Any]) -> None:
-    with (folder / STATE).open("wb") as file:
-        hashing = _HashingFile(file)
-        try:
-            torch.save(state, hashing)  # type: ignore[arg-type]
-        except RuntimeError as error:
-            raise hashing.error or error from error
-    summary = {**summary, "files": {STATE: hashing.hash.hexdigest()}}
-    (folder / PROGRESS).write_text(json.dumps({**summary, CHECKSUM: _digest(summary)}), encoding="utf-8")
 
 
 def read_saved(resume: str) -> SavedState:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TypeVar
 
@@ -184,7 +185,7 @@ class Trainer:
             family=family,
             components=components,
             plan=plan,
-            learns_text=self.method.trains_text_encoders(family, context),
+            trains_encoder=self.method.trains_text_encoders(family, context),
             prompts=prompts,
         )
         self.compilation = Compilation(context, family, components, training_data.shapes())
@@ -217,12 +218,11 @@ class Trainer:
         for remark in optimizers.remarks(settings[OptimizerOptions]):
             if known.isdisjoint(remark.partition(":")[0].split(", ")):
                 self.context.warn(remark)
-        as_set = optimizers.hyperparameters(optimizer)
         new_scheduler = partial(make_scheduler, settings[LrSchedulerOptions], total_steps=self.train_plan.max_steps)
         self.train_state = TrainState(
             trainable=self.trainable,
             optimizer=optimizer,
-            hyperparameters=as_set,
+            hyperparameters=optimizers.hyperparameters(optimizer),  # before the scheduler changes them
             new_scheduler=new_scheduler,
             scheduler=new_scheduler(optimizer),
             origin=self.origin,
@@ -487,8 +487,5 @@ class Trainer:
 
     def _checkpoint_gradients(self) -> None:
         self.family.checkpoint_gradients(self.training_data.components.denoiser, self.context.settings)
-        for encoder, learns in zip(
-            self.training_data.components.text_encoders, self.training_data.learns_text, strict=True
-        ):
-            if learns:
-                encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        for encoder in compress(self.training_data.components.text_encoders, self.training_data.trains_encoder):
+            encoder.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]

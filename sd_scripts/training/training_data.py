@@ -37,7 +37,7 @@ class TrainingData:
     family: Family
     components: Components
     plan: DataPlan
-    learns_text: tuple[bool, ...]
+    trains_encoder: tuple[bool, ...]
     """Which text encoders are trained: steps encode with them."""
     prompts: Sequence[SamplePrompt] = ()
     """Prompts of the samples."""
@@ -57,7 +57,7 @@ class TrainingData:
     def step_encoders(self) -> list[nn.Module]:
         """The text encoders that steps call: the trained ones, or all if captions are not cached."""
         encoders = self.components.text_encoders
-        return encoders if self.text is None else [*compress(encoders, self.learns_text)]
+        return encoders if self.text is None else [*compress(encoders, self.trains_encoder)]
 
     def loader(self, plan: DataPlan, *, accumulation: int = 1, max_train_steps: int = 0) -> BatchLoader:
         data = self.context.settings[DatasetOptions]
@@ -116,24 +116,24 @@ class TrainingData:
     def _tokens(self, captions: Sequence[str], *, of_steps: bool) -> Tokens:
         """Return the tokens of the encoders that steps call, or of the others."""
         tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
-        called = [self.text is None or learns for learns in self.learns_text]
+        called = [self.text is None or trains for trains in self.trains_encoder]
         return {encoder: each for encoder, each in tokens.items() if called[encoder] == of_steps}
 
     def _text(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs of frozen encoders, from the cache or computed now, and the tokens of trained ones."""
-        if batch.text and not any(self.learns_text):
+        if batch.text and not any(self.trains_encoder):
             return {f"text.{name}": tensor for name, tensor in batch.text.items()}
         tokens = self.family.text.tokenize(self.components, batch.captions, self.context.settings)
-        others = {encoder: each for encoder, each in tokens.items() if not self.learns_text[encoder]}
-        trainable = {encoder: each for encoder, each in tokens.items() if self.learns_text[encoder]}
+        frozen = {encoder: each for encoder, each in tokens.items() if not self.trains_encoder[encoder]}
+        trained = {encoder: each for encoder, each in tokens.items() if self.trains_encoder[encoder]}
         text = batch.text
-        if others and not text:
-            for encoder, learns in zip(self.components.text_encoders, self.learns_text, strict=True):
-                encoder.train(learns and encoder.training)  # T5 has dropout in training mode
+        if frozen and not text:
+            for encoder, trains in zip(self.components.text_encoders, self.trains_encoder, strict=True):
+                encoder.train(trains and encoder.training)  # T5 has dropout in training mode
             with torch.no_grad():
-                text = self.family.text.encode(self.components, others)
+                text = self.family.text.encode(self.components, frozen)
         return {f"text.{name}": tensor for name, tensor in text.items()} | {
-            f"tokens.{encoder}.{name}": tensor for encoder, each in trainable.items() for name, tensor in each.items()
+            f"tokens.{encoder}.{name}": tensor for encoder, each in trained.items() for name, tensor in each.items()
         }
 
 
@@ -227,9 +227,8 @@ def place_on_device(training_data: TrainingData) -> None:
         training_data.family.place(components, training_data.context.settings, device)
     if training_data.latents is None:
         components.vae.to(device)
-    for encoder, learns in zip(components.text_encoders, training_data.learns_text, strict=True):
-        if training_data.text is None or learns:
-            encoder.to(device)
+    for encoder in training_data.step_encoders:
+        encoder.to(device)
 
 
 def _cache_job(context: Context, phase: str, to_disk: bool, batch_size: int) -> CacheJob:
