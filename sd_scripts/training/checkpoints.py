@@ -14,7 +14,6 @@ from sd_scripts.runs.outputs import EPOCH, LAST, STEP
 from sd_scripts.training import rescue
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.error_hints import SAVED_BEFORE
-from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.writer import Failure, Writer
 
@@ -22,10 +21,10 @@ from sd_scripts.training.writer import Failure, Writer
 class Saver:
     """Decides when a file or state is due, and saves it elsewhere if output_dir cannot be written to."""
 
-    def __init__(self, context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer):
-        self._context, self._train_state, self._train_plan, self._writer = context, train_state, train_plan, writer
+    def __init__(self, context: Context, train_state: TrainState, writer: Writer):
+        self._context, self._train_state, self._writer = context, train_state, writer
         self._saving, self._resume = context.settings[SavingOptions], context.settings[ResumeOptions]
-        self._every_epochs = train_plan.epochs_between_saves(self._saving)
+        self._every_epochs = train_state.train_plan.epochs_between_saves(self._saving)
 
     def due_at_step(self) -> bool:
         every = self._saving.save_every_n_steps
@@ -53,7 +52,7 @@ class Saver:
 
     def tidy(self) -> None:
         """Remove what the run that this one resumes would have removed, had it not died."""
-        progress, train_plan = self._train_state.progress, self._train_plan
+        progress, train_plan = self._train_state.progress, self._train_state.train_plan
         if every := self._saving.save_every_n_steps:  # the last step is saved under another name
             self._close_window_of_steps(min(progress.step, train_plan.max_steps - 1) // every * every)
         if every := self._every_epochs:

@@ -14,13 +14,13 @@ STATE_FACTOR = 3
 """A state holds the trained weights and, with most optimizers, two moments of each."""
 
 
-def dry_save(context: Context, train_state: TrainState, train_plan: TrainPlan, writer: Writer) -> None:
+def dry_save(context: Context, train_state: TrainState, writer: Writer) -> None:
     """Raise ValueError in all processes if the last file could not be saved; warn if disk space will run short."""
     problem = ""
     if context.is_main:
         probe = context.output_dir / f".write-test-{os.getpid()}{writer.ending}"
         try:
-            problem = _check_room(context, train_state, train_plan, writer.try_out(probe))
+            problem = _check_room(context, train_state, writer.try_out(probe))
         except OSError as error:
             why = why_not_written(error.__cause__ or error)
             problem = f"output_dir: '{context.output_dir}' did not take a trial save: {why}"
@@ -28,7 +28,7 @@ def dry_save(context: Context, train_state: TrainState, train_plan: TrainPlan, w
         raise ValueError(problem)
 
 
-def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan, size: int) -> str:
+def _check_room(context: Context, train_state: TrainState, size: int) -> str:
     """Return why the last file does not fit on the disk, or ""."""
     folder, free = context.output_dir, free_bytes(context.output_dir)
     if free is None or train_state.trainable.shards:  # with shards this process knows only its own part
@@ -41,7 +41,7 @@ def _check_room(context: Context, train_state: TrainState, train_plan: TrainPlan
             f"output_dir: '{folder}' has {format_bytes(free)} free, and the file at the end takes "
             f"{format_bytes(size)}; free {format_bytes(size - free)}, or choose another folder"
         )
-    files, states = kept_files(saving, resume, train_plan, train_state.progress.step)
+    files, states = kept_files(saving, resume, train_state.train_plan, train_state.progress.step)
     learned = [each for group in train_state.optimizer.param_groups for each in group["params"]]
     state = STATE_FACTOR * sum(each.numel() * each.element_size() for each in learned)
     if free < (wanted := files * size + states * state):

@@ -4,10 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from torch.optim import Optimizer
-
 from sd_scripts.data.metadata import dataset_metadata
-from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
 from sd_scripts.networks.plan import DEFAULT_DIM
@@ -16,9 +13,7 @@ from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
-from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
 
@@ -27,17 +22,10 @@ class FileMetadata:
     """Makes the metadata of each file when it is saved. An adapter's also records its training and the hash of the base
     model, which is computed in the background."""
 
-    def __init__(
-        self,
-        context: Context,
-        family: Family,
-        training_data: TrainingData,
-        train_plan: TrainPlan,
-        train_state: TrainState,
-    ):
-        self._context, self._family, self._train_state = context, family, train_state
-        self._components, settings = training_data.components, context.settings
-        self._run = _run_metadata(context, family, training_data, train_plan, train_state.optimizer)
+    def __init__(self, training_data: TrainingData, train_state: TrainState):
+        self._context, self._family = training_data.context, training_data.family
+        self._components, self._train_state, settings = training_data.components, train_state, self._context.settings
+        self._run = _run_metadata(training_data, train_state)
         self._options = options = settings[MetadataOptions]
         if options.metadata_thumbnail:  # read once: the file may be gone when the last file is saved
             self._options = replace(options, metadata_thumbnail=thumbnail_url(options.metadata_thumbnail))
@@ -84,10 +72,9 @@ class FileMetadata:
         return _encodable({**common, **own, **spec})
 
 
-def _run_metadata(
-    context: Context, family: Family, training_data: TrainingData, train_plan: TrainPlan, optimizer: Optimizer
-) -> TrainingMetadata:
+def _run_metadata(training_data: TrainingData, train_state: TrainState) -> TrainingMetadata:
     """Return the part of the metadata that stays the same during the run."""
+    context, train_plan = training_data.context, train_state.train_plan
     network = context.settings.get(NetworkOptions)
     data = dataset_metadata(training_data.plan, short_batches=training_data.short_batches)
     batch_size = max(dataset.batch_size for dataset in training_data.plan.blueprint.datasets)
@@ -95,8 +82,8 @@ def _run_metadata(
         session_id=context.number("session", time.time()) >> 31,
         started_at=time.time(),
         seed=context.seed,
-        base_model_version=family.identity.base_model_version,
-        optimizer=optimizers.description(optimizer, context.settings[OptimizerOptions]),
+        base_model_version=training_data.family.identity.base_model_version,
+        optimizer=optimizers.description(train_state.optimizer, context.settings[OptimizerOptions]),
         network_dim=(network.network_dim or DEFAULT_DIM) if network else 0,
         max_train_steps=train_plan.max_steps,
         num_epochs=train_plan.epochs,

@@ -14,7 +14,6 @@ from sd_scripts.options.prompt_lines import SamplePrompt, prompt_problems, promp
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
@@ -39,9 +38,9 @@ class SampleFailure(NamedTuple):
 
 
 class Sampler:
-    def __init__(self, context: Context, family: Family, training_data: TrainingData, train_state: TrainState):
-        self._context, self._family, self._data, self._train_state = context, family, training_data, train_state
-        self._options = context.settings[SampleOptions]
+    def __init__(self, training_data: TrainingData, train_state: TrainState):
+        self._context, self._data, self._train_state = training_data.context, training_data, train_state
+        self._options = self._context.settings[SampleOptions]
         self.prompts = training_data.prompts
 
     def due_at_first(self) -> bool:
@@ -96,7 +95,7 @@ class Sampler:
         prompt = self.prompts[number]
         with torch.random.fork_rng(), self._train_state.averaged():
             text = self._data.text_of_prompt(number)
-            media = self._family.sample(self._data.components, prompt, text, self._context.settings)
+            media = self._data.family.sample(self._data.components, prompt, text, self._context.settings)
         name, seed = self._context.settings[SavingOptions].output_name, "" if prompt.seed is None else f"_{prompt.seed}"
         file = f"{f'{name}_' if name else ''}{when}_{number:02d}_{time.strftime('%Y%m%d%H%M%S')}{seed}{media.suffix}"
         path = self._context.output_dir / "sample" / file

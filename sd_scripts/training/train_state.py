@@ -35,6 +35,7 @@ class TrainState:
     optimizer: Optimizer
     scheduler: LRScheduler
     scaler: torch.amp.GradScaler | None
+    train_plan: TrainPlan
     progress: Progress
     ema: Ema | None = None
     origin: Origin
@@ -153,7 +154,7 @@ class SavedState:
     """Whether the summary matches its own checksum, if it has one."""
 
 
-def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, train_plan: TrainPlan, seed: int) -> None:
+def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, seed: int) -> None:
     """Write `state`, made by `train_state`, as a folder that appears complete or not at all; raises OSError."""
     with atomic_folder(folder) as part:
         with (part / STATE).open("wb") as file:
@@ -165,7 +166,7 @@ def write_state(folder: Path, state: dict[str, Any], train_state: TrainState, tr
         summary = {
             **asdict(train_state.progress),
             "seed": seed,
-            "batches_per_epoch": train_plan.batches_per_epoch,
+            "batches_per_epoch": train_state.train_plan.batches_per_epoch,
             "makers": train_state.makers(),
             "time": time.time(),
             "origin": asdict(train_state.origin),

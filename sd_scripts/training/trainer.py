@@ -34,7 +34,6 @@ from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.leaving import Leaving
-from sd_scripts.training.metadata import FileMetadata
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
@@ -95,13 +94,11 @@ class Trainer:
         optimizers.train_mode(self.train_state.optimizer)
 
         # what happens between steps
-        metadata = FileMetadata(context, family, self.training_data, self.train_plan, self.train_state)
-        components = self.training_data.components
-        writer = Writer(context, self.train_state, self.train_plan, metadata, self.outputs, components)
-        self.saver = Saver(context, self.train_state, self.train_plan, writer)
-        dry_save(context, self.train_state, self.train_plan, writer)
-        self.validator = Validator(context, family, self.training_data, self.train_state, self.loss)
-        self.sampler = Sampler(context, family, self.training_data, self.train_state)
+        writer = Writer(self.training_data, self.train_state, self.outputs)
+        self.saver = Saver(context, self.train_state, writer)
+        dry_save(context, self.train_state, writer)
+        self.validator = Validator(self.training_data, self.train_state, self.loss)
+        self.sampler = Sampler(self.training_data, self.train_state)
         self.listener = CommandListener(context)
         self.leaving = Leaving(context, self._save_before_exit)
         if saved:
@@ -227,6 +224,7 @@ class Trainer:
             scheduler=new_scheduler(optimizer),
             origin=self.origin,
             scaler=HalfScaler("cuda") if self.options.mixed_precision == "fp16" else None,
+            train_plan=self.train_plan,
             progress=start,
             ema=Ema(self.trainable, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )

@@ -6,9 +6,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from sd_scripts.families.family import Family
 from sd_scripts.options.dataset import ValidationOptions
-from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
@@ -16,17 +14,12 @@ from sd_scripts.training.training_data import TrainingData
 
 class Validator:
     def __init__(
-        self,
-        context: Context,
-        family: Family,
-        training_data: TrainingData,
-        train_state: TrainState,
-        loss: Callable[[dict[str, Tensor]], Tensor],
+        self, training_data: TrainingData, train_state: TrainState, loss: Callable[[dict[str, Tensor]], Tensor]
     ):
-        self._context, self._training_data, self._train_state = context, training_data, train_state
+        self._context, self._training_data, self._train_state = training_data.context, training_data, train_state
         self._loss = loss
-        self._options = context.settings[ValidationOptions]
-        self._timesteps = family.validation_timesteps(context.settings)
+        self._options = self._context.settings[ValidationOptions]
+        self._timesteps = training_data.family.validation_timesteps(self._context.settings)
         plan = training_data.plan.validation
         self._loader = training_data.loader(plan) if plan else None
 

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import torch
 
-from sd_scripts.families.components import Components
 from sd_scripts.formats.atomic_files import atomic_file, remove_whole
 from sd_scripts.formats.disk import errno_of, saving, why_not_written
 from sd_scripts.library.safetensors_io import PRECISIONS, on_cpu, save_model
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.runs.outputs import STATE_ENDING
-from sd_scripts.training.context import Context
 from sd_scripts.training.error_hints import brief
 from sd_scripts.training.metadata import FileMetadata
 from sd_scripts.training.outputs import OwnOutputs
-from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.train_state import TrainState, write_state
+from sd_scripts.training.training_data import TrainingData
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +31,11 @@ class Failure:
 class Writer:
     """Writes from the main process; with shards, all processes gather."""
 
-    def __init__(
-        self,
-        context: Context,
-        train_state: TrainState,
-        train_plan: TrainPlan,
-        metadata: FileMetadata,
-        outputs: OwnOutputs,
-        components: Components,
-    ):
-        self._context, self._train_state, self._train_plan, self._metadata = context, train_state, train_plan, metadata
-        self._outputs, self._components = outputs, components
-        precision = context.settings[SavingOptions].save_precision
+    def __init__(self, training_data: TrainingData, train_state: TrainState, outputs: OwnOutputs):
+        self._context, self._components = training_data.context, training_data.components
+        self._train_state, self._outputs = train_state, outputs
+        self._metadata = FileMetadata(training_data, train_state)
+        precision = self._context.settings[SavingOptions].save_precision
         self._dtype = PRECISIONS[precision] if precision else None
 
     @property
@@ -135,7 +126,7 @@ class Writer:
             return []
         try:
             self._make_room(folder)
-            write_state(folder, state, self._train_state, self._train_plan, self._context.seed)
+            write_state(folder, state, self._train_state, self._context.seed)
         except Exception as error:  # a third-party optimizer may hold what cannot be pickled
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
