@@ -47,8 +47,13 @@ class Context(Reporter):
     folder: RunFolder
 
     def __init__(self, settings: Settings, accelerator: Accelerator, folder: RunFolder, seed: int):
-        super().__init__(folder, is_main=accelerator.is_main_process)
+        self.is_main, self.rank = accelerator.is_main_process, accelerator.process_index
+        self.world = accelerator.num_processes
+        super().__init__(folder, is_main=self.is_main)
         self.settings, self.accelerator, self.seed, self.run_dir = settings, accelerator, seed, folder.path
+        self.dtype = PRECISIONS[settings[TrainingOptions].mixed_precision]
+        """The dtype that the model computes in."""
+        self.output_dir = Path(settings[SavingOptions].output_dir or ".")
         self.trackers = Trackers(accelerator, self.warn)
         self.at_end = contextlib.ExitStack()
         """Closed at the end of the run."""
@@ -66,30 +71,9 @@ class Context(Reporter):
         return torch.device("cpu") if device.type == "cpu" else device
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the model computes in."""
-        return PRECISIONS[self.settings[TrainingOptions].mixed_precision]
-
-    @property
-    def rank(self) -> int:
-        return self.accelerator.process_index
-
-    @property
-    def world(self) -> int:
-        return self.accelerator.num_processes
-
-    @property
     def sharded(self) -> bool:
         """Whether `accelerate launch --use_fsdp` shards the weights over the processes."""
         return self.world > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-
-    @property
-    def is_main(self) -> bool:
-        return self.accelerator.is_main_process
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(self.settings[SavingOptions].output_dir or ".")
 
     def close(self) -> None:
         """Close trackers, the process group and the event log."""

@@ -33,7 +33,6 @@ from sd_scripts.training.fused_backward import FusedBackward
 from sd_scripts.training.gradient_averaging import AveragingInBackward, average_gradients
 from sd_scripts.training.gradient_clipping import clip_factor, grad_norm
 from sd_scripts.training.master_weights import (
-    Partition,
     Weight,
     clear_gradients,
     collect_gradients,
@@ -119,7 +118,11 @@ class FullTrainable(Trainable):
         self._accumulates = settings[TrainingOptions].gradient_accumulation_steps > 1
         self._swapper: SwapGroup = getattr(components.denoiser, "swapper", None) or SwapGroup([])
         self.consistent_in_backward = not (self._fused or len(self._swapper) or shards)
-        self.partitions = self._partitions()
+        groups = settings[FusedOptions].fused_optimizer_groups
+        if groups:
+            self.partitions = equal_partitions(weights, groups)
+        else:
+            self.partitions = partitions_by_block(weights, _blocks(family, components))
         self._optimizer: Optimizer | None = None
         if shards:
             shards.order = [weight.name for weights in self._groups().values() for weight in weights]
@@ -144,11 +147,6 @@ class FullTrainable(Trainable):
         for weight in self.weights:
             groups.setdefault(weight.group, []).append(weight)
         return groups
-
-    def _partitions(self) -> list[Partition]:
-        if groups := self._context.settings[FusedOptions].fused_optimizer_groups:
-            return equal_partitions(self.weights, groups)
-        return partitions_by_block(self.weights, _blocks(self._family, self._components))
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
         half_precision = self.weights[0].learned.dtype != torch.float32
@@ -303,10 +301,8 @@ def _blocks(family: Family, components: Components) -> list[nn.Module]:
 def _encoder_rates(family: Family, settings: Settings) -> list[float]:
     """Return the learning rate of each text encoder of the family; 0 freezes it."""
     options, base = settings[FullOptions], settings[OptimizerOptions].learning_rate
-    learns = family.card.has("trains_text") and options.train_text_encoder
-    return [
-        options.rate_of_encoder(number, base) if learns else 0.0 for number in range(len(family.lora_text_encoders))
-    ]
+    trains, encoders = family.card.has("trains_text") and options.train_text_encoder, len(family.lora_text_encoders)
+    return [options.rate_of_encoder(number, base) if trains else 0.0 for number in range(encoders)]
 
 
 def _weights(family: Family, components: Components, settings: Settings) -> Iterator[Weight]:

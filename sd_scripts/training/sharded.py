@@ -39,8 +39,8 @@ ALIGNMENT = 16
 """Bytes; a tensor of any dtype can begin at a multiple of it."""
 
 
-def problems(settings: Settings) -> list[str]:
-    """Return why these settings cannot be launched with FSDP, one sentence each."""
+def require_fsdp_support(settings: Settings) -> None:
+    """Raise ValueError for settings that FSDP does not support, before anything is loaded."""
     found, training, optimizer = [], settings[TrainingOptions], settings[OptimizerOptions]
     if os.environ.get("FSDP_VERSION", "1") != "2":
         found.append("fsdp_version: FSDP 1 is not supported; launch with fsdp_version 2")
@@ -64,7 +64,9 @@ def problems(settings: Settings) -> list[str]:
         )
     if uses_cuda_graphs(settings[CompileOptions]):
         found.append("compile_mode: CUDA graphs need weights at fixed addresses; choose default with FSDP")
-    return found
+    if found:
+        raise ValueError("\n".join(found))
+    disable_fsdp_ram_efficient_loading()  # with it, transformers leaves the encoders empty in all processes but one
 
 
 class Shards:
@@ -202,13 +204,6 @@ class Shards:
         if state.get("ema"):
             state["ema"] = {**state["ema"], "average": by_name(state["ema"]["average"])}
         return state
-
-
-def require_fsdp_support(settings: Settings) -> None:
-    """Raise ValueError for settings that FSDP does not support, before anything is loaded."""
-    if found := problems(settings):
-        raise ValueError("\n".join(found))
-    disable_fsdp_ram_efficient_loading()  # with it, transformers leaves the encoders empty in all processes but one
 
 
 def shard(context: Context, denoiser: nn.Module, weights: Iterable[Weight], blocks: Iterable[nn.Module]) -> Shards:
