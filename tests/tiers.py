@@ -39,7 +39,7 @@ DEEP = {
     "test_ddp",
     "test_full_resume",
     "test_kill",
-    "test_leaving",
+    "test_sigterm",
     "test_memory_cuda",
     "test_preset_runs",
     "test_rounding_cuda",

@@ -59,8 +59,7 @@ def _exists(module: str) -> bool:
 def make_external_network(
     family: Family, components: Components, context: Context, *, trains_encoder: tuple[bool, ...]
 ) -> "ExternalNetwork":
-    """Create the network and attach it. It is given the text encoders that are trained; if none is, it is given all of
-    them but told to adapt none."""
+    """Create and attach the network. It sees the text encoders that are trained; if none is, all, to adapt none."""
     options, base = context.settings[NetworkOptions], context.settings[OptimizerOptions].learning_rate
     shown = trains_encoder if any(trains_encoder) else (True,) * len(trains_encoder)
     encoders = list(compress(components.text_encoders, shown))

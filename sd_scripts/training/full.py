@@ -235,8 +235,7 @@ class FullTrainable(Trainable):
         average_gradients(gradients_of(weight for weight in rest if weight.sharded is None), processes)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Clip the gradient norm. A fused backward pass has clipped each gradient by itself, except in incomplete
-        partitions."""
+        """Clip the gradient norm. A fused backward pass has clipped all but incomplete partitions."""
         if self.shards:
             norm = sharded_grad_norm(self.weights, self._context.device)
         elif isinstance(self._optimizer, RoundingAdamW):

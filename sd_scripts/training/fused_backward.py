@@ -1,5 +1,4 @@
-"""Optimizer-in-backward (`fused_backward_pass`): a partition is updated as soon as its gradients are ready, and these
-are freed at once."""
+"""Optimizer-in-backward (`fused_backward_pass`): weights are updated once their gradients are ready, and these freed."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ PR_SET_PDEATHSIG = 1
 EVERY = 1.0
 """Seconds between two checks for the parent, where the system does not signal its death."""
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-"""What accelerate launch and torchrun leave in the environment. Without them the parent may be a shell, which people
-close while their run goes on."""
+"""Set by accelerate launch and torchrun. Without them, the parent may be a shell that is closed during the run."""
 
 
 def end_with_launcher() -> None:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.error_hints import nonfinite_hint
+from sd_scripts.training.progress import Progress
 
 AVERAGE_OVER = 100
 """Steps in the moving average of the loss."""
@@ -20,16 +21,6 @@ LAG = 2
 """Steps after which a loss is read even if that means waiting, so that the CPU cannot run ahead without bound."""
 MEMORY_EVERY = 1.0
 """Seconds between two readings of the process's RAM, which is a system call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """What Python knows of one optimizer step without waiting for the device."""
-
-    step: int
-    epoch: int
-    rates: dict[str, float]
-    seconds: float
 
 
 class StepReporter:
@@ -41,7 +32,7 @@ class StepReporter:
         self.nonfinite_steps = 0
         """Consecutive non-finite steps up to the last one."""
         self._process, self._looked = psutil.Process(), -math.inf
-        self._waiting: deque[tuple[StepReport, Tensor, torch.cuda.Event | None]] = deque()
+        self._waiting: deque[tuple[dict[str, Any], Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
         self._clock = time.perf_counter()
@@ -50,15 +41,12 @@ class StepReporter:
         """Restart the clock, so that the time since the last step does not count towards the next one."""
         self._clock = time.perf_counter()
 
-    def lap(self) -> float:
-        """Return the seconds since the last lap or resume()."""
+    def step(self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None) -> None:
+        """Queue a step, which took the time since the last one or resume(). `loss` is the mean over micro-batches and
+        processes, `norm` the gradient norm where it must be finite too; both are on the device."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        return seconds
-
-    def step(self, report: StepReport, loss: Tensor, norm: Tensor | None = None) -> None:
-        """Queue a step. `loss` is the mean over micro-batches and processes, `norm` the gradient norm where it must be
-        finite too; both are on the device."""
+        report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
         if norm is not None:
             loss = torch.stack((loss.float(), norm.float()))  # one copy
         ready = None
@@ -92,7 +80,7 @@ class StepReporter:
         if finite and all(map(math.isfinite, norm)):
             self.nonfinite_steps = 0
         else:
-            self._nonfinite(report.step, "the gradient is not finite" if finite else "the loss is not finite")
+            self._nonfinite(report["step"], "the gradient is not finite" if finite else "the loss is not finite")
         if finite:
             self._recent.append(loss)
         average = sum(self._recent) / len(self._recent) if self._recent else None
@@ -100,19 +88,10 @@ class StepReporter:
             if average is not None:
                 self._bar.set_postfix(loss=f"{average:.4f}", refresh=False)
             self._bar.update()
-        self._context.emit(
-            "step",
-            step=report.step,
-            epoch=report.epoch,
-            loss=loss if finite else None,
-            average=average,
-            lr=report.rates,
-            seconds=report.seconds,
-            **self._memory(),
-        )
+        self._context.emit("step", **report, loss=loss if finite else None, average=average, **self._memory())
         losses = {"loss/current": loss, "loss/average": average} if finite else {}
-        rates = {f"lr/{name}": rate for name, rate in report.rates.items()}
-        self._context.trackers.log({**losses, **rates}, report.step)
+        rates = {f"lr/{name}": rate for name, rate in report["lr"].items()}
+        self._context.trackers.log({**losses, **rates}, report["step"])
 
     def _nonfinite(self, step: int, what: str) -> None:
         """Warn about a skipped step; raise Failed if it is one too many."""

@@ -37,8 +37,7 @@ def may_pass(failures: Iterable[Failure]) -> bool:
 
 
 def look_for_room(output_dir: Path, size: int, end: float) -> Outlook:
-    """Wait a moment and return whether there is room for `size` bytes; `end` is a time.monotonic(). Ctrl-C ends the
-    wait."""
+    """Wait a moment and return whether `size` bytes fit; `end` is a time.monotonic(). Ctrl-C ends the wait."""
     try:
         time.sleep(AGAIN_EVERY)
     except KeyboardInterrupt:

@@ -19,8 +19,7 @@ Loss = Callable[[dict[str, Tensor]], Tensor]
 
 
 class HalfScaler(torch.amp.GradScaler):
-    """A GradScaler that accepts fp16 gradients, as full_fp16 asks for; PyTorch's refuses them, since small ones
-    underflow."""
+    """A GradScaler that accepts the fp16 gradients of full_fp16; PyTorch's refuses them, as small ones underflow."""
 
     def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)

@@ -95,8 +95,7 @@ class NetworkTrainable(Trainable):
         norm_limit: float | None = None,
         ending: str = ".safetensors",
     ):
-        """`groups` are those of the optimizer; `norm_limit` is the largest norm of a layer's weight
-        (scale_weight_norms)."""
+        """`groups`: of the optimizer; `norm_limit`: the largest norm of a layer's weight (scale_weight_norms)."""
         self.network, self._groups, self.modules = network, groups, modules
         self.norm_limit, self.ending = norm_limit, ending
 

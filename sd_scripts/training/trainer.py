@@ -33,14 +33,14 @@ from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
-from sd_scripts.training.leaving import Leaving
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
 from sd_scripts.training.progress import AlreadyFinished, Progress, plan_training, starting_point
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
-from sd_scripts.training.reporting import StepReport, StepReporter
+from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
+from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
 from sd_scripts.training.training_data import (
@@ -100,7 +100,7 @@ class Trainer:
         self.validator = Validator(self.training_data, self.train_state, self.loss)
         self.sampler = Sampler(self.training_data, self.train_state)
         self.listener = CommandListener(context)
-        self.leaving = Leaving(context, self._save_before_exit)
+        self.sigterm = SigtermWatcher(context, self._save_before_exit)
         if saved:
             self.saver.tidy()
 
@@ -264,7 +264,7 @@ class Trainer:
         max_nonfinite = self.options.max_nonfinite_steps if self.trainable.skips_nonfinite else 1
         self.reporter = StepReporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
         self.listener.open()
-        self.leaving.open()
+        self.sigterm.open()
         self.complete = replace(progress)
         on_gpus = self.context.world > 1 and self.context.device.type == "cuda"
         self.updated = torch.cuda.Event() if on_gpus else None
@@ -276,13 +276,13 @@ class Trainer:
                 stopped = self._epoch()
             self.reporter.flush()
         except Exception:
-            with self.leaving.saving():
+            with self.sigterm.saving():
                 self._save_in_emergency()
-            self.leaving.after_error()
+            self.sigterm.after_error()
             raise
         finally:
             self.reporter.close()
-            self.leaving.close()
+            self.sigterm.close()
             self.listener.close()
         return None if stopped else self._finish()
 
@@ -323,7 +323,7 @@ class Trainer:
 
     def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.train_state.progress
-        with self.leaving.consistent() if self.trainable.consistent_in_backward else nullcontext():
+        with self.sigterm.consistent() if self.trainable.consistent_in_backward else nullcontext():
             loss = self.context.mean(self._gradients(batches))
         norm = self.step.update()
         progress.step += 1
@@ -335,10 +335,9 @@ class Trainer:
         self.complete = replace(progress)
         if self.updated:
             self.updated.record()
-        report = StepReport(step=progress.step, epoch=progress.epoch, rates=rates, seconds=self.reporter.lap())
         # a GradScaler finds its scale by overflowing gradients, and skips those steps itself
         watched = self.trainable.skips_nonfinite and not self.train_state.scaler
-        self.reporter.step(report, loss, norm if watched else None)
+        self.reporter.step(progress, rates, loss, norm if watched else None)
         self.compilation.watch(progress.step)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None
@@ -368,10 +367,10 @@ class Trainer:
     def _after_step(self) -> bool:
         """Save, validate, sample and obey commands where due; return whether to stop."""
         step = self.train_state.progress.step
-        with self.leaving.consistent():  # another process may be in the middle of its step
+        with self.sigterm.consistent():  # another process may be in the middle of its step
             commands = self.listener.poll()
         if "stop" in commands:
-            self.leaving.stopping()
+            self.sigterm.stopping()
         for command, ids in commands.items():
             self.context.emit("heard", command=command, ids=ids, step=step)
         last = step >= self.train_plan.max_steps
@@ -453,7 +452,7 @@ class Trainer:
             return
         self.reporter.flush()
         averages = optimizers.is_schedule_free(self.train_state.optimizer)  # they replace the weights meanwhile
-        with self.leaving.saving() if saves else nullcontext() if averages else self.leaving.consistent():
+        with self.sigterm.saving() if saves else nullcontext() if averages else self.sigterm.consistent():
             do()
         self.trainable.train()
         self._phase_of_steps()

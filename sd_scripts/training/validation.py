@@ -52,8 +52,7 @@ class Validator:
 
     @torch.no_grad()
     def _measure(self) -> Tensor:
-        """Return the mean loss over images and timesteps. It runs eagerly and without dropout, so that it adds no
-        graph."""
+        """Return the mean loss over images and timesteps, computed without dropout, and eagerly to add no graph."""
         assert self._loader, "asked to validate without images"
         progress = self._context.phase("validating")
         total = min(len(self._loader), self._options.max_validation_steps or len(self._loader))

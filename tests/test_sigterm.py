@@ -19,7 +19,7 @@ from torch._dynamo.backends import registry
 from training_help import run
 
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training import leaving
+from sd_scripts.training import sigterm
 from sd_scripts.training.train_state import damage, read_saved
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo without CUDA is tried on Linux")
@@ -37,7 +37,7 @@ def wait_for(there: Callable[[], object]) -> None:
 def train_in_group(config: Path, marker: Path) -> int:
     """In a process of its own. The compiler of the first one never ends with the second shape of batch."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    leaving.SAVE_TIME = PATIENCE / 2  # the machine may be busy
+    sigterm.SAVE_TIME = PATIENCE / 2  # the machine may be busy
     shapes: set[Any] = set()
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Any:
@@ -88,14 +88,14 @@ def test_both_end_while_one_compiles_and_the_other_is_told_to_end(miniature: Any
     wait_for(lambda: marker.exists() or not all(each.is_alive() for each in ranks))
     assert ranks[1].pid
     os.kill(ranks[1].pid, signal.SIGTERM)
-    assert [outcome(each) for each in ranks] == [leaving.STATUS, leaving.STATUS], told_in(tmp_path)
+    assert [outcome(each) for each in ranks] == [sigterm.STATUS, sigterm.STATUS], told_in(tmp_path)
     assert_saved(config)
 
 
 DRIVER = """
 import sys
 from pathlib import Path
-from test_leaving import train_in_group
+from test_sigterm import train_in_group
 
 sys.exit(train_in_group(*map(Path, sys.argv[1:])))
 """

@@ -25,7 +25,7 @@ KEY, LEFT = "sd_scripts/leaving", "sd_scripts/left"
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Leaving:
+class SigtermWatcher:
     """Watches for SIGTERM between the first step and the last. With one process it does nothing."""
 
     def __init__(self, context: Context, before_exit: Callable[[bool], None]):
