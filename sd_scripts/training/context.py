@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object, set_seed
 from torch import Tensor
 
 from sd_scripts.library.safetensors_io import PRECISIONS
@@ -131,7 +131,7 @@ class Context(Reporter):
 
     def agreed(self, value: Any) -> Any:
         """Return the main process's value in every process."""
-        return _agreed(self.accelerator, value)
+        return broadcast_object_list([value])[0]
 
     def meet(self, what: str) -> bool:
         """Return whether all processes arrive here soon. This is no collective: others may already be in one."""
@@ -187,9 +187,9 @@ def make_context(settings: Settings) -> Context:
     # kernels without a deterministic variant only warn; raising would end the run
     torch.use_deterministic_algorithms(cuda.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    seed = training.seed if training.seed is not None else _agreed(accelerator, secrets.randbelow(2**32))
+    seed = training.seed if training.seed is not None else broadcast_object_list([secrets.randbelow(2**32)])[0]
     set_seed(seed)
-    folder = _agreed(accelerator, _run_folder(settings) if accelerator.is_main_process else None)
+    (folder,) = broadcast_object_list([_run_folder(settings) if accelerator.is_main_process else None])
     return Context(settings, accelerator, folder, seed)
 
 
@@ -203,12 +203,3 @@ def _run_folder(settings: Settings) -> RunFolder:
 def shared_store() -> torch.distributed.Store:
     """Return the key-value store that all processes of the run share."""
     return torch.distributed.distributed_c10d._get_default_store()
-
-
-def _agreed(accelerator: Accelerator, value: Any) -> Any:
-    """Return the main process's value in every process."""
-    if accelerator.num_processes == 1:
-        return value
-    holder = [value]
-    torch.distributed.broadcast_object_list(holder)
-    return holder[0]

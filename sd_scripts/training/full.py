@@ -41,6 +41,7 @@ from sd_scripts.training.master_weights import (
     held_dtype,
     partitions_by_block,
     refresh_copies,
+    require_shapes,
 )
 from sd_scripts.training.sharded import Shards, collect_shard_gradients, require_fsdp_support, shard, sharded_grad_norm
 from sd_scripts.training.trainable import Trainable
@@ -262,11 +263,7 @@ class FullTrainable(Trainable):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for weight in self.weights:
-            if weight.name not in state or state[weight.name].shape != weight.learned.shape:
-                raise ValueError(
-                    "resume: the state belongs to a different model; train the model that it was saved from"
-                )
+        require_shapes(state, {weight.name: weight.learned.shape for weight in self.weights})
         for weight in self.weights:
             host_value(weight.learned).copy_(state[weight.name])
         self._swapper.refill()

@@ -1,4 +1,4 @@
-"""Optimizer-in-backward (`fused_backward_pass`): weights are updated once their gradients are ready, and these freed."""
+"""Optimizer-in-backward (`fused_backward_pass`): weights are updated as soon as their gradients are ready."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ With `full_bf16` or `full_fp16` there are only the copies. Backward updates the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -76,6 +76,12 @@ def refresh_copies(weights: Iterable[Weight]) -> None:
     if pairs:
         copies, masters = zip(*pairs, strict=True)
         torch._foreach_copy_(list(copies), list(masters))
+
+
+def require_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
+    """Raise ValueError unless a saved state has tensors of these names and shapes."""
+    if any(name not in state or state[name].shape != shape for name, shape in shapes.items()):
+        raise ValueError("resume: the state belongs to a different model; train the model that it was saved from")
 
 
 @dataclass(eq=False)

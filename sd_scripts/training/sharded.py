@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.compiling import uses_cuda_graphs
 from sd_scripts.training.context import Context
 from sd_scripts.training.gradient_clipping import grad_norm
-from sd_scripts.training.master_weights import Weight, gradients_of
+from sd_scripts.training.master_weights import Weight, gradients_of, require_shapes
 
 MESSAGE = 2**26
 """Bytes of a process's rows that are gathered in one message."""
@@ -164,31 +164,25 @@ class Shards:
     def joined(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return TrainState.state() with whole tensors. All processes must call it; only the first gets values."""
         rows: list[tuple[Tensor, torch.Size]] = []
-        self._through(state, lambda tensor, name: rows.append((tensor, self.shapes[name])), self._is_rows)
+        self._through(state, lambda tensor, name: rows.append((tensor, self.shapes[name])), self._shape_of_rows)
         wholes = self.wholes(rows)
-        return self._through(state, lambda *_: next(wholes), self._is_rows)
+        return self._through(state, lambda *_: next(wholes), self._shape_of_rows)
 
     def cut(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return this process's rows of a `joined` state. Raises ValueError if its shapes differ."""
-        for name, shape in self.shapes.items():
-            if name not in state["learning"] or state["learning"][name].shape != shape:
-                raise ValueError(
-                    "resume: the state belongs to a different model; train the model that it was saved from"
-                )
-        return self._through(state, lambda whole, _: self.rows(whole).clone(), self._is_whole)
+        require_shapes(state["learning"], self.shapes)
+        return self._through(state, lambda whole, _: self.rows(whole).clone(), self.shapes.__getitem__)
 
-    def _is_rows(self, tensor: Tensor, name: str) -> bool:
-        mine = self.rows(torch.empty(self.shapes[name], device="meta")).shape
-        return tensor.shape == mine
+    def _shape_of_rows(self, name: str) -> torch.Size:
+        return self.rows(torch.empty(self.shapes[name], device="meta")).shape
 
-    def _is_whole(self, tensor: Tensor, name: str) -> bool:
-        return tensor.shape == self.shapes[name]
+    def _through(self, state: dict[str, Any], change: Any, shape_of: Callable[[str], torch.Size]) -> dict[str, Any]:
+        """Apply `change` to the values, averages and optimizer moments of sharded weights, where shapes match."""
 
-    def _through(self, state: dict[str, Any], change: Any, fits: Any) -> dict[str, Any]:
         def changed(tensors: dict[str, Any], name: str) -> dict[str, Any]:
             """Change those of a weight's values that have its shape."""
             return {
-                key: change(value, name) if isinstance(value, Tensor) and fits(value, name) else value
+                key: change(value, name) if isinstance(value, Tensor) and value.shape == shape_of(name) else value
                 for key, value in tensors.items()
             }
 
