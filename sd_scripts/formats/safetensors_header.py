@@ -2,7 +2,9 @@
 
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -30,10 +32,12 @@ AGAIN = "download or copy it again"
 class Header:
     """The header of a .safetensors file."""
 
-    metadata: dict[str, str]
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, str]
+    metadata: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
     """F32, F16, BF16, F8_E4M3, ... by key."""
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The first byte of each tensor in the file, and the byte behind its last."""
 
 
 def read_header(path: Path) -> Header:
@@ -48,18 +52,12 @@ def read_header(path: Path) -> Header:
         raise ValueError(f"'{path}' cannot be read: {error.strerror or error}") from None
     if len(text) < length:
         raise ValueError(f"'{path}' is cut short or damaged; {AGAIN}")
-    entries, metadata = _parsed(path, text)
-    end = _check_entries(path, entries)
-    whole = 8 + length + end
+    header, whole = _parsed(path, text)
     if size < whole:
         raise ValueError(f"'{path}' is cut short: {size:,} of {whole:,} bytes; {AGAIN}")
     if size > whole:
         raise ValueError(f"'{path}' is damaged: it has {size:,} bytes, but its header describes {whole:,}; {AGAIN}")
-    return Header(
-        metadata=metadata,
-        shapes={key.replace(COMPILED, ""): tuple(entry["shape"]) for key, entry in entries.items()},
-        dtypes={key.replace(COMPILED, ""): entry["dtype"] for key, entry in entries.items()},
-    )
+    return header
 
 
 def _read(path: Path) -> tuple[int, bytes, int]:
@@ -76,8 +74,9 @@ def _read(path: Path) -> tuple[int, bytes, int]:
         return length, file.read(length), size
 
 
-def _parsed(path: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tensor entries and the metadata."""
+@lru_cache(maxsize=16)  # every component of a checkpoint reads the header of the same file, and checks read it first
+def _parsed(path: Path, text: bytes) -> tuple[Header, int]:
+    """Return the header with this text, and how long the whole file must be."""
     try:
         entries = parse_json(text.decode())
     except ValueError:
@@ -87,7 +86,20 @@ def _parsed(path: Path, text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     metadata = entries.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"'{path}' is damaged: its metadata is not a map of strings; {AGAIN}")
-    return entries, metadata
+    end = _check_entries(path, entries)
+    start = 8 + len(text)
+    named = {key.replace(COMPILED, ""): entry for key, entry in entries.items()}
+    header = Header(
+        metadata=metadata,
+        shapes={key: tuple(entry["shape"]) for key, entry in named.items()},
+        dtypes={key: entry["dtype"] for key, entry in named.items()},
+        spans={
+            key: (start + first, start + stop)
+            for key, entry in named.items()
+            for first, stop in [entry["data_offsets"]]
+        },
+    )
+    return header, start + end
 
 
 def _check_entries(path: Path, entries: dict[str, Any]) -> int:

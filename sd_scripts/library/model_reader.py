@@ -1,7 +1,6 @@
 """Read weights from .safetensors, .ckpt and .pt files; every fault of a file is told in one sentence."""
 
 import pickle
-import struct
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,23 +10,23 @@ import torch
 from torch import Tensor
 
 from sd_scripts.families.model_file import COMPILED, SAFETENSORS, Header, read_header
-from sd_scripts.formats.documents import parse_json
 
 
-def read_weights(path: Path, option: str, *, mmap: bool = True, prefix: str = "") -> dict[str, Tensor]:
-    """Return a file's tensors whose keys begin with `prefix`, on the CPU; with `mmap` they are read when first used.
+def read_weights(
+    path: Path, option: str, *, mmap: bool = True, prefix: str | tuple[str, ...] = ""
+) -> dict[str, Tensor]:
+    """Return a file's tensors whose keys begin with `prefix`, or one of several, on the CPU; with `mmap` they are read
+    when first used.
 
     Raises ValueError naming `option` if the file is missing, incomplete or not a weights file.
     """
     if path.suffix in SAFETENSORS:
-        _header(path, option)  # raises if the file is damaged
+        header = _header(path, option)  # raises if the file is damaged
         try:
-            state = _read_safetensors(path, prefix, mmap=mmap)
-        except (KeyError, ValueError, RuntimeError, OSError) as error:
+            return _read_safetensors(path, header, prefix, mmap=mmap)
+        except (ValueError, RuntimeError, OSError) as error:
             raise ValueError(f"{option}: '{path}' cannot be read: {error}") from None
-    else:
-        state = _read_pickle(path, option)
-    return {key.replace(COMPILED, ""): tensor for key, tensor in state.items()}
+    return {key.replace(COMPILED, ""): tensor for key, tensor in _read_pickle(path, option).items()}
 
 
 def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
@@ -81,33 +80,29 @@ def _header(path: Path, option: str) -> Header:
         raise ValueError(f"{option}: {problem}") from None
 
 
-def _read_safetensors(path: Path, prefix: str, *, mmap: bool) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, header: Header, prefix: str | tuple[str, ...], *, mmap: bool) -> dict[str, Tensor]:
     """Return the tensors in the order of the file. With `mmap`, neighbours share a mapping, which is freed with the
     last of them; otherwise each tensor has its own memory."""
     state: dict[str, Tensor] = {}
+    wanted = {key: span for key, span in header.spans.items() if key.startswith(prefix)}
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        entries = parse_json(file.read(length))
-        entries.pop("__metadata__", None)
-        offsets = {key: each["data_offsets"] for key, each in entries.items()}
-        wanted = [key for key in entries if key.replace(COMPILED, "").startswith(prefix)]
-        for group in _groups(offsets, wanted, max(MAPPED, path.stat().st_size // MAPPINGS) if mmap else 0):
-            start, stop = offsets[group[0]][0], offsets[group[-1]][1]
-            data = _read_bytes(file, 8 + length + start, stop - start, mmap=mmap)
+        for group in _groups(wanted, max(MAPPED, path.stat().st_size // MAPPINGS) if mmap else 0):
+            start, stop = wanted[group[0]][0], wanted[group[-1]][1]
+            data = _read_bytes(file, start, stop - start, mmap=mmap)
             for key in group:
-                begin, end = (offset - start for offset in offsets[key])
-                dtype = DTYPES.get(entries[key]["dtype"])
+                begin, end = (offset - start for offset in wanted[key])
+                dtype = DTYPES.get(header.dtypes[key])
                 tensor = data[begin:end].clone() if dtype and begin % dtype.itemsize else data[begin:end]
-                shaped = tensor.view(dtype).view(entries[key]["shape"]) if dtype else tensor
+                shaped = tensor.view(dtype).view(header.shapes[key]) if dtype else tensor
                 state[key] = shaped.data  # views share a version: to autograd, an update of one would change all
     return state
 
 
-def _groups(offsets: dict[str, list[int]], keys: list[str], size: int) -> list[list[str]]:
+def _groups(spans: dict[str, tuple[int, int]], size: int) -> list[list[str]]:
     """Group the keys in the order of the file; those of a group begin within `size` bytes."""
     groups: list[list[str]] = []
-    for key in sorted(keys, key=lambda key: offsets[key]):
-        if not groups or offsets[key][0] >= offsets[groups[-1][0]][0] + size:
+    for key in sorted(spans, key=lambda key: spans[key]):
+        if not groups or spans[key][0] >= spans[groups[-1][0]][0] + size:
             groups.append([])
         groups[-1].append(key)
     return groups

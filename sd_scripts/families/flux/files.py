@@ -11,6 +11,7 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKL
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+from transformers.initialization import no_init_weights
 
 from sd_scripts.families.flux import keys as flux
 from sd_scripts.families.flux.card import TRANSFORMERS
@@ -100,7 +101,7 @@ def _prepared(
     def stays(name: str, tensor: Tensor) -> bool:
         return bool(keep) and not apart and is_fp8(name, tensor)
 
-    with init_empty_weights():
+    with init_empty_weights(), no_init_weights():  # drawing for tensors without storage takes a second
         return spec.prepare(flux.apply_scales(own, dtype, stays))
 
 

@@ -81,7 +81,7 @@ def open_file(
 
 def read_extras(path: Path) -> dict[str, Any]:
     """Return what a checkpoint holds beside its components and saving must write unchanged."""
-    file = read_weights(path, MODEL)
+    file = read_weights(path, MODEL, prefix=(sgm.LOGIT_SCALE, *MARKER_KEYS))
     return {
         "logit_scale": file.get(sgm.LOGIT_SCALE, torch.tensor(LOGIT_SCALE)).clone(),
         "marks": {key: file[key].clone() for key in MARKER_KEYS if key in file},
