@@ -13,8 +13,6 @@ from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.reporter import Progress, Reporter
 
-RUN_DIR = "Run folder for the tool's events and for commands such as stop."
-
 
 def start_phase(reporter: Reporter, name: str) -> Progress:
     """Begin a phase; reporting its progress prints it and raises KeyboardInterrupt on "stop", twice per second."""
@@ -69,5 +67,5 @@ def parser(script: str, description: str) -> Parser:
     made.add_argument("train_data_dir", help="Image folder.")
     made.add_argument("--full_path", action="store_true", help="Use full paths as keys, for images in several folders.")
     made.add_argument("--recursive", action="store_true", help="Include images in subfolders.")
-    made.add_argument("--run_dir", help=RUN_DIR)
+    made.add_argument("--run_dir", help="Run folder for the tool's events and for commands such as stop.")
     return made

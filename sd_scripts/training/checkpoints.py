@@ -132,7 +132,8 @@ class Saver:
 
     def _wait(self, path: Path, rescued: Path | None, written: Callable[[Path], list[Failure]]) -> bool:
         """Wait for room in output_dir; return whether it was written there in the end."""
-        size, end = _size(rescued.parent) if rescued else 0, time.monotonic() + rescue.WAIT
+        files, end = rescued.parent.rglob("*") if rescued else (), time.monotonic() + rescue.WAIT
+        size = sum(each.stat().st_size for each in files if each.is_file())
         main = self._context.is_main
         while True:
             outlook = self._context.agreed(rescue.look_for_room(path.parent, size, end) if main else None)
@@ -191,7 +192,3 @@ class Saver:
 
     def _step_file(self, step: int) -> Path:
         return self._file(f"-step{step:08d}", STEP)
-
-
-def _size(folder: Path) -> int:
-    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())

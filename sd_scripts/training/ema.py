@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,15 +10,13 @@ from torch import Tensor
 from sd_scripts.options.saving import EmaOptions
 from sd_scripts.training.trainable import Trainable
 
-Values = dict[str, Tensor]
-
 
 class Ema:
     """Averages every tensor of the trainable's state, in float32 on the device that the options name."""
 
     def __init__(self, trainable: Trainable, options: EmaOptions):
         self._trainable, self.options, self.updates = trainable, options, 0
-        self.average: Values = {name: self._on_ema_device(t).clone() for name, t in trainable.state_dict().items()}
+        self.average = {name: self._on_ema_device(t).clone() for name, t in trainable.state_dict().items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -41,14 +40,13 @@ class Ema:
         finally:
             self._trainable.load_state_dict(before)
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"average": self.average, "updates": self.updates}
 
-    def load(self, state: dict[str, object]) -> None:
-        average: Values = state["average"]  # type: ignore[assignment]
+    def load(self, state: dict[str, Any]) -> None:
         for name, tensor in self.average.items():
-            tensor.copy_(average[name])
-        self.updates = int(state["updates"])  # type: ignore[call-overload]
+            tensor.copy_(state["average"][name])
+        self.updates = int(state["updates"])
 
     def _on_ema_device(self, tensor: Tensor) -> Tensor:
         device = torch.device("cpu") if self.options.ema_device == "cpu" else tensor.device

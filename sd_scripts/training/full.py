@@ -155,13 +155,8 @@ class FullTrainable(Trainable):
         scaled = self.weights[0].copy.dtype == torch.float16
         pairs = ((weight.master, weight.copy) for weight in self.weights if weight.master is not None)
         copies: dict[Tensor, Tensor] = {} if scaled else dict(pairs)
-        make: Callable[[list[dict[str, Any]]], Optimizer] = partial(
-            make_optimizer,
-            options,
-            rounding=half_precision or bool(copies),
-            seed=self._context.number("rounding"),
-            copies=copies,
-        )
+        rounding, seed = half_precision or bool(copies), self._context.number("rounding")
+        make = partial(make_optimizer, options, rounding=rounding, seed=seed, copies=copies)
         self._optimizer = make(self.parameter_groups())
         ours = isinstance(self._optimizer, RoundingAdamW)
         self._refreshes = ours and bool(copies)

@@ -5,6 +5,7 @@ SIGTERM, notifies the other processes, and ends its own process if the current s
 """
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -150,15 +151,10 @@ def _end() -> None:
     os._exit(STATUS)
 
 
-_resets = False
-
-
+@functools.cache
 def _reset_in_children() -> None:
     """Reset the wakeup pipe in forked children: SIGTERM to a data loader worker must not notify its parent."""
-    global _resets
-    if not _resets:
-        os.register_at_fork(after_in_child=_no_wakeup)
-        _resets = True
+    os.register_at_fork(after_in_child=_no_wakeup)
 
 
 def _no_wakeup() -> None:

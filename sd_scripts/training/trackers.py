@@ -47,13 +47,10 @@ class Trackers:
             own = {"dir": str(run_dir), "name": options.wandb_run_name}  # rather than the current folder
             arguments["wandb"] = {**own, **arguments.get("wandb", {})}
         # types that every tracker takes
-        config = {name: str(v) if isinstance(v, list) else v for name, v in settings.changed().items()}
+        changed = {name: str(v) if isinstance(v, list) else v for name, v in settings.changed().items()}
         try:
-            self._accelerator.init_trackers(
-                options.log_tracker_name or PROJECT,
-                config=config if options.log_config else None,
-                init_kwargs=arguments,
-            )
+            name, config = options.log_tracker_name or PROJECT, changed if options.log_config else None
+            self._accelerator.init_trackers(name, config=config, init_kwargs=arguments)
         except Exception as error:  # each tracker raises its own
             option = "logging_dir" if names == ["tensorboard"] else "log_with"
             raise ValueError(f"{option}: {', '.join(names)} could not be started: {why_not_written(error)}") from error
