@@ -42,8 +42,8 @@ def _check_room(context: Context, train_state: TrainState, size: int) -> str:
             f"{format_bytes(size)}; free {format_bytes(size - free)}, or choose another folder"
         )
     files, states = kept_files(saving, resume, train_state.train_plan, train_state.progress.step)
-    learned = [each for group in train_state.optimizer.param_groups for each in group["params"]]
-    state = STATE_FACTOR * sum(each.numel() * each.element_size() for each in learned)
+    trained = [each for group in train_state.optimizer.param_groups for each in group["params"]]
+    state = STATE_FACTOR * sum(each.numel() * each.element_size() for each in trained)
     if free < (wanted := files * size + states * state):
         of_states = f" and {states} state{'s' * (states > 1)}" if states else ""
         context.warn(

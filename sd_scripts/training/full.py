@@ -61,9 +61,9 @@ class Full:
         """Open the model; trained weights are in float32, unless full_bf16 or full_fp16 is on."""
         if context.sharded:
             require_fsdp_support(context.settings)
-        learned = held_dtype(context.settings)
-        encoders = learned if any(self.trains_text_encoders(family, context)) else None
-        return family.open(context.settings, context.dtype, device, denoiser_dtype=learned, encoder_dtype=encoders)
+        held = held_dtype(context.settings)
+        encoders = held if any(self.trains_text_encoders(family, context)) else None
+        return family.open(context.settings, context.dtype, device, denoiser_dtype=held, encoder_dtype=encoders)
 
     def trains_text_encoders(self, family: Family, context: Context) -> tuple[bool, ...]:
         """Return which text encoders are trained; a learning rate of 0 freezes one."""
@@ -73,8 +73,8 @@ class Full:
         return family.saving.writes_all
 
     def change_base(self, family: Family, components: Components, context: Context, name: str) -> None:
-        learners = compress(components.encoder_names, self.trains_text_encoders(family, context))
-        if name in (DENOISER, *learners):
+        trained = compress(components.encoder_names, self.trains_text_encoders(family, context))
+        if name in (DENOISER, *trained):
             components.module(name).requires_grad_(True)
 
     def prepare(self, family: Family, components: Components, context: Context) -> Trainable:
@@ -84,8 +84,8 @@ class Full:
         weights = [weight for weight in weights if weight.rate > 0]
         if not weights:
             raise ValueError("learning_rate: all learning rates are 0, so nothing would be trained; set one above 0")
-        learned_text = compress(components.text_encoders, self.trains_text_encoders(family, context))
-        modules = [components.denoiser, *learned_text]
+        trained_encoders = compress(components.text_encoders, self.trains_text_encoders(family, context))
+        modules = [components.denoiser, *trained_encoders]
         if held_dtype(context.settings) != context.dtype:
             for weight in weights:
                 weight.master = nn.Parameter(weight.copy.detach())
@@ -139,7 +139,7 @@ class FullTrainable(Trainable):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [
-            {"params": [weight.learned for weight in weights], "lr": weights[0].rate, "name": name}
+            {"params": [weight.trained for weight in weights], "lr": weights[0].rate, "name": name}
             for name, weights in self._groups().items()
         ]
 
@@ -150,7 +150,7 @@ class FullTrainable(Trainable):
         return groups
 
     def make_optimizer(self, options: OptimizerOptions) -> Optimizer:
-        half_precision = self.weights[0].learned.dtype != torch.float32
+        half_precision = self.weights[0].trained.dtype != torch.float32
         # a GradScaler expects the gradients on the optimizer's parameters
         scaled = self.weights[0].copy.dtype == torch.float16
         pairs = ((weight.master, weight.copy) for weight in self.weights if weight.master is not None)
@@ -175,7 +175,7 @@ class FullTrainable(Trainable):
     ) -> PartitionedOptimizer:
         """`together`: all weights are one partition of the optimizer."""
         place: dict[nn.Parameter, int] = {
-            weight.learned: 0 if together else number
+            weight.trained: 0 if together else number
             for number, partition in enumerate(self.partitions)
             for weight in partition.weights
         }
@@ -254,13 +254,13 @@ class FullTrainable(Trainable):
 
     def state_dict(self) -> dict[str, Tensor]:
         self._swapper.synchronize()
-        return {weight.name: host_value(weight.learned).detach() for weight in self.weights}
+        return {weight.name: host_value(weight.trained).detach() for weight in self.weights}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        require_shapes(state, {weight.name: weight.learned.shape for weight in self.weights})
+        require_shapes(state, {weight.name: weight.trained.shape for weight in self.weights})
         for weight in self.weights:
-            host_value(weight.learned).copy_(state[weight.name])
+            host_value(weight.trained).copy_(state[weight.name])
         self._swapper.refill()
         refresh_copies(self.weights)
 
@@ -270,12 +270,12 @@ class FullTrainable(Trainable):
         masters = {id(weight.copy): weight.master for weight in self.weights if weight.master is not None}
 
         def values(module: nn.Module) -> dict[str, Tensor]:
-            learned = {n: masters[id(p)].detach() for n, p in module.named_parameters() if id(p) in masters}
-            return module.state_dict() | learned
+            trained = {n: masters[id(p)].detach() for n, p in module.named_parameters() if id(p) in masters}
+            return module.state_dict() | trained
 
         encoders = [values(e) if e in self.modules else None for e in self._components.text_encoders]
         if self.shards:
-            denoiser = self.shards.values({w.sharded: w.learned for w in self.weights if w.sharded is not None})
+            denoiser = self.shards.values({w.sharded: w.trained for w in self.weights if w.sharded is not None})
             if not self._context.is_main:
                 return
         else:

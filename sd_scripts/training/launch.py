@@ -172,15 +172,12 @@ def _explain(error: Exception, settings: Settings, training: bool) -> tuple[str,
         return str(error), error.remedy
     if known := error_hints.explain(error, settings):
         return known
-    if isinstance(error, ValueError) and (not training or _names_an_option(str(error), settings)):
+    names = str(error).partition(":")[0].split(", ")
+    if isinstance(error, ValueError) and (not training or all(name in settings.options for name in names)):
         return str(error), ""
     if isinstance(error, OSError):
         return sentence_of(error), error_hints.SAVED_BEFORE if training else ""
     return None
-
-
-def _names_an_option(sentence: str, settings: Settings) -> bool:
-    return all(name in settings.options for name in sentence.partition(":")[0].split(", "))
 
 
 def _refuse(settings: Settings, problems: list[str]) -> int:

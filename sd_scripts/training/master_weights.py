@@ -33,7 +33,7 @@ class Weight:
     """The module's parameter, if `copy` and `master` are the rows of it that this process holds (FSDP)."""
 
     @property
-    def learned(self) -> nn.Parameter:
+    def trained(self) -> nn.Parameter:
         """The parameter that the optimizer updates."""
         return self.copy if self.master is None else self.master
 
@@ -46,7 +46,7 @@ def held_dtype(settings: Settings) -> torch.dtype:
 
 def gradients_of(weights: Iterable[Weight]) -> list[Tensor]:
     """Return all gradients that exist, on masters or copies."""
-    found = (w.copy.grad if w.learned.grad is None else w.learned.grad for w in weights)
+    found = (w.copy.grad if w.trained.grad is None else w.trained.grad for w in weights)
     return [gradient for gradient in found if gradient is not None]
 
 
@@ -66,7 +66,7 @@ def collect_gradients(weights: Iterable[Weight]) -> None:
 
 def clear_gradients(weights: Iterable[Weight]) -> None:
     for weight in weights:
-        weight.copy.grad = weight.learned.grad = None
+        weight.copy.grad = weight.trained.grad = None
 
 
 @torch.no_grad()

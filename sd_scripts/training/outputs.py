@@ -14,7 +14,7 @@ from sd_scripts.runs.outputs import LAST, STATE_ENDING, Fingerprint, existing_ou
 from sd_scripts.runs.process import process_born
 
 
-def runs_beside(output_dir: Path, output_name: str | None) -> list[str]:
+def other_runs(output_dir: Path, output_name: str | None) -> list[str]:
     """Return the run folders of other live runs that write files of this name to output_dir."""
     mark = re.compile(rf"\.{re.escape(output_name or LAST)}\.(\d+)\.{RUNNING}")
     found = []

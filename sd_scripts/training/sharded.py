@@ -143,11 +143,11 @@ class Shards:
                 yield rows.new_empty(0)
             start += len(part)
 
-    def values(self, learned: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
-        """Return the module's state_dict in whole tensors, with the rows of `learned` in place of its own. All
+    def values(self, trained: dict[nn.Parameter, Tensor]) -> dict[str, Tensor]:
+        """Return the module's state_dict in whole tensors, with the rows of `trained` in place of its own. All
         processes must call it; only the first gets values."""
         state: dict[str, Tensor] = self._module.state_dict()
-        rows = {name: learned[p] for name, p in self._module.named_parameters() if p in learned}
+        rows = {name: trained[p] for name, p in self._module.named_parameters() if p in trained}
         for name, tensor in state.items():
             if isinstance(tensor, DTensor):
                 rows.setdefault(name, tensor.to_local())

@@ -35,7 +35,7 @@ from sd_scripts.training.ema import Ema
 from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
-from sd_scripts.training.outputs import OwnOutputs, marked_as_running, runs_beside
+from sd_scripts.training.outputs import OwnOutputs, marked_as_running, other_runs
 from sd_scripts.training.progress import AlreadyFinished, Progress, plan_training, starting_point
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
 from sd_scripts.training.reporting import StepReporter
@@ -43,13 +43,7 @@ from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
-from sd_scripts.training.training_data import (
-    TrainingData,
-    batches_per_epoch,
-    encode_ahead,
-    place_on_device,
-    text_of,
-)
+from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device, text_of
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.writer import Writer
 
@@ -128,7 +122,7 @@ class Trainer:
         context, name = self.context, self.output_name
         values = {**context.settings.values(), "output_dir": context.output_dir}
         if context.is_main:
-            for other in runs_beside(context.output_dir, name):
+            for other in other_runs(context.output_dir, name):
                 context.warn(
                     f"output_name: another run ({other}) is writing files of this name to '{context.output_dir}'; both "
                     "sets of files are kept, under different names. Give each run its own output_name"
@@ -244,6 +238,8 @@ class Trainer:
         """Train and return the final file; None if the run was stopped."""
         progress, train_plan = self.train_state.progress, self.train_plan
         resumed = {"resumed_from": str(self.saved.folder)} if self.saved else {}
+        shapes = self.training_data.shapes()
+        images = sum(shape.images * count for shape, count in shapes.items())  # of all processes
         self.context.emit(
             "started",
             method=self.method.name,
@@ -253,8 +249,8 @@ class Trainer:
             step=progress.step,
             images=len(self.training_data.plan.items),
             batches_per_epoch=train_plan.batches_per_epoch,
-            images_per_step=self._images_per_step(),
-            shapes=[str(shape) for shape in self.training_data.shapes()],
+            images_per_step=round(images / train_plan.steps_per_epoch, 3),  # some have fewer
+            shapes=list(map(str, shapes)),
             device=str(self.context.device),
             seed=self.context.seed,
             **resumed,
@@ -462,11 +458,6 @@ class Trainer:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
         compiles = self.compilation.active and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
-
-    def _images_per_step(self) -> float:
-        """Return the mean over the epoch, for all processes: batches may be short, and the last step may have fewer."""
-        images = sum(shape.images * count for shape, count in self.training_data.shapes().items())
-        return round(images / self.train_plan.steps_per_epoch, 3)
 
     def _finish(self) -> Path:
         path = self._save(self.saver.save_last, requested=True)

@@ -81,7 +81,7 @@ class Writer:
             return [Failure(f"output_dir: {error}", errno_of(error))]
         except Exception as error:
             return [Failure(f"'{path}' could not be written: {brief(error, self._context.settings)}", None)]
-        self._tell_saved(path)
+        self._emit_saved(path)
         return []
 
     def try_out(self, probe: Path) -> int:
@@ -130,7 +130,7 @@ class Writer:
         except Exception as error:  # a third-party optimizer may hold what cannot be pickled
             why = why_not_written(error)
             return [Failure(f"output_dir: the state '{folder}' could not be written: {why}", errno_of(error))]
-        self._tell_saved(folder)
+        self._emit_saved(folder)
         self._context.last_state = self._train_state.progress.step, folder
         for replaced in self._outputs.replaced_states(folder):
             self.remove(replaced)
@@ -167,7 +167,7 @@ class Writer:
         targets, extras = {old.resolve(): new for old, new in moved.items()}, self._components.extras
         extras |= {name: targets.get(v.resolve(), v) for name, v in extras.items() if isinstance(v, Path)}
 
-    def _tell_saved(self, path: Path) -> None:
+    def _emit_saved(self, path: Path) -> None:
         if not self._context.is_main:
             return
         written = self._outputs.wrote(path)
