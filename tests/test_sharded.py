@@ -152,7 +152,7 @@ def fail_to_compile(config: Path, ranks: str) -> int:
         return call
 
     registry._COMPILER_FNS["eager"] = backend
-    context.MEETING = PATIENCE if len(ranks) == 2 else 2.0
+    context.BARRIER_SECONDS = PATIENCE if len(ranks) == 2 else 2.0
     return train_in_group(config, "flux", "full")
 
 

@@ -224,12 +224,12 @@ class Compilation:
             hooked=hooked,
         )
 
-    def tried(self, do: Callable[[], T]) -> T:
+    def with_fallback(self, do: Callable[[], T]) -> T:
         """Return the result of `do`, run without compiling if that fails."""
         try:
             return do()
         except Exception as error:
-            if not self.survives(error):
+            if not self.recovers_from(error):
                 raise
         return do()
 
@@ -261,7 +261,7 @@ class Compilation:
         )
         self._seen = now
 
-    def survives(self, error: Exception) -> bool:
+    def recovers_from(self, error: Exception) -> bool:
         """Return whether a failed step, of which nothing may be left, can be repeated without CUDA graphs or eagerly.
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
@@ -283,7 +283,7 @@ class Compilation:
         what, remedy = f"torch.compile failed: {_summary(error)}", self._remedy(error)
         if self._options.compile_fullgraph and compiling:
             raise Failed(what, f"{remedy}, or turn compile_fullgraph off to continue without compiling") from error
-        if self._context.sharded and self._compile_denoiser and not self._context.meet("without compiling"):
+        if self._context.sharded and self._compile_denoiser and not self._context.all_reach("without compiling"):
             alone = "but not in all processes, and with FSDP all must run the same code"
             raise Failed(f"{what}, {alone}", f"{remedy}, or turn compile off") from error
         torch.compiler.set_stance("force_eager")

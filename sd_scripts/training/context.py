@@ -35,7 +35,7 @@ class Failed(Exception):
         self.remedy = remedy
 
 
-MEETING = 30.0
+BARRIER_SECONDS = 30.0
 """Seconds within which processes that fail at the same place all notice it, even if each compiles until then."""
 FAILED = "sd_scripts/failed"
 """Key in the processes' store: who failed first, and why."""
@@ -133,13 +133,13 @@ class Context(Reporter):
         """Return the main process's value in every process."""
         return broadcast_object_list([value])[0]
 
-    def meet(self, what: str) -> bool:
+    def all_reach(self, place: str) -> bool:
         """Return whether all processes arrive here soon. This is no collective: others may already be in one."""
-        names = [f"sd_scripts/{what}/{rank}" for rank in range(self.world)]
+        names = [f"sd_scripts/{place}/{rank}" for rank in range(self.world)]
         store = shared_store()
         store.set(names[self.rank], "1")
         try:
-            store.wait(names, timedelta(seconds=MEETING))
+            store.wait(names, timedelta(seconds=BARRIER_SECONDS))
         except RuntimeError:
             return False
         return True

@@ -66,7 +66,7 @@ def make_external_network(
     rates = [options.rate_of_encoder(number, base) for number in compress(range(len(shown)), shown)]
     names = _file_names(family, components.denoiser, encoders, list(compress(family.lora_text_encoders, shown)))
     try:
-        with _known_classes(components.denoiser, family.lora.class_aliases):
+        with _aliased_classes(components.denoiser, family.lora.class_aliases):
             network = _create(components, encoders, options, names)
     except Exception as error:
         what = str(error).strip().splitlines() or [type(error).__name__]
@@ -75,7 +75,7 @@ def make_external_network(
         ) from error
     network.apply_to(encoders, components.denoiser, any(trains_encoder), not options.network_train_text_encoder_only)
     if options.network_weights and not options.dim_from_weights:
-        with _with_its_names(options.network_weights, names) as file:
+        with _with_network_names(options.network_weights, names) as file:
             network.load_weights(file)
     network.to(context.device, torch.float32)
     groups = _groups(network, rates, options.unet_lr, base)
@@ -97,7 +97,7 @@ def _create(components: Components, encoders: list[nn.Module], options: NetworkO
     kwargs: dict[str, Any] = dict(item.split("=", 1) for item in options.network_args)
     model = (components.vae, encoders, components.denoiser)
     if options.dim_from_weights:
-        with _with_its_names(str(options.network_weights), names) as file:
+        with _with_network_names(str(options.network_weights), names) as file:
             made = module.create_network_from_weights(1.0, file, *model, **kwargs)
         return made[0] if isinstance(made, tuple) else made
     if options.network_dropout is not None:
@@ -156,7 +156,7 @@ def _renamed(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _known_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[None]:
+def _aliased_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[None]:
     """Rename classes to those by which external networks choose the layers they adapt, until the end of the block."""
     classes = {type(part): type(part).__name__ for part in module.modules() if type(part).__name__ in aliases}
     try:
@@ -169,7 +169,7 @@ def _known_classes(module: nn.Module, aliases: Mapping[str, str]) -> Iterator[No
 
 
 @contextmanager
-def _with_its_names(file: str, names: Names) -> Iterator[str]:
+def _with_network_names(file: str, names: Names) -> Iterator[str]:
     """Yield a copy of a LoRA file in which layers have the names that the network uses."""
     tensors = read_lora("network_weights", Path(file))
     with tempfile.TemporaryDirectory() as folder:

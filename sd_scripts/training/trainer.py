@@ -181,7 +181,7 @@ class Trainer:
         )
         self.compilation = Compilation(context, family, components, training_data.shapes())
         self.compilation.compile_ahead()
-        encode_ahead(training_data, self.compilation.tried, keep_all=self.method.needs_all(family, context.settings))
+        encode_ahead(training_data, self.compilation, keep_all=self.method.needs_all(family, context.settings))
         self.compilation.watch(0)
         context.phase("loading")
         components.load(DENOISER)
@@ -344,7 +344,7 @@ class Trainer:
         try:
             return torch.stack([self._micro(batch, number) for number, batch in enumerate(batches)]).mean()
         except Exception as error:
-            if not self.compilation.survives(error):
+            if not self.compilation.recovers_from(error):
                 raise
         self.step.cuda_graphs = self.compilation.cuda_graphs
         self.step.known = self._known_inputs()

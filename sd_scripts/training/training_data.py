@@ -23,6 +23,7 @@ from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
 from sd_scripts.options.dataset import CacheOptions, DatasetOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context
 
 CAPTIONS = 16
@@ -157,14 +158,12 @@ def batches_per_epoch(context: Context, plan: DataPlan) -> int:
     return len(BatchLoader(BatchReader(plan), warn=lambda _: None, world=context.world, short_batches=short_batches))
 
 
-def encode_ahead(
-    training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor], *, keep_all: bool
-) -> None:
+def encode_ahead(training_data: TrainingData, compilation: Compilation, *, keep_all: bool) -> None:
     """Fill the caches that the options ask for and encode the sample prompts. The VAE and then the text encoders are
-    loaded, and freed unless steps or samples need them, or `keep_all`. `tried` calls what may be compiled."""
+    loaded, and freed unless steps or samples need them, or `keep_all`."""
     components, cache = training_data.components, training_data.context.settings[CacheOptions]
     if cache.caches_latents:
-        _cache_latents(training_data, tried)
+        _cache_latents(training_data, compilation)
         if not keep_all and not training_data.prompts:
             components.free(VAE)
     components.load(*components.encoder_names)
@@ -177,14 +176,14 @@ def encode_ahead(
     training_data.context.accelerator.wait_for_everyone()
 
 
-def _cache_latents(training_data: TrainingData, tried: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+def _cache_latents(training_data: TrainingData, compilation: Compilation) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache = context.settings[CacheOptions]
-    with _lent(context, [components.vae]) as lend:
+    with _moved_on_demand(context, [components.vae]) as move:
 
         def encode(pixels: Tensor) -> Tensor:
-            lend()
-            return tried(partial(family.encode_images, components, pixels))
+            move()
+            return compilation.with_fallback(partial(family.encode_images, components, pixels))
 
         training_data.latents = cache_latents(
             training_data.plan,
@@ -199,10 +198,10 @@ def _cache_text(training_data: TrainingData) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text.cache_fits
     to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS
-    with _lent(context, components.text_encoders) as lend:
+    with _moved_on_demand(context, components.text_encoders) as move:
 
         def encode(captions: list[str]) -> dict[str, Tensor]:
-            lend()
+            move()
             tokens = family.text.tokenize(components, captions, context.settings)
             with torch.no_grad():
                 return family.text.encode(components, tokens)
@@ -216,7 +215,7 @@ def _cache_text(training_data: TrainingData) -> None:
             fits=partial(fits, components) if fits else None,
         )
         if training_data.prompts:
-            lend()
+            move()
             training_data.encode_prompts()
 
 
@@ -244,15 +243,15 @@ def _cache_job(context: Context, phase: str, to_disk: bool, batch_size: int) -> 
 
 
 @contextmanager
-def _lent(context: Context, modules: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
+def _moved_on_demand(context: Context, modules: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
     """Yield a function that moves the modules to the device until the end of the block: full caches need none."""
-    with ExitStack() as borrowed:
+    with ExitStack() as moved:
 
-        def lend() -> None:
+        def move() -> None:
             for module in modules:
-                borrowed.enter_context(on_device(module, context.device))
+                moved.enter_context(on_device(module, context.device))
 
-        yield lend
+        yield move
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
 
