@@ -437,6 +437,7 @@ def test_pieces_that_killed_processes_left_go_and_what_was_set_aside_comes_back(
         folder.mkdir(parents=True)
         for name in ("config.toml", f".config.toml.{dead}.part", f".process.json.{dead}.part"):
             (folder / name).touch()
+            os.utime(folder / name, (0, 0))
     clean_up(tmp_path, "short", run)
     assert [[path.name for path in folder.iterdir()] for folder in (run, earlier)] == [["config.toml"]] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -25,12 +25,8 @@ def setup_parser() -> argparse.ArgumentParser:
     flags = parser(__file__, "Encode the images of a metadata file ahead of training.")
     flags.add_argument("in_json", help="Metadata file to read.")
     flags.add_argument("out_json", help="Metadata file to write; may be in_json.")
-    flags.add_argument(
-        "model_name_or_path", help="Model whose VAE encodes the images: file, diffusers folder or hub id."
-    )
-    flags.add_argument(
-        "--family", choices=list(FAMILY_TITLES), help="Model family, if it cannot be detected from the file."
-    )
+    flags.add_argument("model_name_or_path", help="Model whose VAE encodes: file, diffusers folder or hub id.")
+    flags.add_argument("--family", choices=list(FAMILY_TITLES), help="Model family, if the file does not show it.")
     options = {o.name: o for script in SCRIPTS for group in script.groups for o in each_option(group)}
     for name in ENCODING_OPTIONS:
         flags.add_argument(f"--{name}", **flag_of(options[name], "full"))

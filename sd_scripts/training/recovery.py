@@ -15,8 +15,9 @@ from sd_scripts.training.train_state import PROGRESS, SavedState, damage, read_s
 
 PROBE = re.compile(r"\.write-test-(\d+)(\.\w+)*")
 CACHES = r".+\.(npz|safetensors|json)"
+RUN_FILES = r".+\.(toml|json|txt)"
 SECONDS_TO_WRITE = 3600.0
-"""More than the writing of a cache file takes anywhere."""
+"""More than writing a cache file takes anywhere."""
 
 
 def newest_state(
@@ -59,8 +60,9 @@ def clean_up(folder: Path, output_name: str | None, run_dir: Path) -> None:
     names = rf"({_begin(output_name)})([-._].*)?"
     _remove_leftovers(folder, rf"{names}|{PROBE.pattern}")
     _remove_leftovers(folder / "sample", names if output_name else ".+")
-    for run_folder in {run_dir, *_entries(folder / "runs")}:
-        _remove_leftovers(run_folder, r".+\.(toml|json|txt)")
+    _remove_leftovers(run_dir, RUN_FILES)
+    for other_run in _entries(folder / "runs"):  # of which another machine may be writing one
+        _remove_leftovers(other_run, RUN_FILES, age=SECONDS_TO_WRITE)
     for path in _entries(folder):
         if (probe := PROBE.fullmatch(path.name)) and not _lives(int(probe[1])):
             _remove(path)

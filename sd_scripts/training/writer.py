@@ -163,9 +163,9 @@ class Writer:
                 logger.info("'%s' of an earlier run is now '%s'", old, new.name)
             else:
                 self._context.warn(f"output_name: another run wrote '{old}' meanwhile; it is kept as '{new.name}'")
-        # follow a base model that had the name of our files: each save reads it again
-        targets, extras = {old.resolve(): new for old, new in moved.items()}, self._components.extras
-        extras |= {name: targets.get(v.resolve(), v) for name, v in extras.items() if isinstance(v, Path)}
+        if moved:  # follow a base model that had the name of our files: each save reads it again
+            targets, extras = {old.resolve(): new for old, new in moved.items()}, self._components.extras
+            extras |= {name: targets.get(v.resolve(), v) for name, v in extras.items() if isinstance(v, Path)}
 
     def _emit_saved(self, path: Path) -> None:
         if not self._context.is_main:
