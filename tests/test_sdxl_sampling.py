@@ -14,7 +14,7 @@ from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.text import encode_text, tokenize
 from sd_scripts.library.noise import TIMESTEPS
-from sd_scripts.options.prompt_lines import MOST_STEPS, SamplePrompt
+from sd_scripts.options.prompt_lines import MAX_STEPS, SamplePrompt
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # diffusers asks NumPy in an old way
 
@@ -112,7 +112,7 @@ def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> N
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_most_steps_that_a_prompt_may_have_are_none_too_many(name: str) -> None:
     sampler = make_sampler(name, velocity=False, zero_terminal_snr=False)
-    sampler.set_timesteps(MOST_STEPS)
+    sampler.set_timesteps(MAX_STEPS)
     assert 0 <= float(sampler.timesteps.min()) <= float(sampler.timesteps.max()) < TIMESTEPS
 
 

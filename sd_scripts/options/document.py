@@ -81,7 +81,7 @@ def _default(o: Option) -> str:
     if o.default is None or o.default == []:
         return "unset"
     if o.type is bool:
-        return "off"  # no bool is on by default: its flag would have to be a negation
+        return "on" if o.default else "off"
     return f"`{o.default}`" if o.default != "" else "empty"
 
 

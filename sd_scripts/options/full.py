@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from sd_scripts.options.spec import OptionGroup, count, optional, switch
+from sd_scripts.options.training import ALWAYS_SDPA
 
 FUSED = ("fused_backward_pass", "fused_optimizer_groups", "blockwise_fused_optimizers")
 
@@ -75,10 +76,7 @@ class FusedOptions(OptionGroup, title="Updates within the backward pass", method
         label="Fused backward pass by block",
         needs="blockwise_updates",
     )
-    diffusers_xformers: bool = switch(
-        "Use xformers through diffusers.",
-        not_yet="attention always uses PyTorch's scaled_dot_product_attention, which is as fast; leave it off",
-    )
+    diffusers_xformers: bool = switch("Use xformers through diffusers.", not_yet=ALWAYS_SDPA)
 
     @property
     def chosen(self) -> str:

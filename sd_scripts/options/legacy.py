@@ -114,10 +114,10 @@ def _max_token_length(value: Any, others: Values) -> tuple[Values, str]:
     tokens = _number(value)
     if tokens <= 0:
         return {"max_token_length": value}, ""
-    pieces = min(max(tokens // 75, 1), 3)
-    rounded = f"{tokens} is read as {75 * pieces}, since captions are read in chunks of 75 tokens"
-    said = "" if tokens == 75 * pieces else rounded
-    return {"max_token_length": None if pieces == 1 else 75 * pieces}, said
+    chunks = min(max(tokens // 75, 1), 3)
+    rounded = f"{tokens} is read as {75 * chunks}, since captions are read in chunks of 75 tokens"
+    said = "" if tokens == 75 * chunks else rounded
+    return {"max_token_length": None if chunks == 1 else 75 * chunks}, said
 
 
 def _zero_is_unset(name: str) -> Translator:

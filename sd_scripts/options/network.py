@@ -6,9 +6,6 @@ from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
-LARGEST_RANK = 4096
-"""The bound of our LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
-
 
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     """What the LoRA adapts, and how much it can learn."""
@@ -102,11 +99,11 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         if self.is_ours:
             for problem in network_args.problems(self.network_args):
                 yield "network_args", problem.removeprefix("network_args: ")
-        if self.is_ours and (self.network_dim or 0) > LARGEST_RANK:
+        if self.is_ours and (self.network_dim or 0) > network_args.LARGEST_RANK:
             yield (
                 "network_dim",
-                f"{self.network_dim} is above {LARGEST_RANK}, more than any layer has; 8 to 32 suits most. Only "
-                "LyCORIS accepts a larger number, which means full rank",
+                f"{self.network_dim} is above {network_args.LARGEST_RANK}, more than any layer has; 8 to 32 suits "
+                "most. Only LyCORIS accepts a larger number, which means full rank",
             )
         if self.network_train_unet_only and self.network_train_text_encoder_only:
             yield (

@@ -7,10 +7,10 @@ from typing import Any
 
 from sd_scripts.options.spec import truth
 
-SLIP = 0.8
-"""Similarity from which an unknown key counts as a typo of a known one: conv_dmi and conv_dim."""
-MOST = 4096
-"""Largest rank, the same as for network_dim."""
+TYPO_SIMILARITY = 0.8
+"""From which an unknown key counts as a typo of a known one: conv_dmi and conv_dim."""
+LARGEST_RANK = 4096
+"""The bound of the built-in LoRA. LyCORIS has none: its users write 10000 or 100000 for a layer's full rank."""
 
 
 class NetworkArguments:
@@ -68,11 +68,11 @@ class NetworkArguments:
         Raises ValueError, one sentence per line, for keys that look like typos, since their values would be lost.
         """
         known, others = sorted(self._asked), sorted(self._values.keys() - self._asked)
-        near = {key: difflib.get_close_matches(key, known, 1, SLIP) for key in others}
-        if slips := [
+        near = {key: difflib.get_close_matches(key, known, 1, TYPO_SIMILARITY) for key in others}
+        if typos := [
             f"network_args: {key} is unknown. Did you mean {found[0]}?" for key, found in near.items() if found
         ]:
-            raise ValueError("\n".join(slips))
+            raise ValueError("\n".join(typos))
         return [f"network_args: {key} is unknown and has no effect" for key in others]
 
 
@@ -80,8 +80,8 @@ def whole_numbers(key: str, text: str, count: int) -> list[int]:
     found = numbers(key, text, count)
     if any(number != int(number) for number in found):
         raise ValueError(f"network_args: {key}={text} must be a whole number: it is a rank")
-    if any(number > MOST for number in found):
-        raise ValueError(f"network_args: {key}={text} must be at most {MOST}")
+    if any(number > LARGEST_RANK for number in found):
+        raise ValueError(f"network_args: {key}={text} must be at most {LARGEST_RANK}")
     return [int(number) for number in found]
 
 

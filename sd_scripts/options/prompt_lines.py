@@ -29,11 +29,10 @@ class SamplePrompt:
     """None means the option sample_sampler."""
 
 
-LEAST_SIDE, MOST_SIDE = 64, 8192
-MOST_STEPS = 999
+MIN_SIDE, MAX_SIDE = 64, 8192
+MAX_STEPS = 999
 """The noise schedule has 1,000 timesteps, and some samplers begin one above the number of their steps."""
-LARGEST = 2**63 - 1
-"""Largest seed."""
+LARGEST_SEED = 2**63 - 1
 KINDS = (".txt", ".toml", ".json")
 
 FIELDS: dict[str, tuple[str, type]] = {
@@ -48,8 +47,8 @@ FIELDS: dict[str, tuple[str, type]] = {
     "sample_sampler": ("sampler", str),
 }
 """Key of a .toml or .json file -> field and type."""
-RANGES = {"width": (0, MOST_SIDE), "height": (0, MOST_SIDE), "sample_steps": (1, MOST_STEPS)}
-"""Key -> smallest and largest value. Sides below LEAST_SIDE are raised to it."""
+RANGES = {"width": (0, MAX_SIDE), "height": (0, MAX_SIDE), "sample_steps": (1, MAX_STEPS)}
+"""Key -> smallest and largest value. Sides below MIN_SIDE are raised to it."""
 
 WORD, WHOLE, NUMBER = r" (.+)", r" (\d+)", r" (\d+\.?\d*|\.\d+)"
 VALUES = {WORD: "a text", WHOLE: "a whole number", NUMBER: "a number"}
@@ -165,7 +164,7 @@ def _entries(text: str, path: Path) -> list[Entry]:
 
 def size_of(prompt: SamplePrompt, multiple: int) -> tuple[int, int]:
     """Return height and width in pixels, rounded down to a size that the family can generate."""
-    height, width = (max(LEAST_SIDE, side - side % multiple) for side in (prompt.height, prompt.width))
+    height, width = (max(MIN_SIDE, side - side % multiple) for side in (prompt.height, prompt.width))
     return height, width
 
 
@@ -183,7 +182,7 @@ def line_keys(line: str) -> dict[str, Any]:
                 keys[option.key] = FIELDS[option.key][1](found[1].strip())
                 break
     if "sample_steps" in keys:
-        keys["sample_steps"] = min(max(keys["sample_steps"], 1), MOST_STEPS)
+        keys["sample_steps"] = min(max(keys["sample_steps"], 1), MAX_STEPS)
     return keys
 
 
@@ -203,8 +202,8 @@ def dropped_words(line: str) -> Iterator[str]:
             yield f"--{word}: unknown option"
         elif found is None:
             yield f"--{word} needs {VALUES[known.value]}"
-        elif known.key == "sample_steps" and not 1 <= int(found[1]) <= MOST_STEPS:
-            yield f"--{word} {found[1]} becomes {line_keys(line)[known.key]}: steps are 1 to {MOST_STEPS}"
+        elif known.key == "sample_steps" and not 1 <= int(found[1]) <= MAX_STEPS:
+            yield f"--{word} {found[1]} becomes {line_keys(line)[known.key]}: steps are 1 to {MAX_STEPS}"
         elif rest := part[found.end() :].strip():
             yield f"'{rest}' after --{word} {found[1]} is ignored: the prompt comes before the first option"
 
@@ -251,7 +250,7 @@ def _problems(keys: Mapping[str, Any], family: str | None = None) -> Iterator[st
         if key not in FIELDS or value is None:
             continue
         kind = FIELDS[key][1]
-        least, most = RANGES.get(key, (-LARGEST, LARGEST))
+        least, most = RANGES.get(key, (-LARGEST_SEED, LARGEST_SEED))
         if type(value) is not kind and not (kind is float and type(value) is int):
             yield f"{key}: {value!r} is not {spec.KINDS[kind]}"
         elif isinstance(value, int | float) and not least <= value <= most:  # NaN is in no range

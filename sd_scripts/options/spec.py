@@ -37,31 +37,31 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 ACRONYMS = {"lr": "LR", "vae": "VAE", "id": "ID", "gpu": "GPU", "cpu": "CPU", "snr": "SNR", "ddp": "DDP", "n": "N"}
 
 
-def option(default: Any, help: str, **face: Any) -> Any:
-    """Declare a field of an OptionGroup. The type comes from the annotation; `face` takes any other field of Option."""
+def option(default: Any, help: str, **more: Any) -> Any:
+    """Declare a field of an OptionGroup. The type comes from the annotation; `more` sets other fields of Option."""
     if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help, **face})
-    return dataclasses.field(default=default, metadata={"help": help, **face})
+        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help, **more})
+    return dataclasses.field(default=default, metadata={"help": help, **more})
 
 
-def switch(help: str, **face: Any) -> Any:
+def switch(help: str, **more: Any) -> Any:
     """Declare a `bool` that is off by default."""
-    return option(False, help, **face)
+    return option(False, help, **more)
 
 
-def optional(help: str, **face: Any) -> Any:
+def optional(help: str, **more: Any) -> Any:
     """Declare a field of type `X | None` that is unset by default."""
-    return option(None, help, **face)
+    return option(None, help, **more)
 
 
-def path_option(help: str, **face: Any) -> Any:
+def path_option(help: str, **more: Any) -> Any:
     """Declare a `str | None` that names a file or folder and is unset by default."""
-    return option(None, help, path=True, **face)
+    return option(None, help, path=True, **more)
 
 
-def count(help: str, most: int = 10_000_000, **face: Any) -> Any:
+def count(help: str, most: int = 10_000_000, **more: Any) -> Any:
     """Declare an `int | None` of steps, epochs or the like, of which 0 means unset, as the default does."""
-    return option(None, help, within=(0, most), zero_is_off=True, **face)
+    return option(None, help, within=(0, most), zero_is_off=True, **more)
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class OptionGroup:
     title: ClassVar[str]
     methods: ClassVar[tuple[str, ...]]
     """The training methods for which its options have an effect, unless an option names its own."""
-    face: ClassVar[Mapping[str, Any]]
-    """Other fields of Option that they share; the option that `shown_when` names has none of them."""
+    shared: ClassVar[Mapping[str, Any]]
+    """Other fields of Option that its options share, without the one that `shown_when` names."""
 
-    def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS, **face: Any) -> None:
-        cls.title, cls.methods, cls.face = title, methods, face
+    def __init_subclass__(cls, title: str, methods: tuple[str, ...] = ALL_METHODS, **shared: Any) -> None:
+        cls.title, cls.methods, cls.shared = title, methods, shared
         dataclass(frozen=True, kw_only=True)(cls)
 
     def check(self) -> Iterable[tuple[str, str]]:
@@ -305,20 +305,20 @@ def _options(group: type[OptionGroup]) -> tuple[Option, ...]:
         default = field.default
         if default is dataclasses.MISSING:
             default = field.default_factory()  # type: ignore[misc, operator]
-        face = {
+        fields = {
             "label": _label(field.name),
             "methods": group.methods,
             **_read_type(hints[field.name]),
-            **(group.face if field.name != group.face.get("shown_when") else {}),
+            **(group.shared if field.name != group.shared.get("shown_when") else {}),
             **field.metadata,
         }
         own = [card for card in cards() if group in card.groups]
-        capable = [card for card in own or cards() if face.get("needs", "") in ("", *card.capabilities)]
-        face["families"] = tuple(card.name for card in capable)
-        face["help"] = " ".join([face["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
-        if face.get("choices"):
-            face["choices"] = (*face["choices"], *(word for c in cards() for word in c.choices.get(field.name, ())))
-        found.append(Option(**{"name": field.name, "default": default, **face}))
+        capable = [card for card in own or cards() if fields.get("needs", "") in ("", *card.capabilities)]
+        fields["families"] = tuple(card.name for card in capable)
+        fields["help"] = " ".join([fields["help"], *(c.notes[field.name] for c in cards() if field.name in c.notes)])
+        if fields.get("choices"):
+            fields["choices"] = (*fields["choices"], *(word for c in cards() for word in c.choices.get(field.name, ())))
+        found.append(Option(**{"name": field.name, "default": default, **fields}))
     return tuple(found)
 
 
