@@ -163,14 +163,14 @@ def _noise(legacy: Mapping[str, Any], family: str) -> Converted:
 def _text_encoders_by_rate(legacy: Mapping[str, Any], family: str) -> Converted:
     """Convert DreamBooth, which trained both text encoders if one of their rates was not 0."""
     rates = [_number(_of(legacy, key, DREAMBOOTH)) for key in RATES_OF_ENCODERS]
-    return _text_encoders(any(rates), legacy, family)
+    return _text_encoders(any(rates), family)
 
 
 def _text_encoders_by_switch(legacy: Mapping[str, Any], family: str) -> Converted:
-    return _text_encoders(bool(truth(_of(legacy, "train_text_encoder", FINETUNE))), legacy, family)
+    return _text_encoders(bool(truth(_of(legacy, "train_text_encoder", FINETUNE))), family)
 
 
-def _text_encoders(learn: bool, legacy: Mapping[str, Any], family: str) -> Converted:
+def _text_encoders(learn: bool, family: str) -> Converted:
     if not any(card.name == family and card.has("trains_text") for card in cards()):
         return {}, []
     return {"train_text_encoder": learn, **({} if learn else dict.fromkeys(RATES_OF_ENCODERS))}, []
@@ -187,15 +187,12 @@ def _metadata(legacy: Mapping[str, Any], family: str) -> Converted:
     folder = str(legacy.get("train_dir") or "").rstrip("/")
     if legacy.get("dataset_config") or not folder:
         return {}, []
-    name = (
-        "latent_metadata_filename"
-        if _of(legacy, "use_latent_files", FINETUNE) == "Yes"
-        else "caption_metadata_filename"
-    )
+    kind = "latent" if _of(legacy, "use_latent_files", FINETUNE) == "Yes" else "caption"
+    name = _of(legacy, f"{kind}_metadata_filename", FINETUNE)
     remarks = []
     if any(truth(_of(legacy, key, FINETUNE)) for key in ("create_caption", "create_buckets")):
         remarks = [Remark("in_json", "not created at the start of a run; create it once under Dataset preparation")]
-    return {"in_json": f"{folder}/{_of(legacy, name, FINETUNE)}"}, remarks
+    return {"in_json": f"{folder}/{name}"}, remarks
 
 
 def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> Converted:
@@ -239,10 +236,8 @@ def _additional(legacy: Mapping[str, Any], family: str, method: str) -> Converte
         given = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
     except ValueError as error:  # an open quotation mark
         return {}, [Remark("additional_parameters", f"left out: {error}")]
-    left_out = [Remark("additional_parameters", f"left out: {problem}") for problem in given.problems]
-    return {
-        name: value for name, value in given.values.items() if name not in ("config_file", "output_config")
-    }, left_out
+    values = {name: value for name, value in given.values.items() if name not in ("config_file", "output_config")}
+    return values, [Remark("additional_parameters", f"left out: {problem}") for problem in given.problems]
 
 
 def _of(legacy: Mapping[str, Any], key: str, keys: KohyaTab = LORA) -> Any:

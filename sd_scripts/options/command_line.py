@@ -65,7 +65,7 @@ class GivenFlags:
 def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
     """Read the flags of a command line; a mistake in one does not keep the others from being read."""
     options = {o.name: o for group in _flag_groups(script) for o in each_option(group)}
-    known = [name for group in _flag_groups(script) if group is not LegacyOptions for name in _names(group)]
+    known = options.keys() - {o.name for o in each_option(LegacyOptions)}
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for flag, words in _flags_with_words(argv):
@@ -89,10 +89,6 @@ def given_flags(script: Script, argv: Sequence[str]) -> GivenFlags:
             values[o.name] = given[0]
             problems += map(_stray, given[1:2])
     return GivenFlags(values, problems)
-
-
-def _names(group: type[OptionGroup]) -> list[str]:
-    return [o.name for o in each_option(group)]
 
 
 def _stray(word: str) -> Problem:

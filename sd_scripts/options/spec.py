@@ -112,14 +112,10 @@ def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
             raise WrongValue(name)
         return object.__getattribute__(self, name)
 
-    kind = type(filled)
-    checked = types.new_class(
-        kind.__name__,
-        (kind,),
-        {"title": kind.title, "methods": kind.methods},
-        lambda body: body.update(__getattribute__=read),
-    )
-    copy: OptionGroup = object.__new__(checked)
+    class Checked(type(filled), title=filled.title, methods=filled.methods):  # type: ignore[misc]
+        __getattribute__ = read
+
+    copy: OptionGroup = object.__new__(Checked)
     vars(copy).update(vars(filled))
     return copy
 
