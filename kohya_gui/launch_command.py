@@ -101,7 +101,7 @@ def compile_settings(settings: Settings) -> dict[str, Any]:
     return {
         o.name: changed[o.name]
         for o in each_option(CompileOptions)
-        if o.name in changed and (not o.masters or any(values[master] for master in o.masters))
+        if o.name in changed and (not o.switches or any(values[switch] for switch in o.switches))
     }
 
 

@@ -66,11 +66,11 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool,
                 others.update(ending for ending in CAPTIONS if f"{image.stem}{ending}" in there)
     if captioned == total:
         return "all captioned", True, ""
-    lie = "".join(
+    elsewhere = "".join(
         f", {count} {'have' if count > 1 else 'has'} a {ending} file" for ending, count in others.most_common(1)
     )
     better = next((ending for ending, count in others.most_common(1) if count > captioned), "")
-    return f"{captioned or 'none'} with a {extension} file{lie}", False, better
+    return f"{captioned or 'none'} with a {extension} file{elsewhere}", False, better
 
 
 def _beside_metadata(root: Path) -> Recognised:

@@ -15,7 +15,7 @@ def watched(options: Mapping[str, Option]) -> list[str]:
     """Return the options whose values decide whether others are shown or enabled."""
     names: dict[str, None] = {}
     for option in options.values():
-        switches = [name for name in (*option.masters, option.offered_with) if name]
+        switches = [name for name in (*option.switches, option.offered_with) if name]
         own = [option.name] if option.offered_with or option.active_with else []
         names |= dict.fromkeys([*switches, *(option.active_with or ())[:1], *own])
     return [name for name in names if name in options]
@@ -33,7 +33,7 @@ def rules(
         "options": {
             name: {
                 "families": option.families,
-                "masters": [master for master in option.masters if master in options],
+                "masters": [name for name in option.switches if name in options],
                 "offeredWith": option.offered_with if option.offered_with in options else None,
                 "activeWith": option.active_with,
                 "default": option.default if option.active_with else None,

@@ -66,7 +66,7 @@ def faults(o: Option) -> list[str]:
         "a label": bool(o.label),
         "a default that is allowed": o.problem(o.default) is None,
         "a default of the right type": o.read(o.default) == o.default,
-        "an on-off option that shows it": not o.shown_when or all(OPTIONS[each].type is bool for each in o.masters),
+        "an on-off option that shows it": not o.shown_when or all(OPTIONS[each].type is bool for each in o.switches),
         "a range": o.type not in (int, float) or bool(o.choices or o.within),
     }
     return [f"needs {what}" for what, met in must.items() if not met]

@@ -407,7 +407,7 @@ def lr_without_training(network: NetworkOptions) -> Findings:
         yield "unet_lr", "has no effect with network_train_text_encoder_only"
 
 
-READERS: dict[str, tuple[str, Callable[[str], bool]]] = {
+READ_WITH: dict[str, tuple[str, Callable[[str], bool]]] = {
     "discrete_flow_shift": ("timestep_sampling", lambda how: how in ("sigma", "shift")),
     "sigmoid_scale": ("timestep_sampling", lambda how: how not in ("sigma", "uniform")),
     "logit_mean": ("weighting_scheme", lambda scheme: scheme == "logit_normal"),
@@ -418,7 +418,7 @@ READERS: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 
 def timestep_options_without_effect(objective: FlowOptions) -> Findings:
-    for name, (choice, reads) in READERS.items():
+    for name, (choice, reads) in READ_WITH.items():
         chosen = getattr(objective, choice)
         if not reads(chosen) and getattr(objective, name) != getattr(FlowOptions, name):
             yield name, f"has no effect with {choice} = {chosen}"

@@ -141,29 +141,29 @@ def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tupl
         settings = from_values(script, read_toml(path) if path else {}, flags)
     except ValueError as error:
         wrong = from_values(script, flags).wrong_values()
-        _leave(*given.problems, f"config_file: {error}", *wrong)
+        _refuse(*given.problems, f"config_file: {error}", *wrong)
     return settings, given.problems
 
 
 def _write_config(script: Script, flags: dict[str, Any], path: Path | None, problems: Sequence[Problem]) -> NoReturn:
     settings = from_values(script, flags)
     if wrong := [*problems, *settings.wrong_values()]:
-        _leave(*wrong)
+        _refuse(*wrong)
     if path is None:
-        _leave("output_config: needs config_file, the file to write")
+        _refuse("output_config: needs config_file, the file to write")
     if why := name_problem(str(path)):
-        _leave(f"config_file: {why}")
+        _refuse(f"config_file: {why}")
     if path.exists():
-        _leave(f"config_file: {path} already exists and is not overwritten; choose another name")
+        _refuse(f"config_file: {path} already exists and is not overwritten; choose another name")
     try:
         write_toml(path, settings.saved())
     except OSError as error:
-        _leave(f"config_file: {path} cannot be written: {error.strerror}")
+        _refuse(f"config_file: {path} cannot be written: {error.strerror}")
     print(f"Wrote {path}")
     sys.exit(0)
 
 
-def _leave(*sentences: object) -> NoReturn:
+def _refuse(*sentences: object) -> NoReturn:
     print(*sentences, sep="\n", file=sys.stderr)
     sys.exit(2)
 

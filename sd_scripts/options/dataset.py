@@ -204,7 +204,7 @@ class CaptionOptions(OptionGroup, title="Captions"):
         "", "Keep everything before this marker, such as |||, in place. Replaces keep_tokens."
     )
     secondary_separator: str | None = optional(
-        "Separator, such as ;;;, between tags that stay together; replaced by caption_separator in the end."
+        "Separator, such as ;;;, between tags that stay together when shuffled; becomes caption_separator afterwards."
     )
     enable_wildcard: bool = switch(
         "Pick one alternative of {red|blue} at random, and one line of a caption file with several.", label="Wildcards"

@@ -92,8 +92,8 @@ def _help(o: Option) -> str:
 def _effect(o: Option) -> str:
     where = [FAMILY_TITLES[family] for family in o.families] if len(o.families) < len(cards()) else []
     where += [METHOD_TITLES[method] for method in o.methods] if o.methods != ALL_METHODS else []
-    masters = [f"`{name}`" for name in o.masters]
-    when = f" While {' or '.join(masters)} is on." if masters else ""
+    switches = [f"`{name}`" for name in o.switches]
+    when = f" While {' or '.join(switches)} is on." if switches else ""
     return when + (f" *{', '.join(where)} only.*" if where else "")
 
 

@@ -105,7 +105,7 @@ def _epoch(value: Any, others: Values) -> tuple[Values, str]:
     return {"max_train_epochs": value}, "is now called max_train_epochs"
 
 
-def _nothing(value: Any, others: Values) -> tuple[Values, str]:
+def _dropped(value: Any, others: Values) -> tuple[Values, str]:
     return {}, ""
 
 
@@ -174,8 +174,8 @@ TRANSLATORS: dict[str, Translator] = {
     "double_blocks_to_swap": _old_swap,
     "single_blocks_to_swap": _old_single_swap,
     "epoch": _epoch,
-    "noise_offset_type": _nothing,  # kohya_ss has already removed the noise options that it does not select
-    "sdpa": _nothing,  # always on
+    "noise_offset_type": _dropped,  # kohya_ss has already removed the noise options that it does not select
+    "sdpa": _dropped,  # always on
     "max_token_length": _max_token_length,
     "clip_skip": _clip_skip,
     "mixed_precision": _mixed_precision,

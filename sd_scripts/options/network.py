@@ -44,7 +44,7 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
         label="Continue from LoRA file",
     )
     dim_from_weights: bool = switch(
-        "Take the ranks from network_weights instead of network_dim.", label="Rank from that file"
+        "Take the ranks from network_weights instead of network_dim.", label="Rank from the LoRA file"
     )
     base_weights: list[str] = option(
         [], "LoRA files merged into the base model before training.", label="Merge LoRA files first", path=True

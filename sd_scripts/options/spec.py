@@ -112,7 +112,7 @@ def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
             raise WrongValue(name)
         return object.__getattribute__(self, name)
 
-    class Checked(type(filled), title=filled.title, methods=filled.methods):  # type: ignore[misc]
+    class Checked(type(filled), title=filled.title, methods=filled.methods):  # type: ignore[misc, call-arg]
         __getattribute__ = read
 
     copy: OptionGroup = object.__new__(Checked)
@@ -180,7 +180,7 @@ class Option:
         return f"{self.help} {self.notes[method]}" if method in self.notes else self.help
 
     @property
-    def masters(self) -> tuple[str, ...]:
+    def switches(self) -> tuple[str, ...]:
         """Return the switches of which one must be on for the option to have an effect; empty if it always has."""
         return (self.shown_when, *self.also_with) if self.shown_when else ()
 
@@ -209,7 +209,7 @@ class Option:
         if value is None:
             return None if self.nullable else "is required"
         for item in value if self.many else [value]:
-            if not self._is_mine(item):
+            if not self._has_type(item):
                 return f"{item!r} is not {KINDS[self.type]}"
             if self.choices and item not in self.choices and item not in self._more_choices():
                 return f"{item!r} is not one of {', '.join(map(str, self.choices))}"
@@ -231,7 +231,7 @@ class Option:
             return "contains the control character NUL; type it again"
         return "" if _is_utf8(text) else f"{text!r} is not UTF-8 text; type it again"
 
-    def _is_mine(self, item: Any) -> bool:
+    def _has_type(self, item: Any) -> bool:
         if self.type is float:
             return isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item)
         return isinstance(item, self.type) and (self.type is bool or not isinstance(item, bool))
