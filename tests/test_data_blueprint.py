@@ -61,7 +61,7 @@ def test_accepted_descriptions_resolve_to_the_values_of_the_reference(case: dict
     assert len(ours.datasets) == len(case["blueprint"])
     for dataset, reference in zip(ours.datasets, case["blueprint"], strict=True):
         unknown = {name for name, value in reference["params"].items() if value is None and name == "resolution"}
-        assert_resolved(dataset, reference["params"], unknown | {"debug_dataset"})
+        assert_resolved(dataset, reference["params"], unknown | {"debug_dataset", "network_multiplier"})
         for subset, expected in zip(dataset.subsets, reference.get("subsets", []), strict=True):
             assert_resolved(subset, expected, {"validation_seed", "validation_split", "custom_attributes"})
 
@@ -176,12 +176,17 @@ def test_folders_are_reported_with_the_other_mistakes(tmp_path: Path) -> None:
     ]
 
 
-def test_true_in_place_of_a_number_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text("[[datasets]]\nresolution = 512\nbatch_size = true\nenable_bucket = true\n")
+def test_true_in_place_of_a_number_and_a_key_without_effect_are_reported(tmp_path: Path) -> None:
+    text = "[[datasets]]\nresolution = 512\nbatch_size = true\nenable_bucket = true\nnetwork_multiplier = 0.5\n"
+    (tmp_path / "a.toml").write_text(text)
     told: list[str] = []
     (dataset,) = read_blueprint(settings(dataset_config=str(tmp_path / "a.toml")), told.append).datasets
     assert dataset.batch_size == 1
-    assert told == ["dataset_config: datasets[0].batch_size (line 3) is true, which is read as 1"]
+    assert told == [
+        "dataset_config: datasets[0].batch_size (line 3) is true, which is read as 1",
+        "dataset_config: datasets[0].network_multiplier (line 5) has no effect: every dataset trains the network at "
+        "full strength",
+    ]
 
 
 def test_a_key_without_effect_is_reported(tmp_path: Path) -> None:

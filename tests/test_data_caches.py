@@ -19,11 +19,12 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import crop_ltrb
-from sd_scripts.data.cache_files import open_arrays, open_cache
-from sd_scripts.data.caches import CacheJob, LatentStore, TextStore
+from sd_scripts.data.cache_files import open_cache
+from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.data.text_caching import cache_text
+from sd_scripts.data.latent_store import LatentStore
+from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.flux.vae import LATENTS as FLUX
 from sd_scripts.families.sdxl.vae import LATENTS as SDXL
 
@@ -228,19 +229,21 @@ def test_a_truncated_cache_is_reported_and_rebuilt(root: Path, encoders: Encoder
     [
         *(np.arange(6).reshape(2, 3).astype(kind) for kind in ("<f4", ">f8", "<f2", "<i8", "|u1", "|b1")),
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        *(np.array(3.5), np.array("text"), np.zeros((0, 4)), np.zeros(5, np.float32)),
+        *(np.array(3.5), np.zeros((0, 4)), np.zeros(5, np.float32)),
     ],
 )
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: Any, save: Any) -> None:
-    save(tmp_path / "a.npz", array=array, other=np.zeros(1))
-    with open_arrays(tmp_path / "a.npz") as arrays, np.load(tmp_path / "a.npz") as theirs:
-        assert set(arrays) == set(theirs)
-        assert "array" in arrays
-        assert arrays["array"].dtype == theirs["array"].dtype
-        assert np.array_equal(arrays["array"], theirs["array"])
-        assert arrays["array"].flags.writeable
-        assert arrays.get("none") is None
+    save(tmp_path / "a.npz", array=array, other=np.zeros(1), fingerprint="text")
+    with open_cache(tmp_path / "a.npz") as tensors, np.load(tmp_path / "a.npz") as theirs:
+        assert {*tensors, "fingerprint"} == set(theirs)
+        assert "array" in tensors
+        assert tensors["array"].numpy().dtype == theirs["array"].dtype.newbyteorder("=")
+        assert np.array_equal(tensors["array"].numpy(), theirs["array"])
+        assert tensors["array"].numpy().flags.writeable
+        assert tensors.get("none") is None
+        assert tensors.cache_key() == "text"
+        assert tensors.cache_key("_8x8") is None
 
 
 def flipped(content: bytes, at: float) -> bytes:

@@ -49,11 +49,10 @@ def test_every_filter_takes_images_and_masks(name: str) -> None:
 def test_an_image_is_cropped_in_the_middle_or_with_random_crop_anywhere(tmp_path: Path) -> None:
     path = make_image(tmp_path / "a.png", (48, 32))
     whole = np.array(Image.open(path))
-    middle = prepare_image(path, None, HALF, Augmentation(), Random(0)).pixels
+    middle = prepare_image(path, None, HALF, Augmentation(), Random(0))[0]
     assert np.array_equal(middle, whole[:, 8:40])
     crops = {
-        prepare_image(path, None, HALF, Augmentation(random_crop=True), Random(seed)).pixels.tobytes()
-        for seed in range(60)
+        prepare_image(path, None, HALF, Augmentation(random_crop=True), Random(seed))[0].tobytes() for seed in range(60)
     }
     assert len(crops) == 17
 
@@ -66,7 +65,7 @@ def test_an_image_too_long_for_memory_is_cropped_before_it_is_resized(tmp_path: 
     fit = fit_into(Extent(256, 256), (20_000, 1))  # 5,120,000 x 256 after resizing
     assert is_too_elongated(fit)
     tracemalloc.start()
-    seen = prepare_image(tmp_path / "a.png", None, fit, Augmentation(resize_interpolation=name), Random(0)).pixels
+    seen = prepare_image(tmp_path / "a.png", None, fit, Augmentation(resize_interpolation=name), Random(0))[0]
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
     assert seen.shape == (256, 256, 3)
@@ -78,10 +77,10 @@ def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPat
     slopes = np.dstack([y * 6, (x - 179) * 6, (221 - x) * 6])  # a shift by a pixel changes 5 and more
     Image.fromarray(slopes.clip(0, 255).astype(np.uint8)).save(tmp_path / "a.png")
     for fit in (fit_into(Extent(32, 32), (400, 40)), fit_into(Extent(96, 96), (400, 40))):
-        whole = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
+        whole = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0))[0]
         with monkeypatch.context() as patch:
             patch.setattr(images, "MAX_RESIZED_AREA", 1)
-            part = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0)).pixels
+            part = prepare_image(tmp_path / "a.png", None, fit, Augmentation(), Random(0))[0]
         assert part.shape == whole.shape
         assert np.abs(part.astype(int) - whole)[2:-2, 2:-2].max() <= 2
 
@@ -89,17 +88,17 @@ def test_a_part_resized_alone_is_that_of_the_whole(monkeypatch: pytest.MonkeyPat
 def test_a_mask_is_cropped_with_its_image(tmp_path: Path) -> None:
     path = make_image(tmp_path / "a.png", (48, 32))
     for seed in range(5):
-        prepared = prepare_image(path, path, HALF, Augmentation(random_crop=True), Random(seed))
-        assert prepared.mask is not None
-        assert np.array_equal(prepared.mask, prepared.pixels[..., 0])
+        pixels, mask = prepare_image(path, path, HALF, Augmentation(random_crop=True), Random(seed))
+        assert mask is not None
+        assert np.array_equal(mask, pixels[..., 0])
 
 
 def test_the_mask_of_cached_latents_is_that_of_the_middle(tmp_path: Path) -> None:
     path = make_image(tmp_path / "a.png", (48, 32), mode="RGBA")
     augmentation = Augmentation(alpha_mask=True)
-    prepared = prepare_image(path, None, HALF, augmentation, Random(0))
-    assert prepared.mask is not None
-    assert np.array_equal(prepare_mask(path, None, HALF, augmentation), prepared.mask)  # type: ignore[arg-type]
+    _, mask = prepare_image(path, None, HALF, augmentation, Random(0))
+    assert mask is not None
+    assert np.array_equal(prepare_mask(path, None, HALF, augmentation), mask)  # type: ignore[arg-type]
     assert prepare_mask(path, None, HALF, Augmentation()) is None
 
 
@@ -119,14 +118,14 @@ def test_a_hidden_colour_does_not_bleed_into_the_edges_of_what_alpha_mask_shows(
     pixels[13:38, 13:38] = (240, 40, 10, 255)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     fit = BucketFit(bucket=Extent(side, side), resized=(side, side), ar_error=0)
-    seen = prepare_image(
+    seen, mask = prepare_image(
         tmp_path / "a.png", None, fit, Augmentation(alpha_mask=True, resize_interpolation="area"), Random(0)
     )
-    assert seen.mask is not None
-    edge = (seen.mask > 1) & (seen.mask < 255)
+    assert mask is not None
+    edge = (mask > 1) & (mask < 255)
     assert edge.any()
-    assert (seen.pixels[seen.mask > 1] == (240, 40, 10)).all()
-    assert (seen.pixels[0, 0] == (0, 0, 250)).all()  # what surrounds it stays as it is in the file
+    assert (seen[mask > 1] == (240, 40, 10)).all()
+    assert (seen[0, 0] == (0, 0, 250)).all()  # what surrounds it stays as it is in the file
 
 
 def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path: Path) -> None:
@@ -137,14 +136,14 @@ def test_a_colour_hidden_under_transparency_is_white_without_alpha_mask(tmp_path
     assert (seen[:20] == 255).all()
     assert np.abs(seen[20:30] - (NOISE[20:30] * 128.0 + 255 * 127) / 255).max() <= 1
     assert np.array_equal(seen[30:], NOISE[30:])
-    shown = prepare_image(
+    shown, _ = prepare_image(
         tmp_path / "a.png",
         None,
         BucketFit(bucket=Extent(40, 30), resized=(40, 30), ar_error=0),
         Augmentation(),
         Random(),
     )
-    assert (shown.pixels[:10] == 255).all()
+    assert (shown[:10] == 255).all()
     palette = Image.fromarray(NOISE).convert("P")
     palette.save(tmp_path / "b.png", transparency=bytes(256))
     assert (read_image(tmp_path / "b.png")[0] == 255).all()
@@ -215,7 +214,7 @@ def test_a_face_crop_keeps_the_face_and_its_size_in_the_range(tmp_path: Path) ->
     for jitter in (False, True):
         augmentation = Augmentation(face_crop_aug_range=(2.0, 4.0), random_crop=jitter)
         sides = [
-            np.sqrt((prepare_image(path, None, fit, augmentation, Random(seed)).pixels[..., 0] > 127).sum())
+            np.sqrt((prepare_image(path, None, fit, augmentation, Random(seed))[0][..., 0] > 127).sum())
             for seed in range(20)
         ]
         if not jitter:

@@ -378,11 +378,12 @@ def test_a_folder_that_stands_twice_counts_once(tmp_path: Path) -> None:
     assert "listed twice" in told[0] or "listed twice" in told[1]
 
 
-def test_an_unknown_filter_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "data.toml"
-    config.write_text('[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nresize_interpolation = "banana"\n')
-    with pytest.raises(ValueError, match="resize_interpolation: 'banana' is not one of nearest"):
-        planned(dataset_config=config)
+def test_a_resolution_that_the_family_cannot_train_is_rounded_with_a_warning(tmp_path: Path) -> None:
+    make_folder(tmp_path / "1_cat", [(64, 64)])
+    told: list[str] = []
+    plan = planned(told, train_data_dir=tmp_path, resolution="90,50", enable_bucket=False)
+    assert plan.buckets() == {Extent(96, 64): 1}
+    assert told == ["resolution: 90,50 is rounded to 96,64, a multiple of 32, as SDXL needs"]
 
 
 # --- facts

@@ -92,7 +92,7 @@ def test_train_resolution_decides_the_bucket(images: Path) -> None:
     assert told == ["resolution: 1 images of meta.json are trained at their train_resolution"]
     plan = planned(images, {"a": {"train_resolution": [72, 40]}}, told)
     assert plan.items[0].fit == fit_into(Extent(64, 32), plan.items[0].size)
-    assert told[-1] == (
+    assert told[1] == (
         "metadata_file: train_resolution of 1 images is rounded to multiples of 32, as SDXL needs: a.png"
     )
 

@@ -15,8 +15,8 @@ from training_help import TEXT_ENCODERS_TOO, Run, train
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.caches import CacheJob, TextStore
-from sd_scripts.data.text_caching import cache_text
+from sd_scripts.data.caches import CacheJob
+from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers

@@ -49,7 +49,6 @@ class Dataset:
     batch_size: int = 1
     validation_split: float = 0.0
     validation_seed: int | None = None
-    network_multiplier: float = 1.0
     prior_loss_weight: float = 1.0
     resize_interpolation: str | None = None
     buckets: BucketRules

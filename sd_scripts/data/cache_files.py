@@ -33,7 +33,6 @@ READERS = 8
 NPY_TYPE = re.compile(r"'descr':\s*'([<>|=]?[a-zA-Z]\d*)'")
 NPY_ORDER = re.compile(r"'fortran_order':\s*(True|False)")
 NPY_SHAPE = re.compile(r"'shape':\s*\(([\d, ]*)\)")
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def write_cache(path: Path, tensors: Mapping[str, Tensor], cache_keys: Mapping[str, str]) -> None:
@@ -65,13 +64,18 @@ class DamagedCache(ValueError):
         self.why = why
 
 
-CacheStatus = bool | DamagedCache
-"""Whether a cache exists and is current; or why it is unusable."""
 Job = TypeVar("Job")
 
 
-def find_missing(jobs: Sequence[Job], check: Callable[[Job], CacheStatus], warn: Callable[[str], None]) -> list[Job]:
+def find_missing(jobs: Sequence[Job], is_current: Callable[[Job], bool], warn: Callable[[str], None]) -> list[Job]:
     """Return the jobs whose cache must be built, in their order; warn about damaged caches."""
+
+    def check(job: Job) -> bool | DamagedCache:
+        try:
+            return is_current(job)
+        except DamagedCache as error:
+            return error
+
     missing = []
     with ThreadPoolExecutor(READERS) as pool:  # reading is I/O bound
         for job, found in zip(jobs, pool.map(check, jobs), strict=True):
@@ -116,52 +120,37 @@ class _Safetensors(CacheFile):
         return self._metadata.get(CACHE_KEY + size)
 
 
-class _TensorsOfNpz(CacheFile):
-    def __init__(self, arrays: Arrays):
-        self._arrays = arrays
+class _Npz(CacheFile):
+    def __init__(self, archive: zipfile.ZipFile):
+        self._archive = archive
+        self._names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+    def _read(self, name: str) -> NDArray[Any]:
+        return _parse_npy(self._archive.read(f"{name}.npy"))  # which checks its checksum
 
     def __getitem__(self, name: str) -> Tensor:
-        array = self._arrays[name]
+        array = self._read(name)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._arrays if not name.startswith(FINGERPRINT))
+        return (name for name in self._names if not name.startswith(FINGERPRINT))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def cache_key(self, size: str = "") -> str | None:
-        key = self._arrays.get(FINGERPRINT + size)
-        return None if key is None else str(key)
+        return str(self._read(FINGERPRINT + size)) if FINGERPRINT + size in self._names else None
 
 
-class _Npz(Mapping[str, NDArray[Any]]):
-    """The arrays of an npz file, each read and checked against its checksum on access.
+def _parse_npy(content: bytes) -> NDArray[Any]:
+    """Parse an array of numbers or text in NumPy's npy format; raise ValueError for anything else.
 
     NumPy's own reader parses headers with `ast`, which sometimes fails in several threads at once (SystemError: AST
     constructor recursion depth mismatch, CPython 3.11).
     """
-
-    def __init__(self, archive: zipfile.ZipFile):
-        self._archive = archive
-        self._members = {name.removesuffix(".npy"): name for name in archive.namelist() if name.endswith(".npy")}
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        with self._archive.open(self._members[name]) as file:
-            return _parse_npy(file.read())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._members
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-
-def _parse_npy(content: bytes) -> NDArray[Any]:
-    """Parse an array of numbers or text in NumPy's npy format; raise ValueError for anything else."""
     if content[:6] != b"\x93NUMPY":
         raise ValueError("it contains something other than arrays")
     width = 2 if content[6] == 1 else 4
@@ -181,25 +170,13 @@ def _parse_npy(content: bytes) -> NDArray[Any]:
 @contextmanager
 def open_cache(path: Path) -> Iterator[CacheFile]:
     """Open a cache file, safetensors or npz; raise DamagedCache if it is anything else."""
-    if path.suffix != SUFFIX:
-        with open_arrays(path) as arrays:
-            yield _TensorsOfNpz(arrays)
-        return
-    with _damage(path), path.open("rb") as file:
-        yield _Safetensors(file)
-
-
-@contextmanager
-def open_arrays(path: Path) -> Iterator[Arrays]:
-    """Open an npz file whose arrays are read on access; raise DamagedCache if it is anything else."""
-    with _damage(path), zipfile.ZipFile(path) as archive:
-        yield _Npz(archive)
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
     try:
-        yield
+        if path.suffix == SUFFIX:
+            with path.open("rb") as file:
+                yield _Safetensors(file)
+        else:
+            with zipfile.ZipFile(path) as archive:
+                yield _Npz(archive)
     except DamagedCache:
         raise
     except Exception as error:  # zlib, zipfile, NumPy, JSON and memory errors all mean damage here

@@ -1,16 +1,11 @@
-"""Define what latent and text caches share: how they are filled, how the loader reads them, and their file names."""
+"""Define what latent and text caches share: how they are filled, and their file names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
 
 from sd_scripts.data.blueprint import Warn
 from sd_scripts.data.buckets import Extent
-from sd_scripts.data.dataset import Item
-from sd_scripts.data.images import Pixels
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -43,23 +38,6 @@ class LatentLayout:
     """Shape (C, *S) of the latents of one sample."""
     named_after_image: bool = False
     """Whether older trainers named this family's files after the image alone: `name.npz`."""
-
-
-class LatentStore(Protocol):
-    """Where the loader reads latents from."""
-
-    def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
-        """Return latents (C, *S) in their encoder's dtype and, for an alpha_mask subset, the unflipped opacity; may
-        raise UnreadableImage."""
-        ...
-
-
-class TextStore(Protocol):
-    """Where the loader reads encoded captions from."""
-
-    def read(self, item: Item, caption: str) -> dict[str, Tensor]:
-        """Return the text encoder outputs of one image by name; raise UnreadableImage if there are none."""
-        ...
 
 
 def claim_files(endings: Mapping[Path, str]) -> dict[Path, Path]:

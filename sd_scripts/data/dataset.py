@@ -9,37 +9,32 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
-from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, Size, fit_into
+from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, fit_into
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
-from sd_scripts.data.images import RESIZE_FILTERS, Augmentation, is_too_elongated
+from sd_scripts.data.images import Augmentation, is_too_elongated
 from sd_scripts.formats.words import some
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
+class Item(ImageRecord):
     """One image in one dataset."""
 
     index: int
     """Its index in the plan; part of the seed of its random draws."""
-    path: Path
-    size: Size
-    """Width and height of the image before resizing."""
-    caption: str
-    """The caption as written, before the caption pipeline."""
     fit: BucketFit
     dataset: int
     subset: Subset
     repeats: int
     """Repeats per epoch."""
     loss_weight: float
-    mask: Path | None = None
 
     @property
-    def wants_mask(self) -> bool:
-        return self.mask is not None or self.subset.augmentation.alpha_mask
+    def masked_by_alpha(self) -> bool:
+        """Whether the opacity of the image is its mask."""
+        return self.mask is None and self.subset.augmentation.alpha_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +70,7 @@ class DataPlan:
     @property
     def wants_masks(self) -> bool:
         """Whether batches carry a mask: if any image needs one, all batches do, so that their structure is the same."""
-        return any(item.wants_mask for item in self.items)
+        return any(item.mask is not None or item.masked_by_alpha for item in self.items)
 
 
 def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int, title: str) -> DataPlan:
@@ -86,30 +81,23 @@ def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int
     `warn`.
     """
     blueprint = read_blueprint(settings, warn)
-    plan = plan_blueprint(blueprint, seed=seed, warn=warn, multiple=bucket_multiple, title=title)
-    if settings[AugmentOptions].masked_loss and not plan.wants_masks:
-        warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
-    return plan
-
-
-def plan_blueprint(blueprint: Blueprint, *, seed: int, warn: Warn, multiple: int, title: str) -> DataPlan:
+    datasets = [_rounded(dataset, bucket_multiple, title, warn) for dataset in blueprint.datasets]
+    blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
     training: list[Item] = []
     validation: list[Item] = []
-    # without dataset_config, the option checks have already warned about rounding
-    warn_rounding = warn if blueprint.from_config else _ignore
-    datasets = [_rounded(dataset, multiple, title, warn_rounding) for dataset in blueprint.datasets]
-    blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
     for number, dataset in enumerate(datasets):
-        _check(dataset, warn)
-        learned, kept_out = _plan_dataset(number, dataset, seed, warn)
-        training += _at_multiples(learned, multiple, title, warn)
-        validation += _at_multiples(kept_out, multiple, title, warn)
+        learned, kept_out = _plan_dataset(number, dataset, seed, bucket_multiple, title, warn)
+        training += learned
+        validation += kept_out
     if not training and all(dataset.validation_split == 1 for dataset in datasets):
         raise ValueError("validation_split: 1 leaves no images for training; set less than 1 in one of the datasets")
     if not training:
         raise ValueError(f"{blueprint.source}: no images to train on; {_remedy(blueprint)}")
     split_off = DataPlan(blueprint=blueprint, items=_numbered(validation), seed=seed) if validation else None
-    return DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
+    plan = DataPlan(blueprint=blueprint, items=_numbered(training), seed=seed, validation=split_off)
+    if settings[AugmentOptions].masked_loss and not plan.wants_masks:
+        warn("masked_loss: has no effect because no image has a mask; set conditioning_data_dir or alpha_mask")
+    return plan
 
 
 def plan_images(
@@ -118,7 +106,6 @@ def plan_images(
     """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
     subset = Subset(captions=CaptionRules(), augmentation=augmentation)
     dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, title, warn)
-    _check(dataset, warn)
     images = [ImageRecord(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
@@ -133,10 +120,7 @@ def split_validation(
     order = list(images)
     Random(seed).shuffle(order)
     kept = math.ceil(len(order) * (1 - split))
-    return (
-        sorted(order[:kept], key=lambda image: image.path),
-        sorted(order[kept:], key=lambda image: image.path),
-    )
+    return sorted(order[:kept], key=lambda image: image.path), sorted(order[kept:], key=lambda image: image.path)
 
 
 def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
@@ -157,13 +141,16 @@ def balance_regularisation(repeats: Sequence[int], target: int) -> list[int]:
     return [repeat + each + (index < more) for index, repeat in enumerate(balanced)]
 
 
-def _plan_dataset(number: int, dataset: Dataset, seed: int, warn: Warn) -> tuple[list[Item], list[Item]]:
+def _plan_dataset(
+    number: int, dataset: Dataset, seed: int, multiple: int, title: str, warn: Warn
+) -> tuple[list[Item], list[Item]]:
+    """Return the images to train on and those to validate on."""
     buckets = Buckets(dataset.buckets)
     learned: list[Item] = []
     kept_out: list[Item] = []
     regularisation: list[Item] = []
     for subset in _used_subsets(dataset, warn):
-        images = read_subset(subset, warn)
+        images = _at_multiples(read_subset(subset, warn), multiple, title, warn)
         if not images:
             warn(f"{subset.name}: this folder has no images")
         if subset.is_reg:
@@ -190,9 +177,9 @@ def _items(
     others = 0
     long = []
     for image in images:
-        fit = buckets.fit(image.size)
-        if image.bucket and (fit is None or fit.bucket.size != image.bucket):
-            fit = fit_into(Extent(*image.bucket), image.size)
+        fit, wanted = buckets.fit(image.size), image.train_resolution
+        if wanted and (fit is None or fit.bucket.size != wanted):
+            fit = fit_into(Extent(*wanted), image.size)
             others += 1
         if fit is None:
             warn(f"{image.path} is smaller than bucket_reso_steps and bucket_no_upscale is on; it is skipped")
@@ -200,16 +187,13 @@ def _items(
         if is_too_elongated(fit):
             long.append(f"{image.path.name} ({image.size[0]}x{image.size[1]})")
         item = Item(
+            **vars(image),
             index=0,
-            path=image.path,
-            size=image.size,
-            caption=image.caption,
             fit=fit,
             dataset=dataset,
             subset=subset,
             repeats=subset.num_repeats,
             loss_weight=weight,
-            mask=image.mask,
         )
         items.append(item)
     if long:
@@ -256,11 +240,8 @@ def _without_randomness(subset: Subset) -> Subset:
     return dataclasses.replace(subset, num_repeats=1, captions=captions, augmentation=augmentation)
 
 
-def _ignore(text: str) -> None:
-    """Discard a warning."""
-
-
 def _rounded(dataset: Dataset, multiple: int, title: str, warn: Warn) -> Dataset:
+    """Round the sizes of a dataset to what the family can train."""
     before, rules = dataset.buckets, dataset.buckets.rounded(multiple)
     needs = f"a multiple of {multiple}, as {title} needs"
     if rules.bucket_reso_steps != before.bucket_reso_steps:
@@ -271,28 +252,19 @@ def _rounded(dataset: Dataset, multiple: int, title: str, warn: Warn) -> Dataset
     return dataclasses.replace(dataset, buckets=rules)
 
 
-def _check(dataset: Dataset, warn: Warn) -> None:
-    for subset in dataset.subsets:
-        name = subset.augmentation.resize_interpolation
-        if name is not None and name not in RESIZE_FILTERS:
-            raise ValueError(f"resize_interpolation: {name!r} is not one of {', '.join(RESIZE_FILTERS)}")
-    if dataset.network_multiplier != 1:
-        warn("network_multiplier: not supported yet; every dataset trains the network at full strength")
-
-
-def _at_multiples(items: Sequence[Item], multiple: int, title: str, warn: Warn) -> list[Item]:
-    """Round bucket sizes from a metadata file to what the family can train; other buckets fit already."""
-    fitting = []
-    for item in items:
-        width, height = (rounded_side(side, multiple) for side in item.fit.bucket.size)
-        bucket = dataclasses.replace(item.fit.bucket, width=width, height=height)
-        fit = item.fit if bucket == item.fit.bucket else fit_into(bucket, item.size)
-        fitting.append(dataclasses.replace(item, fit=fit))
-    changed = [before.path.name for before, item in zip(items, fitting, strict=True) if before.fit != item.fit]
+def _at_multiples(images: Sequence[ImageRecord], multiple: int, title: str, warn: Warn) -> list[ImageRecord]:
+    """Round the train_resolution of images in a metadata file to what the family can train."""
+    fitting, changed = [], []
+    for image in images:
+        if image.train_resolution:
+            width, height = (rounded_side(side, multiple) for side in image.train_resolution)
+            changed += [image.path.name] * (image.train_resolution != (width, height))
+            image = dataclasses.replace(image, train_resolution=(width, height))
+        fitting.append(image)
     if changed:
         warn(
-            f"metadata_file: train_resolution of {len(changed)} images is rounded to multiples of {multiple}, as "
-            f"{title} needs: {some(changed)}"
+            f"metadata_file: train_resolution of {len(changed)} images is rounded to multiples of {multiple}, "
+            f"as {title} needs: {some(changed)}"
         )
     return fitting
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Literal, overload
+from typing import Literal
 
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan
@@ -73,7 +73,7 @@ class _Group:
         return self.items[owner], number - (self.ends[owner - 1] if owner else 0)
 
 
-class _Epoch(Sequence[PlannedBatch]):
+class Epoch:
     """The batches of an epoch, built on access: a full list would grow with the repeats."""
 
     def __init__(self, groups: Sequence[_Group], random: Random):
@@ -85,19 +85,13 @@ class _Epoch(Sequence[PlannedBatch]):
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, index: int) -> PlannedBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[PlannedBatch]: ...
-    def __getitem__(self, index: int | slice) -> PlannedBatch | list[PlannedBatch]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> PlannedBatch:
         number = self._order[index]
         owner = bisect_right(self._ends, number)
         return self._groups[owner].batch(number - (self._ends[owner - 1] if owner else 0))
 
 
-def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "keep") -> Sequence[PlannedBatch]:
+def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "keep") -> Epoch:
     """Return the batches of an epoch, a function of (plan, plan.seed, epoch) alone. "keep" and "fill" include every
     repeat of every image."""
     random = Random(f"{plan.seed}/order/{epoch}")
@@ -120,7 +114,7 @@ def plan_epoch(plan: DataPlan, epoch: int, *, short_batches: ShortBatches = "kee
             filled=-len(order) % size if short_batches == "fill" else 0,
         )
         groups.append(group)
-    return _Epoch(groups, random)
+    return Epoch(groups, random)
 
 
 def share_of_rank(count: int, rank: int, world: int) -> Sequence[int]:

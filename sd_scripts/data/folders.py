@@ -3,23 +3,24 @@
 import glob
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
-from sd_scripts.data.cache_files import SUFFIX, DamagedCache, open_arrays
-from sd_scripts.data.images import Pixels, UnreadableImage, read_mask, read_size
+from sd_scripts.data.cache_files import SUFFIX, DamagedCache, open_cache
+from sd_scripts.data.images import UnreadableImage, read_mask, read_size
 from sd_scripts.formats.atomic_files import write_whole
-from sd_scripts.formats.caption_files import find_captions
+from sd_scripts.formats.caption_files import find_captions, read_caption_lines
 from sd_scripts.formats.image_folders import find_images, is_readable
 from sd_scripts.formats.metadata_file import read_metadata
 from sd_scripts.formats.words import some
 from sd_scripts.runs.folder import read_json
 
+Result = TypeVar("Result")
 SAME_SHAPE = 0.02
 """Relative tolerance between the aspect ratios of a mask and its image; rounding of sides stays below it."""
 
@@ -31,52 +32,33 @@ class ImageRecord:
     path: Path
     size: Size
     caption: str
-    """The caption as written; it has several lines only with enable_wildcard."""
+    """The caption as written, before the caption pipeline; it has several lines only with enable_wildcard."""
     mask: Path | None = None
-    bucket: Size | None = None
-    """The training resolution from a metadata file, if it names one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundImage:
-    """An image that has not been opened yet."""
-
-    path: Path
-    caption: str
-    size: Size | None = None
-    """The image size, where it is known already."""
-    bucket: Size | None = None
+    train_resolution: Size | None = None
+    """The bucket that a metadata file names."""
 
 
 def read_subset(subset: Subset, warn: Warn) -> list[ImageRecord]:
     """Return the readable images of a subset, sorted by name within a folder; warn about each one that is skipped."""
-    found = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
-    sizes = {each.path: each.size for each in found if each.size}
-    sizes |= read_sizes([each.path for each in found if not each.size], warn)
-    masks = _find_masks(subset, [each.path for each in found if each.path in sizes])
-    _warn_about_masks({mask: sizes[image] for image, mask in masks.items()}, warn)
-    return [
-        ImageRecord(
-            path=each.path,
-            size=sizes[each.path],
-            caption=each.caption,
-            mask=masks.get(each.path),
-            bucket=each.bucket,
-        )
-        for each in found
-        if each.path in sizes
-    ]
+    images = _read_metadata(subset, warn) if subset.metadata_file else _read_folder(subset, warn)
+    if not subset.conditioning_data_dir:
+        return images
+    masks = _find_masks(subset, subset.conditioning_data_dir, [image.path for image in images])
+    _warn_about_masks({masks[image.path]: image.size for image in images}, warn)
+    return [replace(image, mask=masks[image.path]) for image in images]
 
 
-def _read_folder(subset: Subset, warn: Warn) -> list[FoundImage]:
+def _read_folder(subset: Subset, warn: Warn) -> list[ImageRecord]:
     folder = Path(subset.image_dir or "")
     if not folder.is_dir():
         raise ValueError(f"image_dir: there is no folder {str(folder)!r}")
     images = _supported_images(find_images(folder), warn)
     captions = _read_captions(folder, images, subset, warn)
     if subset.cache_info:
-        return _with_cached_sizes(captions, folder / "metadata_cache.json", warn)
-    return [FoundImage(path=path, caption=caption) for path, caption in captions.items()]
+        sizes = _cached_sizes(captions, folder / "metadata_cache.json", warn)
+    else:
+        sizes = read_sizes(captions, warn)
+    return [ImageRecord(path=path, size=sizes[path], caption=captions[path]) for path in captions if path in sizes]
 
 
 def _supported_images(images: list[Path], warn: Warn) -> list[Path]:
@@ -120,14 +102,7 @@ def _read_captions(folder: Path, images: list[Path], subset: Subset, warn: Warn)
     return captions
 
 
-def read_caption_lines(path: Path) -> list[str]:
-    """Return the non-empty lines of a caption file."""
-    # other trainers split at these only; a caption may contain U+2028 or a form feed
-    lines = _read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _with_cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> list[FoundImage]:
+def _cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> dict[Path, Size]:
     """Take image sizes from metadata_cache.json; open only the images that changed since it was written."""
     stamps = {path: _stamp(path) for path in captions}
     sizes = _known_sizes(read_json(cache), stamps)
@@ -142,7 +117,7 @@ def _with_cached_sizes(captions: dict[Path, str], cache: Path, warn: Warn) -> li
             write_whole(cache, json.dumps(entries, ensure_ascii=False, indent=1))
         except OSError as error:
             warn(f"cache_info: {cache} cannot be written ({error.strerror or error}), so image sizes are not cached")
-    return [FoundImage(path=path, caption=captions[path], size=sizes[path]) for path in captions if path in sizes]
+    return sizes
 
 
 def _stamp(path: Path) -> list[object]:
@@ -165,30 +140,35 @@ def _known_sizes(cache: Any, stamps: dict[Path, list[object]]) -> dict[Path, Siz
     return sizes
 
 
-def read_sizes(paths: Sequence[Path], warn: Warn) -> dict[Path, Size]:
+def read_sizes(paths: Iterable[Path], warn: Warn) -> dict[Path, Size]:
     """Return the sizes of the images that can be opened; warn about the others."""
     sizes: dict[Path, Size] = {}
-    with ThreadPoolExecutor(8) as pool:  # reading is I/O bound
-        for path, found in zip(paths, pool.map(_size_or_error, paths), strict=True):
-            if isinstance(found, UnreadableImage):
-                warn(f"{found}; it is skipped")
-            else:
-                sizes[path] = found
+    for path, size in _read_each(read_size, paths):
+        if isinstance(size, UnreadableImage):
+            warn(f"{size}; it is skipped")
+        else:
+            sizes[path] = size
     return sizes
 
 
-def _size_or_error(path: Path) -> Size | UnreadableImage:
-    try:
-        return read_size(path)
-    except UnreadableImage as error:
-        return error
+def _read_each(
+    read: Callable[[Path], Result], paths: Iterable[Path]
+) -> Iterator[tuple[Path, Result | UnreadableImage]]:
+    """Yield each path with what `read` returns for it, or why it is unreadable."""
+
+    def attempt(path: Path) -> tuple[Path, Result | UnreadableImage]:
+        try:
+            return path, read(path)
+        except UnreadableImage as error:
+            return path, error
+
+    with ThreadPoolExecutor(8) as pool:  # reading is I/O bound
+        yield from pool.map(attempt, paths)
 
 
-def _find_masks(subset: Subset, images: Iterable[Path]) -> dict[Path, Path]:
+def _find_masks(subset: Subset, folder: str, images: Iterable[Path]) -> dict[Path, Path]:
     """Return the mask of each image: same stem, in conditioning_data_dir or its subfolder named like the subset."""
-    if not subset.conditioning_data_dir:
-        return {}
-    root = Path(subset.conditioning_data_dir)
+    root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"conditioning_data_dir: there is no folder {str(root)!r}")
     own = root / subset.name
@@ -204,14 +184,13 @@ def _find_masks(subset: Subset, images: Iterable[Path]) -> dict[Path, Path]:
 def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
     """Warn about masks that are likely mistakes; `masks` maps each mask to the size of its image."""
     stretched, black = [], []
-    with ThreadPoolExecutor(8) as pool:
-        for path, size, found in zip(masks, masks.values(), pool.map(_mask_or_error, masks), strict=True):
-            if isinstance(found, UnreadableImage):
-                continue  # the loader warns when it reads the mask
-            height, width = found.shape
-            if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
-                stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
-            black += [path.name] * (not found.any())
+    for path, mask in _read_each(read_mask, masks):
+        if isinstance(mask, UnreadableImage):
+            continue  # the loader warns when it reads the mask
+        size, (height, width) = masks[path], mask.shape
+        if abs(width * size[1] / (height * size[0]) - 1) > SAME_SHAPE:
+            stretched.append(f"{path.name} ({width}x{height} for {size[0]}x{size[1]})")
+        black += [path.name] * (not mask.any())
     of = f"of {len(masks)} masks"
     if stretched:
         warn(
@@ -225,41 +204,38 @@ def _warn_about_masks(masks: dict[Path, Size], warn: Warn) -> None:
         )
 
 
-def _mask_or_error(path: Path) -> Pixels | UnreadableImage:
-    try:
-        return read_mask(path)
-    except UnreadableImage as error:
-        return error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
-
-
-def _read_metadata(subset: Subset, warn: Warn) -> list[FoundImage]:
+def _read_metadata(subset: Subset, warn: Warn) -> list[ImageRecord]:
     """Return the images of a metadata file that exist, or whose cached latents do."""
     file = Path(subset.metadata_file or "")
-    found: dict[Path, FoundImage] = {}
+    entries: dict[Path, dict[str, Any]] = {}
+    sizes: dict[Path, Size] = {}
     missing = []
     lookup = _ImageLookup(Path(subset.image_dir) if subset.image_dir else None)
     for key, entry in read_metadata(file, "metadata_file").items():
-        bucket = _size(entry.get("train_resolution"))
         path = lookup.image(key)
-        size = None
         if path is None:
             path, cache = lookup.cache(key)
             if cache is None:
                 missing.append(key)
                 continue
-            size = _size(entry.get("image_size")) or _size_in_cache(path, cache) or bucket
-        found[path] = FoundImage(path=path, caption=_metadata_caption(entry, subset), size=size, bucket=bucket)
+            told, bucket = _size(entry.get("image_size")), _size(entry.get("train_resolution"))
+            if size := told or _size_in_cache(path, cache) or bucket:
+                sizes[path] = size
+        entries[path] = entry
     if missing:
         where = f"in {subset.image_dir}" if subset.image_dir else "at the paths in it, and image_dir is not set"
         warn(f"metadata_file: {len(missing)} images of {file.name} are not {where} and are skipped: {some(missing)}")
-    return list(found.values())
+    sizes |= read_sizes([path for path in entries if path not in sizes], warn)
+    return [
+        ImageRecord(
+            path=path,
+            size=sizes[path],
+            caption=_metadata_caption(entry, subset),
+            train_resolution=_size(entry.get("train_resolution")),
+        )
+        for path, entry in entries.items()
+        if path in sizes
+    ]
 
 
 class _ImageLookup:
@@ -312,8 +288,8 @@ def _size_in_cache(image: Path, cache: Path) -> Size | None:
     if size := _size_in_name(image, cache):
         return size
     try:
-        with open_arrays(cache) as arrays:
-            width, height = arrays["original_size"]
+        with open_cache(cache) as tensors:
+            width, height = tensors["original_size"]
             return int(width), int(height)
     except DamagedCache:
         return None

@@ -18,26 +18,16 @@ from sd_scripts.data.buckets import BucketFit, Size
 cv2.setNumThreads(0)  # the loader's workers and the caching threads are the parallelism
 
 RESIZE_FILTERS = {
-    "nearest": cv2.INTER_NEAREST,
-    "bilinear": cv2.INTER_LINEAR,
-    "linear": cv2.INTER_LINEAR,
-    "bicubic": cv2.INTER_CUBIC,
-    "cubic": cv2.INTER_CUBIC,
-    "area": cv2.INTER_AREA,
-    "lanczos": None,
+    "nearest": (cv2.INTER_NEAREST, Image.Resampling.NEAREST),
+    "bilinear": (cv2.INTER_LINEAR, Image.Resampling.BILINEAR),
+    "linear": (cv2.INTER_LINEAR, Image.Resampling.BILINEAR),
+    "bicubic": (cv2.INTER_CUBIC, Image.Resampling.BICUBIC),
+    "cubic": (cv2.INTER_CUBIC, Image.Resampling.BICUBIC),
+    "area": (cv2.INTER_AREA, Image.Resampling.BOX),
+    "lanczos": (None, Image.Resampling.LANCZOS),
 }
-"""Names of resize_interpolation; None is Pillow's Lanczos, which smooths while shrinking as OpenCV's does not."""
-
-PILLOW_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "linear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "cubic": Image.Resampling.BICUBIC,
-    "area": Image.Resampling.BOX,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-"""The same filters in Pillow, which can resize a region of an image."""
+"""Names of resize_interpolation, with the filters of OpenCV and of Pillow, which can resize a region of an image.
+Lanczos is always Pillow's, which smooths while shrinking as OpenCV's does not."""
 MAX_RESIZED_AREA = 16
 """Largest area of a resized image, in bucket areas: a more elongated image is cropped first, since all of it might not
 fit into memory."""
@@ -114,15 +104,6 @@ class Placement:
     top: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """An image in its bucket, as a step sees it."""
-
-    pixels: Pixels
-    mask: Pixels | None
-    """(H, W); 255 means full weight."""
-
-
 def read_size(path: Path) -> Size:
     """Return width and height after EXIF rotation, without decoding pixels; raise UnreadableImage if that fails."""
     try:
@@ -182,8 +163,8 @@ def draw_flip(augmentation: Augmentation, random: Random) -> bool:
 
 def prepare_image(
     path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation, random: Random
-) -> Prepared:
-    """Return one image in its bucket with its mask, not yet flipped."""
+) -> tuple[Pixels, Pixels | None]:
+    """Return one image in its bucket (H, W, 3), and its mask (H, W), where 255 means full weight; not yet flipped."""
     pixels, mask = read_image(path, alpha=augmentation.alpha_mask and mask_path is None)
     if mask_path is not None:
         mask = read_mask(mask_path)
@@ -197,7 +178,7 @@ def prepare_image(
         pixels = vary_colour(pixels, random)
     if mask is not None:
         mask = _resize_and_crop(mask, place, bucket, augmentation.resize_interpolation)
-    return Prepared(pixels=pixels, mask=mask)
+    return pixels, mask
 
 
 def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentation: Augmentation) -> Pixels | None:
@@ -225,9 +206,9 @@ def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:
         return pixels
     if interpolation is None:
         interpolation = "area" if width >= size[0] and height >= size[1] else "lanczos"
-    code = RESIZE_FILTERS[interpolation]
+    code, of_pillow = RESIZE_FILTERS[interpolation]
     if code is None:
-        return np.array(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+        return np.array(Image.fromarray(pixels).resize(size, of_pillow))
     return cv2.resize(pixels, size, interpolation=code).astype(np.uint8, copy=False)
 
 
@@ -346,4 +327,4 @@ def _resize_region(pixels: Any, place: Placement, bucket: Size, interpolation: s
     across, down = width / place.resized[0], height / place.resized[1]
     box = (place.left * across, place.top * down, (place.left + bucket[0]) * across, (place.top + bucket[1]) * down)
     name = interpolation or ("area" if across >= 1 and down >= 1 else "lanczos")
-    return np.array(Image.fromarray(pixels).resize(bucket, PILLOW_FILTERS[name], box=box))
+    return np.array(Image.fromarray(pixels).resize(bucket, RESIZE_FILTERS[name][1], box=box))

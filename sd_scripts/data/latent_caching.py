@@ -1,36 +1,27 @@
 """Encode every image of a plan once, before the first step."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain, islice
 from random import Random
 
 import torch
 from torch import Tensor
 
-from sd_scripts.data.blueprint import Warn
-from sd_scripts.data.cache_files import CacheStatus, DamagedCache, find_missing
-from sd_scripts.data.caches import CacheJob, LatentLayout, LatentStore
+from sd_scripts.data.cache_files import find_missing
+from sd_scripts.data.caches import CacheJob, LatentLayout
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import Augmentation, Prepared, UnreadableImage, prepare_image, stack_pixels
-from sd_scripts.data.latent_store import LatentEntry, LatentsInMemory, LatentsOnDisk, latent_cache_key
+from sd_scripts.data.images import Augmentation, Pixels, UnreadableImage, prepare_image, stack_pixels
+from sd_scripts.data.latent_store import Entry, LatentsInMemory, LatentsOnDisk, LatentStore, latent_cache_key
+from sd_scripts.data.loader import read_ahead
 
 EncodeImages = Callable[[Tensor], Tensor]
 """(B, 3, *S) float32 in -1..1 on the CPU -> latents (B, C, *S) on any device, in the dtype in which they are kept."""
+Prepared = tuple[Item, Pixels, Pixels | None]
+"""An image with its pixels (H, W, 3) and opacity (H, W) in the bucket."""
 READERS = 4
 """Threads that decode images while the encoder works."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToEncode:
-    """One image at one size to encode, and what to store with its latents."""
-
-    item: Item
-    flip: bool
-    alpha: bool
 
 
 def cache_latents(
@@ -45,116 +36,94 @@ def cache_latents(
     assert not any(each.color_aug or each.random_crop for each in augmentations), "preflight checks it"
     if any(each.face_crop_aug_range for each in augmentations):
         job.warn("face_crop_aug_range: has no effect on cached latents; images are centre-cropped")
-    images = _to_encode(plan)
+    images = _distinct(plan.every_item())
     memory = LatentsInMemory()
-    disk = LatentsOnDisk((each.item for each in images), layout) if job.to_disk else None
+    disk = LatentsOnDisk(images, layout) if job.to_disk else None
     if disk is not None:
         # split by file: all sizes of an image share one
-        order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(each.item) for each in images))}
-        images = [each for each in images if order[disk.file(each.item)] % job.world == job.rank]
+        order = {file: place for place, file in enumerate(dict.fromkeys(disk.file(item) for item in images))}
+        images = [item for item in images if order[disk.file(item)] % job.world == job.rank]
     total = len(images)
     if disk is not None:
-        check = partial(_check_latents, disk, cache_key=cache_key, skip_check=job.skip_check)
-        images = find_missing(images, check, job.warn)
+        is_current = disk.has_file if job.skip_check else lambda item: disk.is_current(item, cache_key)
+        images = find_missing(images, is_current, job.warn)
     done = total - len(images)
     job.progress(done, total)
-    for batch, prepared in _prepared_ahead(_batches_of_one_size(images, job.batch_size)):
-        for each, entry in _encode(_readable(batch, prepared, job.warn), encode):
+    for batch in _prepared(images, job):
+        for item, entry in _encode([each for each in batch if not isinstance(each, UnreadableImage)], encode):
             if disk is None:
-                memory.entries[each.item.path, each.item.fit.bucket] = entry
-            elif made_from := latent_cache_key(each.item, cache_key, alpha=each.alpha):
-                disk.write(each.item, entry, made_from)
+                memory.entries[item.path, item.fit.bucket] = entry
+            elif made_from := latent_cache_key(item, cache_key):
+                disk.write(item, entry, made_from)
         done += len(batch)
         job.progress(done, total)
     return disk or memory
 
 
-def _to_encode(plan: DataPlan) -> list[ToEncode]:
-    """Return every image at every size once, with everything that any of its datasets needs."""
-    merged: dict[object, ToEncode] = {}
-    for item in plan.every_item():
+def _distinct(items: Iterable[Item]) -> list[Item]:
+    """Return every image at every size once, with the augmentation that its latents are cached for: what any of its
+    datasets needs, without random crops and colours."""
+    merged: dict[object, Item] = {}
+    for item in items:
         key = (item.path, item.fit.bucket)
-        known = merged.get(key)
-        merged[key] = ToEncode(
-            item=known.item if known else item,
-            flip=item.subset.augmentation.flip_aug or (known is not None and known.flip),
-            alpha=(item.subset.augmentation.alpha_mask and item.mask is None) or (known is not None and known.alpha),
+        first = merged.get(key, item)
+        augmentation = Augmentation(
+            flip_aug=first.subset.augmentation.flip_aug or item.subset.augmentation.flip_aug,
+            alpha_mask=first.masked_by_alpha or item.masked_by_alpha,
+            resize_interpolation=first.subset.augmentation.resize_interpolation,
         )
+        merged[key] = replace(first, mask=None, subset=replace(first.subset, augmentation=augmentation))
     return list(merged.values())
 
 
-def _batches_of_one_size(images: Sequence[ToEncode], batch_size: int) -> Iterator[list[ToEncode]]:
-    by_size: dict[object, list[ToEncode]] = {}
-    for each in images:
-        by_size.setdefault(each.item.fit.bucket, []).append(each)
-    for group in by_size.values():
-        for start in range(0, len(group), batch_size):
-            yield group[start : start + batch_size]
-
-
-def _prepared_ahead(
-    batches: Iterator[list[ToEncode]],
-) -> Iterator[tuple[list[ToEncode], list[Prepared | UnreadableImage]]]:
-    """Yield batches with their decoded images while threads decode the next ones."""
+def _prepared(images: Sequence[Item], job: CacheJob) -> Iterator[list[Prepared | UnreadableImage]]:
+    """Yield batches of images of one size, decoded ahead by threads; warn about unreadable ones."""
+    by_size: dict[object, list[Item]] = {}
+    for item in images:
+        by_size.setdefault(item.fit.bucket, []).append(item)
+    batches = [
+        group[start : start + job.batch_size]
+        for group in by_size.values()
+        for start in range(0, len(group), job.batch_size)
+    ]
     with ThreadPoolExecutor(READERS) as pool:
-
-        def submit(batch: list[ToEncode]) -> tuple[list[ToEncode], list[Future[Prepared | UnreadableImage]]]:
-            return batch, [pool.submit(_prepare, each) for each in batch]
-
-        waiting = deque(submit(batch) for batch in islice(batches, READERS))
-        while waiting:
-            batch, images = waiting.popleft()
-            waiting.extend(submit(following) for following in islice(batches, 1))
-            yield batch, [image.result() for image in images]
+        decoded = read_ahead(pool, _decode, chain.from_iterable(batches), READERS * job.batch_size)
+        for batch in batches:
+            prepared = list(islice(decoded, len(batch)))
+            for each in prepared:
+                if isinstance(each, UnreadableImage):
+                    job.warn(f"{each}; another image of its bucket takes its place")
+            yield prepared
 
 
-def _prepare(each: ToEncode) -> Prepared | UnreadableImage:
-    """Return the image in its bucket, without random augmentation."""
-    augmentation = Augmentation(
-        resize_interpolation=each.item.subset.augmentation.resize_interpolation, alpha_mask=each.alpha
-    )
+def _decode(item: Item) -> Prepared | UnreadableImage:
     try:
-        return prepare_image(each.item.path, None, each.item.fit, augmentation, Random(0))
+        return item, *prepare_image(item.path, None, item.fit, item.subset.augmentation, Random(0))
     except UnreadableImage as error:
         return error
 
 
-def _readable(
-    batch: Sequence[ToEncode], images: Sequence[Prepared | UnreadableImage], warn: Warn
-) -> list[tuple[ToEncode, Prepared]]:
-    for image in images:
-        if isinstance(image, UnreadableImage):
-            warn(f"{image}; another image of its bucket takes its place")
-    return [(each, image) for each, image in zip(batch, images, strict=True) if isinstance(image, Prepared)]
-
-
-def _encode(batch: Sequence[tuple[ToEncode, Prepared]], encode: EncodeImages) -> Iterator[tuple[ToEncode, LatentEntry]]:
-    if not batch:
+def _encode(images: Sequence[Prepared], encode: EncodeImages) -> Iterator[tuple[Item, Entry]]:
+    if not images:
         return
-    pixels = stack_pixels([image.pixels for _, image in batch])
-    latents = _finite(encode(pixels), batch)
-    flipped = _finite(encode(pixels.flip(-1)), batch) if any(each.flip for each, _ in batch) else None
-    for row, (each, image) in enumerate(batch):
-        entry = LatentEntry(
-            latents=latents[row].clone(),  # a view would keep the whole batch alive
-            flipped=flipped[row].clone() if flipped is not None and each.flip else None,
-            alpha=image.mask if each.alpha else None,
-        )
-        yield each, entry
+    items = [item for item, _, _ in images]
+    pixels = stack_pixels([each for _, each, _ in images])
+    latents = _finite(encode(pixels), items)
+    flipped = None
+    if any(item.subset.augmentation.flip_aug for item in items):
+        flipped = _finite(encode(pixels.flip(-1)), items)
+    for row, (item, _, alpha) in enumerate(images):
+        entry = {"latents": latents[row].clone()}  # a view would keep the whole batch alive
+        if flipped is not None and item.subset.augmentation.flip_aug:
+            entry["latents_flipped"] = flipped[row].clone()
+        if alpha is not None:
+            entry["alpha_mask"] = torch.from_numpy(alpha)
+        yield item, entry
 
 
-def _finite(latents: Tensor, batch: Sequence[tuple[ToEncode, Prepared]]) -> Tensor:
+def _finite(latents: Tensor, items: Sequence[Item]) -> Tensor:
     latents = latents.detach().cpu()
-    for row, (each, _) in enumerate(batch):
+    for row, item in enumerate(items):
         if not torch.isfinite(latents[row]).all():
-            raise ValueError(f"vae: the latents of {each.item.path} are not finite; turn on no_half_vae")
+            raise ValueError(f"vae: the latents of {item.path} are not finite; turn on no_half_vae")
     return latents
-
-
-def _check_latents(disk: LatentsOnDisk, each: ToEncode, *, cache_key: str, skip_check: bool) -> CacheStatus:
-    if skip_check:
-        return disk.find(each.item) is not None
-    try:
-        return disk.is_current(each.item, cache_key, flip=each.flip, alpha=each.alpha)
-    except DamagedCache as error:
-        return error

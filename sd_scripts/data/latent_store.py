@@ -5,8 +5,7 @@ npz files of other trainers are read with these names and without.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,31 +27,23 @@ from sd_scripts.data.caches import LatentLayout, claim_files
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_differently
 
-
-@dataclass(frozen=True, kw_only=True)
-class LatentEntry:
-    """The cached latents of one image at one size."""
-
-    latents: Tensor
-    flipped: Tensor | None = None
-    """The latents of the flipped image, for flip_aug."""
-    alpha: Pixels | None = None
-    """(H, W): opacity in the bucket, for alpha_mask."""
+Entry = Mapping[str, Tensor]
+"""What is cached of one image at one size: `latents` (C, *S); for flip_aug `latents_flipped`, those of the flipped
+image; for alpha_mask `alpha_mask`, the opacity (H, W) in the bucket."""
 
 
 class LatentsInMemory:
     """Latents kept as tensors."""
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[Path, Extent], LatentEntry] = {}
+        self.entries: dict[tuple[Path, Extent], Entry] = {}
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
+        """Return latents and opacity as LatentsOnDisk does."""
         entry = self.entries.get((item.path, item.fit.bucket))
         if entry is None:
             raise UnreadableImage(item.path, "it has no cached latents")
-        latents = entry.flipped if flipped else entry.latents
-        assert latents is not None, "cached without flip_aug"
-        return latents, entry.alpha if item.subset.augmentation.alpha_mask else None
+        return _pick(entry, "", item, flipped)
 
 
 class LatentsOnDisk:
@@ -75,6 +66,10 @@ class LatentsOnDisk:
         npz = [own.with_suffix(".npz"), *[item.path.with_suffix(".npz")] * self._layout.named_after_image]
         return next((path for path in npz if path.is_file()), None)
 
+    def has_file(self, item: Item) -> bool:
+        """Return whether there is a file of this size, whatever is in it."""
+        return self.find(item) is not None
+
     def _has_size(self, own: Path, item: Item) -> bool:
         try:
             with open_cache(own) as tensors:
@@ -83,37 +78,38 @@ class LatentsOnDisk:
             return True
 
     def read(self, item: Item, *, flipped: bool) -> tuple[Tensor, Pixels | None]:
+        """Return latents (C, *S) in their encoder's dtype and, where it is the mask, the unflipped opacity; may raise
+        UnreadableImage."""
         try:
             with open_cache(self.find(item) or self.file(item)) as tensors:
-                size = self._written_size(item, tensors)
-                latents = tensors[("latents_flipped" if flipped else "latents") + size]
+                latents, alpha = _pick(tensors, self._written_size(item, tensors), item, flipped)
                 if tuple(latents.shape) != self._shape(item):  # skip_cache_check trusted the file
                     raise ValueError(f"its latents have shape {tuple(latents.shape)}; turn off skip_cache_check")
-                wants_alpha = item.subset.augmentation.alpha_mask and item.mask is None
-                alpha = _opacity(tensors["alpha_mask" + size]) if wants_alpha else None
         except DamagedCache as error:
             raise UnreadableImage(self.file(item), error.why) from error
         return latents, alpha
 
-    def is_current(self, item: Item, encoder: str, *, flip: bool, alpha: bool) -> bool:
-        """Return whether the file holds what `encoder` would produce now; raise DamagedCache if it is broken.
+    def is_current(self, item: Item, encoder: str) -> bool:
+        """Return whether the file holds what `encoder` would produce now for the item and its augmentation; raise
+        DamagedCache if it is broken.
 
         Everything that a step will read is read here, while the encoder is still loaded. An entry without a cache key
         is from another program: it is current if its sizes match image and bucket.
         """
-        path = self.find(item)
+        path, wanted = self.find(item), item.subset.augmentation
         if path is None:
             return False
+        more = [*["latents_flipped"] * wanted.flip_aug, *["alpha_mask"] * wanted.alpha_mask]
         with open_cache(path) as tensors:
             size = self._written_size(item, tensors)
-            names = [name + size for name in ("latents", *["latents_flipped"] * flip, *["alpha_mask"] * alpha)]
+            names = [name + size for name in ("latents", *more)]
             if any(name not in tensors for name in names):
                 return False
             written = tensors.cache_key(size)
             if written is None and not _same_size_and_crop(tensors, size, item):
                 return False
             # without the image there is no key to compare
-            if written and item.path.is_file() and not _is_made_from(written, item, encoder, alpha=alpha):
+            if written and item.path.is_file() and not _is_made_from(written, item, encoder):
                 return False
             return self._is_valid(tensors, names, item)
 
@@ -125,15 +121,11 @@ class LatentsOnDisk:
         shapes = {name: height_width if name.startswith("alpha_mask") else self._shape(item) for name in names}
         return all(tuple(tensor.shape) == shapes[name] for name, tensor in found.items())
 
-    def write(self, item: Item, entry: LatentEntry, cache_key: str) -> None:
+    def write(self, item: Item, entry: Entry, cache_key: str) -> None:
         """Add or replace the entry of one size, keeping those of other sizes."""
         size = self._size(item)
         tensors, keys = _other_sizes(self.file(item), size)
-        tensors["latents" + size] = entry.latents
-        if entry.flipped is not None:
-            tensors["latents_flipped" + size] = entry.flipped
-        if entry.alpha is not None:
-            tensors["alpha_mask" + size] = torch.from_numpy(entry.alpha)
+        tensors |= {name + size: tensor for name, tensor in entry.items()}
         write_cache(self.file(item), tensors, {**keys, CACHE_KEY + size: cache_key})
 
     def _shape(self, item: Item) -> tuple[int, ...]:
@@ -148,25 +140,29 @@ class LatentsOnDisk:
         return size if "latents" + size in tensors else ""
 
 
-def latent_cache_key(item: Item, encoder: str, *, alpha: bool) -> str | None:
+LatentStore = LatentsInMemory | LatentsOnDisk
+
+
+def latent_cache_key(item: Item, encoder: str) -> str | None:
     """Return the cache key from image file, resize, crop and encoder; None if the image file is gone.
 
-    With `alpha` the colours under transparency are kept; without, they are white.
+    With alpha_mask the colours under transparency are kept; without, they are white.
     """
     try:
         content = content_digest(item.path)
     except FileNotFoundError:
         return None
-    return digest(["content", content, *["alpha"] * alpha, *_resize_key(item), encoder])
+    alpha = ["alpha"] * item.subset.augmentation.alpha_mask
+    return digest(["content", content, *alpha, *_resize_key(item), encoder])
 
 
-def _is_made_from(written: str, item: Item, encoder: str, *, alpha: bool) -> bool:
-    if written == latent_cache_key(item, encoder, alpha=alpha):
+def _is_made_from(written: str, item: Item, encoder: str) -> bool:
+    if written == latent_cache_key(item, encoder):
         return True
     # earlier versions used the image's mtime instead of its content
     stat = item.path.stat()
     earlier = digest([stat.st_size, stat.st_mtime_ns, *_resize_key(item), encoder])
-    return written == earlier and not is_decoded_differently(item.path, alpha=alpha)
+    return written == earlier and not is_decoded_differently(item.path, alpha=item.subset.augmentation.alpha_mask)
 
 
 def _resize_key(item: Item) -> list[object]:
@@ -182,6 +178,12 @@ def _same_size_and_crop(tensors: CacheFile, size: str, item: Item) -> bool:
     if original is None or tuple(int(side) for side in original) != item.size:
         return False
     return crop is not None and np.allclose(crop, crop_ltrb(item.fit.bucket.size, item.size), atol=1)
+
+
+def _pick(tensors: Entry, size: str, item: Item, flipped: bool) -> tuple[Tensor, Pixels | None]:
+    """Return what a step needs of the entry whose names end with `size`."""
+    latents = tensors[("latents_flipped" if flipped else "latents") + size]
+    return latents, _opacity(tensors["alpha_mask" + size]) if item.masked_by_alpha else None
 
 
 def _opacity(alpha: Tensor) -> Pixels:

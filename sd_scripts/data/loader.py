@@ -3,11 +3,11 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
-from typing import Protocol
+from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -20,15 +20,22 @@ from sd_scripts.data.reader import REPLACED, BatchReader, Read
 THREADS = 4
 """Threads that read ahead without worker processes; each is one batch ahead."""
 
-Requests = Sequence[PlannedBatch]
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
-class Source(Protocol):
-    """Reads batches: threads or worker processes."""
-
-    def read(self, requests: Requests) -> Iterator[Read]:
-        """Yield the batches in the order of the requests."""
-        ...
+def read_ahead(pool: Executor, read: Callable[[Job], Result], jobs: Iterable[Job], count: int) -> Iterator[Result]:
+    """Yield what `read` returns for each job, in order, while the pool works on the next `count`."""
+    coming = iter(jobs)
+    waiting = deque(pool.submit(read, job) for job in islice(coming, count))
+    try:
+        while waiting:
+            result = waiting.popleft().result()
+            waiting.extend(pool.submit(read, job) for job in islice(coming, 1))
+            yield result
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 class Threads:
@@ -40,20 +47,12 @@ class Threads:
         device = torch.accelerator.current_device_index() if pin_memory else None
         self._pool = ThreadPoolExecutor(THREADS, initializer=_use_device, initargs=(device,))
 
-    def read(self, requests: Requests) -> Iterator[Read]:
-        asked = iter(requests)
-        waiting = deque(self._pool.submit(self._one, request) for request in islice(asked, THREADS))
-        try:
-            while waiting:
-                answer = waiting.popleft().result()
-                waiting.extend(self._pool.submit(self._one, request) for request in islice(asked, 1))
-                yield answer
-        finally:
-            for future in waiting:
-                future.cancel()
+    def read(self, batches: Iterable[PlannedBatch]) -> Iterator[Read]:
+        """Yield the batches in this order."""
+        return read_ahead(self._pool, self._one, batches, THREADS)
 
-    def _one(self, request: PlannedBatch) -> Read:
-        batch, remarks = self._reader[request]
+    def _one(self, planned: PlannedBatch) -> Read:
+        batch, remarks = self._reader[planned]
         return batch.pin_memory() if batch is not None and self._pin_memory else batch, remarks
 
 
@@ -62,7 +61,7 @@ class Processes:
 
     def __init__(self, reader: BatchReader, pin_memory: bool, workers: int, persistent: bool):
         # not a reference back to this object: workers of a loader within a reference cycle take 5 s each to end
-        self._sampler = _RequestSampler()
+        self._sampler = _PlannedSampler()
         self._loader = DataLoader(
             reader,
             sampler=self._sampler,
@@ -73,22 +72,20 @@ class Processes:
             generator=torch.Generator().manual_seed(0),  # or the loader would draw from the global generator
         )
 
-    def read(self, requests: Requests) -> Iterator[Read]:
-        self._sampler.requests = requests
+    def read(self, batches: Iterable[PlannedBatch]) -> Iterator[Read]:
+        """Yield the batches in this order."""
+        self._sampler.batches = batches
         return iter(self._loader)
 
 
-class _RequestSampler(Sampler[PlannedBatch]):
-    """Yields the requests of the current epoch."""
+class _PlannedSampler(Sampler[PlannedBatch]):
+    """Yields the batches to read in the current epoch."""
 
     def __init__(self) -> None:
-        self.requests: Requests = ()
+        self.batches: Iterable[PlannedBatch] = ()
 
     def __iter__(self) -> Iterator[PlannedBatch]:
-        return iter(self.requests)
-
-    def __len__(self) -> int:
-        return len(self.requests)
+        return iter(self.batches)
 
 
 class BatchLoader:
@@ -121,7 +118,7 @@ class BatchLoader:
         self._length = math.ceil(self._count_batches() / world)
         self._warned: set[str] = set()
         workers = 0 if reader.latents is not None else min(workers, os.cpu_count() or 1, self._length)
-        self._source: Source = (
+        self._source: Threads | Processes = (
             Processes(reader, pin_memory, workers, persistent) if workers else Threads(reader, pin_memory)
         )
 
@@ -131,7 +128,7 @@ class BatchLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch (counted from 1), starting with batch `start` (counted from 0)."""
-        for batch, remarks in self._source.read(self._requests(epoch, start)):
+        for batch, remarks in self._source.read(self._planned(epoch, start)):
             for remark in remarks:
                 if remark not in self._warned:
                     self._warned.add(remark)
@@ -154,34 +151,14 @@ class BatchLoader:
             )
         return sum(shapes.values())
 
-    def _requests(self, epoch: int, start: int) -> "_EpochRequests":
+    def _planned(self, epoch: int, start: int) -> Iterator[PlannedBatch]:
+        """Yield this rank's batches of an epoch from `start` on, with the step that each belongs to."""
         batches = plan_epoch(self.plan, epoch, short_batches=self._short_batches)
-        places = share_of_rank(len(batches), self._rank, self._world)[start:]
-        steps = math.ceil(self._length / self._accumulation)
-        return _EpochRequests(batches, places, (epoch - 1) * steps, start, self._accumulation)
-
-
-class _EpochRequests(Sequence[PlannedBatch]):
-    """The requests of the rest of an epoch, built on access."""
-
-    def __init__(
-        self,
-        batches: Sequence[PlannedBatch],
-        places: Sequence[int],
-        first_step: int,
-        start: int,
-        accumulation: int,
-    ):
-        self._batches, self._places = batches, places
-        self._first_step, self._start, self._accumulation = first_step, start, accumulation
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> PlannedBatch:  # type: ignore[override]
-        batch = self._batches[self._places[index] % len(self._batches)]
-        step = self._first_step + (self._start + index) // self._accumulation
-        return replace(batch, step=step)
+        numbers = share_of_rank(len(batches), self._rank, self._world)
+        first_step = (epoch - 1) * math.ceil(self._length / self._accumulation)
+        for place in range(start, len(numbers)):
+            batch = batches[numbers[place] % len(batches)]
+            yield replace(batch, step=first_step + place // self._accumulation)
 
 
 def _use_device(device: int | None) -> None:

@@ -2,39 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sd_scripts.data.blueprint import Subset
-from sd_scripts.data.buckets import Extent, Size
+from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import ShortBatches, batch_shapes
+from sd_scripts.library.metadata import DatasetMetadata
 
 Tags = dict[str, dict[str, int]]
 Folders = dict[str, dict[str, int]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetMetadata:
-    """The values of the ss_* entries about data, not yet converted to text; named as in TrainingMetadata."""
-
-    num_train_images: int
-    """Counts repeats, without regularisation images."""
-    num_reg_images: int
-    num_validation_images: int
-    num_batches_per_epoch: int
-    """All ranks together."""
-    resolution: Size
-    """Width and height of the first dataset."""
-    tag_frequency: Tags
-    """Folder -> tag -> number of captions with it."""
-    dataset_dirs: Folders
-    """Folder -> n_repeats, img_count."""
-    reg_dataset_dirs: Folders
-    bucket_info: dict[str, Any] | None
-    """buckets {number: resolution, count} and mean_img_ar_error of the first dataset; None without buckets."""
-    datasets: list[dict[str, Any]] | None
-    """ss_datasets: one entry for each dataset of a dataset_config; None when folder options described the data."""
 
 
 def dataset_metadata(plan: DataPlan, *, short_batches: ShortBatches = "keep") -> DatasetMetadata:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +11,12 @@ from torch.utils.data import Dataset as TorchDataset
 
 from sd_scripts.data.batch import Batch, stack_by_name
 from sd_scripts.data.buckets import Extent
-from sd_scripts.data.caches import LatentStore, TextStore
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import PlannedBatch
-from sd_scripts.data.images import UnreadableImage, draw_flip, prepare_image, prepare_mask, stack_pixels
+from sd_scripts.data.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask, stack_pixels
+from sd_scripts.data.latent_store import LatentStore
+from sd_scripts.data.text_caching import TextStore
 
 Conditioning = Callable[[Item, bool], dict[str, Tensor]]
 """Item, whether it is flipped -> what the family needs beside latents and text."""
@@ -28,17 +28,17 @@ REPLACED = "; another image of its bucket takes its place"
 
 @dataclass(kw_only=True)
 class Sample:
-    """One image of a batch, before stacking."""
+    """What a batch holds of one image, flipped where it is."""
 
-    item: Item
     caption: str
-    flipped: bool
-    pixels: np.ndarray[Any, Any] | None
-    """(H, W, 3) uint8."""
+    pixels: Pixels | None
+    """(H, W, 3)"""
     latents: Tensor | None
     text: dict[str, Tensor]
-    mask: np.ndarray[Any, Any] | None
-    """(H, W) uint8."""
+    conditioning: dict[str, Tensor]
+    loss_weight: float
+    mask: Pixels | None
+    """(H, W)"""
 
 
 class BatchReader(TorchDataset[Read]):
@@ -110,35 +110,35 @@ class BatchReader(TorchDataset[Read]):
             if item.mask is not None or (mask is None and augmentation.alpha_mask):
                 mask = prepare_mask(item.path, item.mask, item.fit, augmentation)
         else:
-            prepared = prepare_image(item.path, item.mask, item.fit, augmentation, random)
-            pixels, mask = prepared.pixels, prepared.mask
-        text = self.text.read(item, caption) if self.text is not None else {}
-        return Sample(item=item, caption=caption, flipped=flipped, pixels=pixels, latents=latents, text=text, mask=mask)
-
-    def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
-        condition = self.conditioning
-        return Batch(
-            captions=[each.caption for each in samples],
-            pixels=_stack_pixels(samples) if self.latents is None else None,
-            latents=torch.stack([each.latents for each in samples if each.latents is not None])
-            if self.latents is not None
-            else None,
-            text=stack_by_name([each.text for each in samples]),
-            conditioning=stack_by_name([condition(each.item, each.flipped) for each in samples]) if condition else {},
-            loss_weight=torch.tensor([each.item.loss_weight for each in samples], dtype=torch.float32),
-            mask=_stack_masks(samples, bucket) if self.wants_masks else None,
+            pixels, mask = prepare_image(item.path, item.mask, item.fit, augmentation, random)
+        if flipped:
+            pixels, mask = (each if each is None else each[:, ::-1] for each in (pixels, mask))
+        return Sample(
+            caption=caption,
+            pixels=pixels,
+            latents=latents,
+            text=self.text.read(item, caption) if self.text is not None else {},
+            conditioning=self.conditioning(item, flipped) if self.conditioning is not None else {},
+            loss_weight=item.loss_weight,
+            mask=mask,
         )
 
-
-def _stack_pixels(samples: Sequence[Sample]) -> Tensor:
-    return stack_pixels(
-        [each.pixels[:, ::-1] if each.flipped else each.pixels for each in samples if each.pixels is not None]
-    )
+    def _stack(self, samples: Sequence[Sample], bucket: Extent) -> Batch:
+        pixels = [each.pixels for each in samples if each.pixels is not None]
+        latents = [each.latents for each in samples if each.latents is not None]
+        return Batch(
+            captions=[each.caption for each in samples],
+            pixels=stack_pixels(pixels) if pixels else None,
+            latents=torch.stack(latents) if latents else None,
+            text=stack_by_name([each.text for each in samples]),
+            conditioning=stack_by_name([each.conditioning for each in samples]),
+            loss_weight=torch.tensor([each.loss_weight for each in samples], dtype=torch.float32),
+            mask=_stack_masks(samples, bucket) if self.wants_masks else None,
+        )
 
 
 def _stack_masks(samples: Sequence[Sample], bucket: Extent) -> Tensor:
     """Return (B, 1, H, W) float32 in 0..1; an image without a mask gets ones."""
     full = np.full((bucket.height, bucket.width), 255, dtype=np.uint8)
-    masks = [full if each.mask is None else each.mask for each in samples]
-    masks = [mask[:, ::-1] if each.flipped else mask for mask, each in zip(masks, samples, strict=True)]
-    return torch.from_numpy(np.stack(masks)).unsqueeze(1).to(torch.float32).div_(255)
+    masks = np.stack([full if each.mask is None else each.mask for each in samples])
+    return torch.from_numpy(masks).unsqueeze(1).to(torch.float32).div_(255)

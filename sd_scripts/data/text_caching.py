@@ -1,16 +1,26 @@
 """Encode every caption of a plan once, before the first step."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from random import Random
 
+import torch
 from torch import Tensor
 
-from sd_scripts.data.cache_files import CacheFile, CacheStatus, DamagedCache, find_missing
-from sd_scripts.data.caches import CacheJob, TextStore
+from sd_scripts.data.cache_files import (
+    CACHE_KEY,
+    SUFFIX,
+    CacheFile,
+    DamagedCache,
+    digest,
+    find_missing,
+    open_cache,
+    write_cache,
+)
+from sd_scripts.data.caches import CacheJob, claim_files
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.text_store import TextInMemory, TextOnDisk, text_cache_key
+from sd_scripts.data.images import UnreadableImage
 
 EncodeText = Callable[[list[str]], dict[str, Tensor]]
 """Captions -> outputs by their names in cache files, batch first, on any device."""
@@ -24,21 +34,23 @@ def cache_text(
     suffix: str,
     job: CacheJob,
     fits: Callable[[CacheFile], bool] | None = None,
-) -> TextStore:
+) -> "TextStore":
     """Encode each distinct caption once, with prefix, suffix, first line and separators applied.
 
     `cache_key` identifies the encoders and all that changes their output; `suffix` ends the names of the files. With
-    job.skip_check a file that `fits` rejects is rebuilt nevertheless. Captions must not vary between
-    steps.
+    job.skip_check a file that `fits` rejects is rebuilt nevertheless. Captions must not vary between steps.
     """
     assert not any(item.subset.captions.random_fields() for item in plan.items), "preflight checks it"
     pairs = [(item, static_caption(item)) for item in plan.every_item()]
     memory = TextInMemory()
     disk = TextOnDisk(pairs, suffix) if job.to_disk else None
     if disk is not None:
-        check = partial(_check_text, disk, cache_key=None if job.skip_check else cache_key, fits=fits)
+
+        def is_current(pair: tuple[Item, str]) -> bool:
+            return disk.fits(*pair, fits) if job.skip_check else disk.is_current(*pair, cache_key)
+
         pairs = list({disk.file(*pair): pair for pair in pairs}.values())[job.rank :: job.world]
-        pairs = find_missing(pairs, check, job.warn)
+        pairs = find_missing(pairs, is_current, job.warn)
     by_caption: dict[str, list[Item]] = {}
     for item, caption in pairs:
         by_caption.setdefault(caption, []).append(item)
@@ -54,7 +66,7 @@ def cache_text(
                 memory.entries[caption] = entry
                 continue
             for item in by_caption[caption]:
-                disk.write(item, caption, entry, text_cache_key(caption, cache_key))
+                disk.write(item, caption, entry, cache_key)
         job.progress(min(start + job.batch_size, len(captions)), len(captions))
     return disk or memory
 
@@ -64,18 +76,83 @@ def static_caption(item: Item) -> str:
     return process_caption(item.caption, item.subset.captions, Random(0), epoch=1, step=0, max_train_steps=0)
 
 
-def _check_text(
-    disk: TextOnDisk,
-    pair: tuple[Item, str],
-    *,
-    cache_key: str | None,
-    fits: Callable[[CacheFile], bool] | None,
-) -> CacheStatus:
-    """Return whether the file is usable; without `cache_key` only `fits` is checked."""
-    item, caption = pair
-    try:
-        if cache_key is None:
-            return disk.fits(item, caption, fits)
-        return disk.is_current(item, caption, text_cache_key(caption, cache_key))
-    except DamagedCache as error:
-        return error
+class TextInMemory:
+    """Encoded captions kept as tensors, each caption once."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, dict[str, Tensor]] = {}
+
+    def read(self, item: Item, caption: str) -> dict[str, Tensor]:
+        """Return the outputs as TextOnDisk does."""
+        return self.entries[caption]
+
+
+class TextOnDisk:
+    """Encoded captions, one file per image, plus one for each further caption that the image has in the plan."""
+
+    def __init__(self, captions: Iterable[tuple[Item, str]], suffix: str):
+        by_path: dict[Path, list[str]] = {}
+        for item, caption in captions:
+            if caption not in by_path.setdefault(item.path, []):
+                by_path[item.path].append(caption)
+        first = claim_files(dict.fromkeys(by_path, f"_{suffix}{SUFFIX}"))
+        self._files = {
+            (path, caption): first[path]
+            if place == 0
+            else first[path].with_name(f"{first[path].stem}_{digest(caption)[:8]}{SUFFIX}")
+            for path, texts in by_path.items()
+            for place, caption in enumerate(texts)
+        }
+
+    def file(self, item: Item, caption: str) -> Path:
+        """Return the file that is written."""
+        return self._files[item.path, caption]
+
+    def find(self, item: Item, caption: str) -> Path | None:
+        """Return the file to read: ours, or an npz of an earlier version or another trainer."""
+        own = self.file(item, caption)
+        return next((path for path in (own, own.with_suffix(".npz")) if path.is_file()), None)
+
+    def read(self, item: Item, caption: str) -> dict[str, Tensor]:
+        """Return the text encoder outputs of one image by name; raise UnreadableImage if there are none."""
+        path = self.find(item, caption) or self.file(item, caption)
+        try:
+            with open_cache(path) as tensors:
+                return dict(tensors)
+        except DamagedCache as error:
+            raise UnreadableImage(path, error.why) from error
+
+    def is_current(self, item: Item, caption: str, encoder: str) -> bool:
+        """Return whether `encoder` made the file from this caption; raise DamagedCache if it is broken.
+
+        A file without a cache key is not current.
+        """
+        path = self.find(item, caption)
+        if path is None:
+            return False
+        with open_cache(path) as tensors:
+            if tensors.cache_key() != _cache_key(caption, encoder):
+                return False
+            for tensor in tensors.values():  # read everything now: later the encoders are unloaded
+                if not torch.isfinite(tensor).all():
+                    raise ValueError("it contains non-finite values")
+            return True
+
+    def fits(self, item: Item, caption: str, fits: Callable[[CacheFile], bool] | None) -> bool:
+        """Return whether the file exists and, if `fits` is given, passes it; any program may have written it."""
+        path = self.find(item, caption)
+        if fits is None or path is None:
+            return path is not None
+        with open_cache(path) as tensors:
+            return fits(tensors)
+
+    def write(self, item: Item, caption: str, outputs: Mapping[str, Tensor], encoder: str) -> None:
+        write_cache(self.file(item, caption), outputs, {CACHE_KEY: _cache_key(caption, encoder)})
+
+
+TextStore = TextInMemory | TextOnDisk
+
+
+def _cache_key(caption: str, encoder: str) -> str:
+    """Return the cache key of a caption, as processed, and the encoders."""
+    return digest([caption, encoder])

@@ -57,6 +57,18 @@ def find_captions(folder: Path, images: Sequence[Path], extension: str) -> Capti
     )
 
 
+def read_caption_lines(path: Path) -> list[str]:
+    """Return the lines of a caption file that are not empty. Raises ValueError if it cannot be read as UTF-8."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # with \n for \r\n and \r
+    except UnicodeDecodeError as error:
+        raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise ValueError(f"caption_extension: {path} cannot be read: {error.strerror or error}") from error
+    # other trainers split at these only; a caption may contain U+2028 or a form feed
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
 def _by_stem(names: Iterable[str], ending: str) -> dict[str, str]:
     """Return the file names with this extension by stem, preferring those of the same case."""
     alike = [name for name in names if name.lower().endswith(ending.lower())]

@@ -3,6 +3,7 @@
 import json
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(TOO_DEEP) from None
 
 
-def read_text(path: Path, *, most: int = LARGEST) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file. Raises ValueError, phrased to follow an option's name."""
     check_name(path)
     try:
@@ -41,8 +42,8 @@ def read_text(path: Path, *, most: int = LARGEST) -> str:
             raise ValueError(f"'{path}' is a folder; name a file")
         if not stat.S_ISREG(state.st_mode):  # reading a pipe would block forever
             raise ValueError(f"'{path}' is not a regular file")
-        if state.st_size > most:
-            raise ValueError(f"'{path}' has {state.st_size:,} bytes; the maximum is {most:,}")
+        if state.st_size > LARGEST:
+            raise ValueError(f"'{path}' has {state.st_size:,} bytes; the maximum is {LARGEST:,}")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"there is no file '{path}'") from None
@@ -52,27 +53,27 @@ def read_text(path: Path, *, most: int = LARGEST) -> str:
         raise ValueError(f"'{path}' is not UTF-8 text; save it as UTF-8") from None
 
 
-def read_json(path: Path, *, most: int = LARGEST) -> Any:
+def read_json(path: Path) -> Any:
     """Parse a JSON file. Raises ValueError, phrased to follow an option's name."""
-    text = read_text(path, most=most)
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise ValueError(f"'{path}' is not JSON: {error}") from None
+    return _parsed(path, parse_json, "JSON")
 
 
-def read_toml(path: Path, *, most: int = LARGEST) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file. Raises ValueError, phrased to follow an option's name."""
-    text = read_text(path, most=most)
+    return _parsed(path, parse_toml, "TOML")
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], format: str) -> Any:
+    text = read_text(path)
     try:
-        return parse_toml(text)
+        return parse(text)
     except ValueError as error:
-        raise ValueError(f"'{path}' is not TOML: {error}") from None
+        raise ValueError(f"'{path}' is not {format}: {error}") from None
 
 
-def read_document(path: Path, *, most: int = LARGEST) -> Any:
+def read_document(path: Path) -> Any:
     """Parse a JSON or TOML file, by its extension. Raises ValueError as read_json and read_toml do."""
-    return read_json(path, most=most) if path.suffix.lower() == ".json" else read_toml(path, most=most)
+    return read_json(path) if path.suffix.lower() == ".json" else read_toml(path)
 
 
 LONGEST_PART, LONGEST_PATH = 255, 4095

@@ -118,7 +118,7 @@ def _flat(root: Path, images: list[Path], num_repeats: int, class_tokens: str | 
         )
     below = [path.name for path in sorted(root.iterdir()) if path.is_dir() and find_images(path)]
     remarks = [
-        f"images in {some(below)} are skipped, since num_repeats uses only those directly in {str(root)!r}",
+        f"images in {some(below)} are skipped, since num_repeats uses only those directly in {str(root)!r}"
     ] * bool(below)
     return FoundFolders(
         folders=(ImageFolder(path=root, repeats=num_repeats, class_tokens=class_tokens),), remarks=tuple(remarks)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.caption_files import read_caption_lines
 from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.formats.folder_names import dotted
 from sd_scripts.formats.image_folders import find_images
@@ -127,26 +128,13 @@ def merge_words(
     wordless = []
     for done, path in enumerate(images, 1):
         entry = merged.setdefault(keys[path], {})
-        text = _text(path.with_suffix(dotted(extension)))
-        if text:
-            entry[words] = text
+        file = path.with_suffix(dotted(extension))
+        if lines := read_caption_lines(file) if file.is_file() else []:
+            entry[words] = "\n".join(lines)
         else:
             wordless.append(path)
         progress(done, len(images))
     return Merged(entries=merged, images=len(images), wordless=wordless)
-
-
-def _text(path: Path) -> str:
-    """Return the lines that are not empty; "" if there is no file."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise ValueError(f"caption_extension: {path} is not UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise ValueError(f"caption_extension: {path} cannot be read: {error.strerror or error}") from error
-    return "\n".join(line.strip() for line in lines if line.strip())
 
 
 def _is_size(value: Any) -> bool:

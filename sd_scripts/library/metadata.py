@@ -27,7 +27,31 @@ Texts = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingMetadata:
+class DatasetMetadata:
+    """The values of the ss_* entries about data, not yet converted to text."""
+
+    num_train_images: int
+    """Counts repeats, without regularisation images."""
+    num_reg_images: int = 0
+    num_validation_images: int = 0
+    num_batches_per_epoch: int
+    """All ranks together."""
+    resolution: tuple[int, int] = (1024, 1024)
+    """Width and height of the first dataset."""
+    tag_frequency: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Folder -> tag -> number of captions with it."""
+    dataset_dirs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Folder -> {"n_repeats": ..., "img_count": ...}."""
+    reg_dataset_dirs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    bucket_info: Mapping[str, Any] | None = None
+    """{"buckets": {"0": {"resolution": [w, h], "count": n}, ...}, "mean_img_ar_error": e} of the first dataset; None
+    without buckets."""
+    datasets: list[dict[str, Any]] | None = None
+    """ss_datasets: one entry for each dataset of a dataset_config; None when folder options described the data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingMetadata(DatasetMetadata):
     """What a run adds to its options."""
 
     session_id: int
@@ -42,24 +66,8 @@ class TrainingMetadata:
     network_dim: int | str
     max_train_steps: int
     num_epochs: int
-    num_batches_per_epoch: int
     total_batch_size: int
     """Images in each micro-step, over all processes."""
-    num_train_images: int
-    """With repeats, as the next two."""
-    num_reg_images: int = 0
-    num_validation_images: int = 0
-    resolution: tuple[int, int] = (1024, 1024)
-    """Width and height."""
-    datasets: list[dict[str, Any]] | None = None
-    """ss_datasets, one record each; None without dataset_config."""
-    tag_frequency: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Folder -> tag -> count."""
-    dataset_dirs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Folder -> {"n_repeats": ..., "img_count": ...}."""
-    reg_dataset_dirs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    bucket_info: Mapping[str, Any] | None = None
-    """{"buckets": {"0": {"resolution": [w, h], "count": n}, ...}, "mean_img_ar_error": e}; None without buckets."""
     base_files: Mapping[str, str] = field(default_factory=dict)
     """As base_file_metadata gives it."""
 

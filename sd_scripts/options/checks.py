@@ -14,7 +14,6 @@ from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_by_network, card_of
 from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
-    SIDE_MULTIPLE,
     VARY_CAPTIONS,
     VARY_IMAGES,
     AugmentOptions,
@@ -23,7 +22,6 @@ from sd_scripts.options.dataset import (
     CaptionOptions,
     DatasetOptions,
     ValidationOptions,
-    rounded_side,
     rounded_steps,
 )
 from sd_scripts.options.flow import FlowOptions
@@ -272,18 +270,6 @@ PROBLEMS = (
 )
 
 
-def rounded_sizes(data: DatasetOptions, buckets: BucketOptions) -> Findings:
-    if data.dataset_config:
-        return
-    steps = buckets.bucket_reso_steps
-    sides = [int(side) for side in (data.resolution or "").split(",") if side.strip().isdecimal()]
-    if buckets.enable_bucket and rounded_steps(steps) != steps:
-        yield "bucket_reso_steps", f"{steps} is rounded up to {rounded_steps(steps)}, a multiple of {SIDE_MULTIPLE}"
-    elif not buckets.enable_bucket and any(rounded_side(side) != side for side in sides):
-        rounded = ",".join(str(rounded_side(side)) for side in sides)
-        yield "resolution", f"{data.resolution} is rounded to {rounded}, multiples of {SIDE_MULTIPLE}"
-
-
 def dataset_given_twice(data: DatasetOptions) -> Findings:
     for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
@@ -485,7 +471,6 @@ REMARKS = (
     cuda_graphs_with_checkpointing,
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,
-    rounded_sizes,
     dataset_given_twice,
     num_repeats_with_metadata_file,
     masks_missing,

@@ -18,7 +18,7 @@ def rounded_steps(steps: int, multiple: int = SIDE_MULTIPLE) -> int:
     return -(-steps // multiple) * multiple
 
 
-def rounded_side(side: int, multiple: int = SIDE_MULTIPLE) -> int:
+def rounded_side(side: int, multiple: int) -> int:
     """Round a side to the nearest multiple."""
     return max(1, (side + multiple // 2) // multiple) * multiple
 

@@ -87,7 +87,10 @@ ANY_SUBSET = _keys(
 )
 CAPTION_FILES = _keys("caption_extension cache_info")
 CLASS_TOKENS = _keys("class_tokens")
-WITHOUT_EFFECT = {"custom_attributes": "has no effect: nothing reads these attributes"}
+WITHOUT_EFFECT = {
+    "custom_attributes": "has no effect: nothing reads these attributes",
+    "network_multiplier": "has no effect: every dataset trains the network at full strength",
+}
 """Accepted key -> remark."""
 
 
@@ -146,7 +149,7 @@ def remarks(config: Config, lines: Lines | None = None) -> list[str]:
     """Return warnings about values that are accepted for compatibility but may not be what was meant."""
     found = []
     for path, key, value in _each_value(config):
-        if key in WITHOUT_EFFECT:
+        if key in WITHOUT_EFFECT and value != 1:
             found.append(f"{located(path, lines)} {WITHOUT_EFFECT[key]}")
         elif isinstance(value, bool) and GENERAL.get(key) in (WHOLE, NUMBER, SIZE):
             found.append(f"{located(path, lines)} is {str(value).lower()}, which is read as {int(value)}")

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.data.caches import CacheJob, LatentStore, TextStore
+from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
 from sd_scripts.data.latent_caching import cache_latents
+from sd_scripts.data.latent_store import LatentStore
 from sd_scripts.data.loader import BatchLoader
 from sd_scripts.data.reader import BatchReader
-from sd_scripts.data.text_caching import cache_text
+from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.components import VAE, Components
 from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
