@@ -99,16 +99,16 @@ class LiveRoutes:
 
     def board(self, request: Request) -> Any:
         """Return a summary of every run, newest first."""
-        version = f"{self._launch}.{self._queue.version}"
+        version = f"{self._launch}.{self._queue.store.version}"
         if request.query_params.get("known") == version:
             return None
         limit = min(_number(request, "limit", 200), MOST_RUNS)
         return {
             "version": version,
             "launch": self._launch,
-            "paused": self._queue.paused,
-            "notice": self._queue.pause_reason or self._queue.store.notice,
-            "after_failure": self._queue.after_failure,
+            "paused": self._queue.store.paused,
+            "notice": self._queue.store.pause_reason or self._queue.store.notice,
+            "after_failure": self._queue.store.after_failure,
             "runs": [self._brief(row) for row in self._shown_rows(limit)],
         }
 
@@ -243,7 +243,7 @@ class LiveRoutes:
         """Pause the queue, or set whether it continues after a failed run."""
         for name in ("paused", "after_failure"):
             if isinstance(body.get(name), bool):
-                setattr(self._queue, name, body[name])
+                setattr(self._queue.store, name, body[name])
         return {"ok": True}
 
     def _shown_rows(self, limit: int) -> list[RunRow]:

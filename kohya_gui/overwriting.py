@@ -39,7 +39,7 @@ def find_taken(values: Mapping[str, Any], queue: RunQueue) -> Taken | None:
     if not values.get("output_dir") or values.get("overwrite") or values.get("resume"):
         return None
     folder, name = _folder(values["output_dir"]), values.get("output_name") or LAST
-    others = [(row, _place(row)) for row in (*queue.running(), *queue.store.queued())]
+    others = [(row, _place(row)) for row in (*queue.store.living(), *queue.store.queued())]
     runs = tuple(row for row, place in others if place == (folder, name))
     files = tuple(existing_outputs(values))
     if not files and not runs:

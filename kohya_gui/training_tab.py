@@ -503,9 +503,9 @@ class TrainingTab:
         row = self._queue.store.row(run)
         if row is None or row.state != "queued":
             return ""
-        if self._queue.paused:
+        if self._queue.store.paused:
             return f"{row.name} is queued: the queue is paused"
-        before = [*self._queue.running(), *(other for other in self._queue.store.queued() if other.id < run)]
+        before = [*self._queue.store.living(), *(other for other in self._queue.store.queued() if other.id < run)]
         if not any(gpus_overlap(row.gpus, other.gpus) for other in before):
             return ""
         return f"{row.name} is queued and starts automatically"

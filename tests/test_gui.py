@@ -934,7 +934,7 @@ def test_a_run_that_has_to_wait_says_why(tmp_path):
     first, second = (int(past_run(tab, tmp_path / name, "", state="queued")) for name in ("first", "second"))
     assert tab._why_waiting(first) == ""
     assert tab._why_waiting(second) == "second is queued and starts automatically"
-    tab._queue.paused = True
+    tab._queue.store.paused = True
     assert tab._why_waiting(first) == "first is queued: the queue is paused"
 
 

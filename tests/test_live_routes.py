@@ -75,7 +75,7 @@ class Studio:
 def studio(tmp_path: Path) -> Iterator[Studio]:
     made = Studio(tmp_path)
     yield made
-    for row in made.queue.running():
+    for row in made.queue.store.living():
         made.queue.watch(row.id).end_now()
     made.queue.close()
 

@@ -77,11 +77,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def states(queue: RunQueue) -> list[str]:
     """Oldest first."""
-    return [row.state for row in reversed(queue.rows())]
+    return [row.state for row in reversed(queue.store.rows())]
 
 
 def over(queue: RunQueue) -> bool:
-    return all(row.state in ENDED for row in queue.rows())
+    return all(row.state in ENDED for row in queue.store.rows())
 
 
 def test_runs_on_one_gpu_follow_each_other_in_the_order_of_the_queue(place: Place):
@@ -89,7 +89,7 @@ def test_runs_on_one_gpu_follow_each_other_in_the_order_of_the_queue(place: Plac
     for _ in range(3):
         queue.add(place.plan())
     wait_for(lambda: over(queue))
-    rows = list(reversed(queue.rows()))
+    rows = list(reversed(queue.store.rows()))
     assert [row.state for row in rows] == ["finished"] * 3
     for before, after in itertools.pairwise(rows):
         assert before.ended <= after.started
@@ -103,27 +103,27 @@ def test_runs_on_one_gpu_follow_each_other_in_the_order_of_the_queue(place: Plac
 def test_runs_on_different_gpus_run_side_by_side(place: Place):
     queue = place.queue()
     ids = [queue.add(place.plan(LASTING, gpus=gpus)) for gpus in ("0", "1", "0,1", "2", "cpu")]
-    wait_for(lambda: [row.id for row in queue.running()] == [ids[0], ids[1], ids[3], ids[4]])
+    wait_for(lambda: [row.id for row in queue.store.living()] == [ids[0], ids[1], ids[3], ids[4]])
     time.sleep(0.2)
     assert [row.id for row in queue.store.queued()] == [ids[2]]
     assert queue.run_on("all").name == "run 1"
     assert queue.run_on("3") is None
     queue.end_now(ids[0])
     queue.end_now(ids[1])
-    wait_for(lambda: queue.row(ids[2]).state in ("starting", "running"))
+    wait_for(lambda: queue.store.row(ids[2]).state in ("starting", "running"))
 
 
 def test_an_earlier_run_of_the_queue_is_not_overtaken_by_one_that_shares_a_gpu(place: Place):
     queue = place.queue()
     first = queue.add(place.plan(LASTING, gpus="0"))
-    wait_for(lambda: queue.running())
+    wait_for(lambda: queue.store.living())
     queue.add(place.plan(gpus="0,1"))
     later = queue.add(place.plan(gpus="1"))  # card 1 is free, but the one before it waits for it too
     time.sleep(0.3)
-    assert queue.row(later).state == "queued"
+    assert queue.store.row(later).state == "queued"
     queue.end_now(first)
     wait_for(lambda: over(queue))
-    rows = {row.id: row for row in queue.rows()}
+    rows = {row.id: row for row in queue.store.rows()}
     assert rows[later - 1].ended <= rows[later].started
 
 
@@ -176,7 +176,7 @@ def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_it_contains_other_
     (plans[1].folder.path / "notes.txt").write_text("mine")
     for id in ids:
         queue.remove(id)
-    assert queue.rows() == []
+    assert queue.store.rows() == []
     assert not plans[0].folder.path.exists()
     assert (plans[1].folder.path / "notes.txt").exists()
     with pytest.raises(ValueError, match="no longer in the list"):
@@ -186,18 +186,18 @@ def test_a_run_taken_out_of_the_queue_leaves_no_folder_unless_it_contains_other_
 def test_a_run_taken_out_of_the_queue_can_be_put_back_with_all_it_had(place: Place):
     queue = place.queue(opened=False)
     a, b, c = (queue.add(place.plan()) for _ in range(3))
-    launch = RunFolder(queue.row(b).folder).launch
-    before = queue.row(b), launch.read_bytes()
+    launch = RunFolder(queue.store.row(b).folder).launch
+    before = queue.store.row(b), launch.read_bytes()
     queue.remove(b)
     assert not launch.exists()
     queue.put_back(b)
-    assert (queue.row(b), launch.read_bytes()) == before
+    assert (queue.store.row(b), launch.read_bytes()) == before
     assert [(row.id, row.place) for row in queue.store.queued()] == [(a, 1), (b, 2), (c, 3)]
     with pytest.raises(ValueError, match="can no longer be restored"):
         queue.put_back(b)
     queue.open()
     wait_for(lambda: over(queue))
-    assert queue.row(b).state == "finished"
+    assert queue.store.row(b).state == "finished"
 
 
 def test_a_run_has_the_name_and_the_note_that_a_user_gave_it_also_in_a_list_of_an_earlier_version(place: Place):
@@ -207,7 +207,7 @@ def test_a_run_has_the_name_and_the_note_that_a_user_gave_it_also_in_a_list_of_a
         db.execute("ALTER TABLE runs DROP COLUMN note")
         db.commit()
     queue.describe(id, "the good one", "rank 8, no text encoder")
-    assert (queue.row(id).name, queue.row(id).note) == ("the good one", "rank 8, no text encoder")
+    assert (queue.store.row(id).name, queue.store.row(id).note) == ("the good one", "rank 8, no text encoder")
     assert queue.store.notice == ""
 
 
@@ -218,36 +218,36 @@ def test_a_queued_run_keeps_its_command_and_settings(place: Place):
     queue.open()
     wait_for(lambda: over(queue))
     assert json.loads(plan.folder.launch.read_text())["argv"] == list(plan.argv)
-    assert queue.row(id).state == "finished"
+    assert queue.store.row(id).state == "finished"
     assert plan.folder.config.read_text() == "seed = 1\n"
 
 
 def test_while_the_queue_is_paused_nothing_starts(place: Place):
     queue = place.queue()
-    queue.paused = True
+    queue.store.paused = True
     queue.add(place.plan())
     time.sleep(0.3)
     assert states(queue) == ["queued"]
-    assert queue.paused
-    assert place.queue(opened=False).paused  # whoever looks
-    queue.paused = False
+    assert queue.store.paused
+    assert place.queue(opened=False).store.paused  # whoever looks
+    queue.store.paused = False
     wait_for(lambda: over(queue))
 
 
 @pytest.mark.parametrize("after_failure", [True, False])
 def test_after_a_failed_run_the_queue_continues_or_pauses_with_a_reason(place: Place, after_failure: bool):
     queue = place.queue()
-    assert queue.after_failure
-    queue.after_failure = after_failure
+    assert queue.store.after_failure
+    queue.store.after_failure = after_failure
     failing = queue.add(place.plan(FAILING))
     queue.add(place.plan())
-    wait_for(lambda: over(queue) or queue.paused)
-    assert queue.row(failing).state == "failed"
-    assert queue.row(failing).error == "the disk is full"
+    wait_for(lambda: over(queue) or queue.store.paused)
+    assert queue.store.row(failing).state == "failed"
+    assert queue.store.row(failing).error == "the disk is full"
     assert states(queue)[1] == ("finished" if after_failure else "queued")
-    assert ("run 1 failed" in queue.pause_reason) is not after_failure
-    queue.paused = False
-    assert queue.pause_reason == ""
+    assert ("run 1 failed" in queue.store.pause_reason) is not after_failure
+    queue.store.paused = False
+    assert queue.store.pause_reason == ""
 
 
 def test_a_run_is_checked_when_its_turn_comes_and_fails_with_the_sentence(place: Place):
@@ -260,24 +260,24 @@ def test_a_run_is_checked_when_its_turn_comes_and_fails_with_the_sentence(place:
     first, broken, last = (queue.add(place.plan()) for _ in range(3))
     queue.open()
     wait_for(lambda: over(queue))
-    assert [queue.row(run).state for run in (first, broken, last)] == ["failed", "finished", "finished"]
-    assert queue.row(first).error == "train_data_dir: there is no folder 'cats'"
-    assert queue.watch(first).refresh().failure["error"] == queue.row(first).error
-    assert not RunFolder(queue.row(first).folder).console.exists()
+    assert [queue.store.row(run).state for run in (first, broken, last)] == ["failed", "finished", "finished"]
+    assert queue.store.row(first).error == "train_data_dir: there is no folder 'cats'"
+    assert queue.watch(first).refresh().failure["error"] == queue.store.row(first).error
+    assert not RunFolder(queue.store.row(first).folder).console.exists()
 
 
 def test_a_run_that_a_person_ended_is_no_failure(place: Place):
     queue = place.queue()
-    queue.after_failure = False
+    queue.store.after_failure = False
     id = queue.add(place.plan(LASTING))
-    wait_for(lambda: queue.row(id).state in ("starting", "running") and queue.watch(id).alive)
+    wait_for(lambda: queue.store.row(id).state in ("starting", "running") and queue.watch(id).alive)
     queue.end_now(id)
     wait_for(lambda: over(queue))
-    assert queue.row(id).state == "stopped"
-    assert queue.row(id).error.startswith("You stopped this run at once")
-    assert not queue.paused
+    assert queue.store.row(id).state == "stopped"
+    assert queue.store.row(id).error.startswith("You stopped this run at once")
+    assert not queue.store.paused
     later = place.queue().watch(id).refresh()
-    assert (later.state, later.ended) == ("stopped", queue.row(id).ended)
+    assert (later.state, later.ended) == ("stopped", queue.store.row(id).ended)
 
 
 def test_a_running_run_receives_commands(place: Place):
@@ -296,12 +296,12 @@ def test_a_running_run_receives_commands(place: Place):
     queue.remove(waiting)
     queue.ask(id, "stop")
     wait_for(lambda: over(queue))
-    row = queue.row(id)
+    row = queue.store.row(id)
     assert (row.state, row.max_steps, 2 < row.step < 3000) == ("stopped", 3000, True)
     with pytest.raises(ValueError, match="not running"):
         queue.ask(id, "stop")
     queue.forget(id)
-    assert queue.rows() == []
+    assert queue.store.rows() == []
     assert row.folder.is_dir()
     with pytest.raises(ValueError, match="no longer in the list"):
         queue.watch(id)
@@ -310,10 +310,10 @@ def test_a_running_run_receives_commands(place: Place):
 def test_the_row_of_a_running_run_is_kept_true(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(steps=3000))
-    wait_for(lambda: queue.row(id).step > 2)
-    assert queue.row(id).state == "running"
-    version = queue.version
-    wait_for(lambda: queue.version > version)
+    wait_for(lambda: queue.store.row(id).step > 2)
+    assert queue.store.row(id).state == "running"
+    version = queue.store.version
+    wait_for(lambda: queue.store.version > version)
 
 
 SECRETIVE = "import os, sys; print(os.environ['TOKEN'], os.environ['OTHER'])"
@@ -355,7 +355,7 @@ def test_a_run_whose_secret_went_with_the_gui_waits_and_lets_others_pass(place: 
     assert gui(QUEUES_A_SECRET, place.folder / "runs.sqlite", plan.folder.path).wait(PATIENCE) == 0
     queue = place.queue()
     later = queue.add(place.plan())
-    wait_for(lambda: queue.row(later).state == "finished")
+    wait_for(lambda: queue.store.row(later).state == "finished")
     (waiting,) = queue.store.queued()
     assert waiting.name == "secret"
     assert "waits for HF_TOKEN" in waiting.error
@@ -391,7 +391,7 @@ def test_two_guis_on_one_store_start_every_run_once(place: Place):
             each.kill()
             each.wait()
     assert [(plan.folder.path / "starts").read_text() for plan in plans] == ["1"] * 12
-    assert len({row.owner for row in queue.rows()}) > 1
+    assert len({row.owner for row in queue.store.rows()}) > 1
 
 
 def test_a_run_is_started_by_the_gui_that_it_was_queued_in_while_that_is_there(place: Place):
@@ -399,7 +399,7 @@ def test_a_run_is_started_by_the_gui_that_it_was_queued_in_while_that_is_there(p
     id = queue.add(place.plan())
     other = gui(STARTS_THEM, queue.store.path)
     time.sleep(1.5)
-    assert queue.row(id).state == "queued"
+    assert queue.store.row(id).state == "queued"
     other.kill()
     other.wait()
     queue.open()
@@ -412,8 +412,8 @@ def test_a_tool_at_work_keeps_its_gpus(place: Place):
     tool = WatchedRun(plan.folder, process.start(plan.argv, {}, plan.folder))
     queue.reserve("0", tool)
     same, other = queue.add(place.plan(gpus="0,1")), queue.add(place.plan(gpus="2"))
-    wait_for(lambda: queue.row(other).state == "finished")
-    assert queue.row(same).state == "queued"
+    wait_for(lambda: queue.store.row(other).state == "finished")
+    assert queue.store.row(same).state == "queued"
     tool.end_now()
     wait_for(lambda: over(queue))
 
@@ -421,7 +421,7 @@ def test_a_tool_at_work_keeps_its_gpus(place: Place):
 def test_a_tool_waits_for_its_gpus_and_goes_before_the_runs_that_wait(place: Place):
     queue = place.queue()
     first = queue.add(place.plan(LASTING, gpus="0"))
-    wait_for(lambda: queue.running())
+    wait_for(lambda: queue.store.living())
     plan, started = place.plan(LASTING), []
 
     def start() -> WatchedRun:
@@ -433,8 +433,8 @@ def test_a_tool_waits_for_its_gpus_and_goes_before_the_runs_that_wait(place: Pla
     later = queue.add(place.plan(gpus="0"))
     queue.end_now(first)
     wait_for(lambda: started)
-    wait_for(lambda: queue.row(first).state in ENDED)
-    assert queue.row(later).state == "queued"
+    wait_for(lambda: queue.store.row(first).state in ENDED)
+    assert queue.store.row(later).state == "queued"
     started[0].end_now()
     wait_for(lambda: over(queue))
 
@@ -456,18 +456,18 @@ def test_a_gui_that_is_killed_leaves_its_runs_alone_and_the_next_one_takes_them_
     running, waiting = before.add(place.plan(steps=3000)), before.add(place.plan())
     before.store.update(running, owner="")
     first = gui(STARTS_THEM, before.store.path)
-    wait_for(lambda: before.row(running).step > 2)
+    wait_for(lambda: before.store.row(running).step > 2)
     first.kill()  # SIGKILL
     first.wait()
-    assert process.find(RunFolder(before.row(running).folder)) is not None
+    assert process.find(RunFolder(before.store.row(running).folder)) is not None
     queue = place.queue()
     assert queue.watch(running).alive
     step = queue.watch(running).refresh().step
     wait_for(lambda: queue.watch(running).refresh().step > step)
-    assert queue.row(waiting).state == "queued"
+    assert queue.store.row(waiting).state == "queued"
     queue.ask(running, "stop")
     wait_for(lambda: over(queue))
-    assert [queue.row(running).state, queue.row(waiting).state] == ["stopped", "finished"]
+    assert [queue.store.row(running).state, queue.store.row(waiting).state] == ["stopped", "finished"]
 
 
 def test_a_run_that_died_with_the_gui_is_lost_with_its_last_console_lines(place: Place):
@@ -475,14 +475,14 @@ def test_a_run_that_died_with_the_gui_is_lost_with_its_last_console_lines(place:
     id = before.add(place.plan("import time; print('last words', flush=True); time.sleep(600)"))
     before.store.update(id, owner="")
     first = gui(STARTS_THEM, before.store.path)
-    row = wait_for(lambda: (row := before.row(id)).process and row)
+    row = wait_for(lambda: (row := before.store.row(id)).process and row)
     wait_for(lambda: RunFolder(row.folder).console_tail())
     first.kill()
     first.wait()
     os.killpg(int(row.process.split()[0]), signal.SIGKILL)
     queue = place.queue()
-    wait_for(lambda: queue.row(id).state == "lost")
-    assert "disappeared" in queue.row(id).error
+    wait_for(lambda: queue.store.row(id).state == "lost")
+    assert "disappeared" in queue.store.row(id).error
     assert queue.watch(id).refresh().failure["details"] == "last words"
 
 
@@ -492,7 +492,7 @@ def test_a_run_that_was_claimed_by_a_gui_that_died_before_it_started_it_waits_ag
     assert queue.store.claim(id, "12345678 of yesterday")
     queue.open()
     wait_for(lambda: over(queue))
-    assert queue.row(id).state == "finished"
+    assert queue.store.row(id).state == "finished"
 
 
 def test_how_a_run_ended_is_known_to_a_later_gui_too(place: Place):
@@ -520,16 +520,16 @@ def test_when_the_leader_dies_the_trainer_saves_and_no_process_is_left(place: Pl
     queue = place.queue()
     id = queue.add(place.plan(LEADER.format(child=TELLING), steps=6000))
     wait_for(lambda: queue.watch(id).refresh().step > 2)
-    leader = int(queue.row(id).process.split()[0])
+    leader = int(queue.store.row(id).process.split()[0])
     if after_a_restart:
         queue.close()
     os.kill(leader, signal.SIGKILL)
     if after_a_restart:
         queue = place.queue()
     wait_for(lambda: over(queue))
-    assert queue.row(id).state == "stopped"
+    assert queue.store.row(id).state == "stopped"
     assert "main process of the run is gone" in "".join(queue.watch(id).refresh().warnings)
-    assert not process.group_members(leader, RunFolder(queue.row(id).folder))
+    assert not process.group_members(leader, RunFolder(queue.store.row(id).folder))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are found by their environment")
@@ -539,18 +539,18 @@ def test_orphans_that_do_not_listen_are_killed(place: Place):
     )
     queue = place.queue()
     id = queue.add(place.plan(LEADER.format(child=deaf)))
-    folder = RunFolder(queue.row(id).folder)
+    folder = RunFolder(queue.store.row(id).folder)
     wait_for(lambda: folder.console_tail() == "up")
-    leader = int(wait_for(lambda: queue.row(id).process).split()[0])
+    leader = int(wait_for(lambda: queue.store.row(id).process).split()[0])
     os.kill(leader, signal.SIGKILL)
-    wait_for(lambda: queue.row(id).state == "lost")
+    wait_for(lambda: queue.store.row(id).state == "lost")
     assert not process.group_members(leader, folder)
 
 
 def test_a_run_whose_folder_is_deleted_under_it_can_still_be_ended_by_the_next_gui_too(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(LASTING))
-    row = wait_for(lambda: (row := queue.row(id)).process and row)
+    row = wait_for(lambda: (row := queue.store.row(id)).process and row)
     shutil.rmtree(row.folder)
     wait_for(lambda: "was deleted" in "".join(queue.watch(id).refresh().warnings))
     assert queue.watch(id).alive
@@ -558,22 +558,22 @@ def test_a_run_whose_folder_is_deleted_under_it_can_still_be_ended_by_the_next_g
     assert later.run_on("all")
     later.end_now(id)
     wait_for(lambda: over(later))
-    assert later.row(id).state == "stopped"
+    assert later.store.row(id).state == "stopped"
 
 
 def test_a_queued_run_whose_folder_was_deleted_fails_with_a_sentence(place: Place):
     queue = place.queue(opened=False)
     id = queue.add(place.plan())
-    shutil.rmtree(queue.row(id).folder)
+    shutil.rmtree(queue.store.row(id).folder)
     queue.open()
     wait_for(lambda: over(queue))
-    assert "deleted or damaged while it was queued" in queue.row(id).error
+    assert "deleted or damaged while it was queued" in queue.store.row(id).error
 
 
 def test_a_command_that_cannot_be_written_is_one_sentence(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(LASTING))
-    row = wait_for(lambda: (row := queue.row(id)).process and row)
+    row = wait_for(lambda: (row := queue.store.row(id)).process and row)
     (row.folder / "commands.jsonl").mkdir()  # as good as a full disk: it cannot be written
     with pytest.raises(ValueError, match="the command cannot be written"):
         queue.ask(id, "stop")
@@ -593,21 +593,21 @@ store, folder, trainer = sys.argv[1:]
 queue = RunQueue(RunStore(Path(store)), every=0.05)
 queue.open()
 id = queue.add(PlannedRun(folder=RunFolder(Path(folder)), argv=[sys.executable, "-c", trainer, folder, "250"]))
-while queue.row(id).step < 2:
+while queue.store.row(id).step < 2:
     time.sleep(0.02)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # no file can be written
-for wish in (lambda: queue.ask(id, "save"), lambda: setattr(queue, "paused", True)):
+for wish in (lambda: queue.ask(id, "save"), lambda: setattr(queue.store, "paused", True)):
     try:
         wish()
     except ValueError as error:
         print(error)
 step = queue.watch(id).refresh().step
 time.sleep(0.5)
-print(queue.rows()[0].state, queue.watch(id).alive, queue.watch(id).refresh().step > step)
+print(queue.store.rows()[0].state, queue.watch(id).alive, queue.watch(id).refresh().step > step)
 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-while queue.row(id).state != "finished":
+while queue.store.row(id).state != "finished":
     time.sleep(0.02)
 print("on it went")
 """
@@ -628,12 +628,12 @@ def test_a_full_disk_is_reported_and_the_queue_continues_when_there_is_room_agai
 def test_one_run_that_cannot_be_followed_does_not_hold_up_the_others(place: Place):
     queue = place.queue()
     bad = queue.add(place.plan(LASTING, gpus="0"))
-    row = wait_for(lambda: (row := queue.row(bad)).process and row)
+    row = wait_for(lambda: (row := queue.store.row(bad)).process and row)
     (row.folder / "events.jsonl").mkdir()
     good = queue.add(place.plan(gpus="1"))
-    wait_for(lambda: queue.row(good).state == "finished")
+    wait_for(lambda: queue.store.row(good).state == "finished")
     assert "cannot be read" in queue.watch(bad).refresh().warnings[0]
-    assert queue.row(bad).state in ("starting", "running")
+    assert queue.store.row(bad).state in ("starting", "running")
 
 
 def test_the_thread_outlives_a_store_that_is_gone_for_a_while(place: Place):
@@ -642,7 +642,7 @@ def test_the_thread_outlives_a_store_that_is_gone_for_a_while(place: Place):
     os.rename(path, f"{path}.away")
     path.mkdir()
     with pytest.raises(ValueError, match="the list of runs cannot be"):
-        queue.rows()
+        queue.store.rows()
     time.sleep(0.2)
     path.rmdir()
     os.rename(f"{path}.away", path)
@@ -688,18 +688,18 @@ def test_a_list_that_is_damaged_or_foreign_is_moved_aside_intact_with_a_notice(p
 def test_a_damaged_list_does_not_make_a_running_run_be_started_twice(place: Place):
     queue = place.queue()
     id = queue.add(place.plan(steps=3000))
-    wait_for(lambda: queue.row(id).step > 2)
+    wait_for(lambda: queue.store.row(id).step > 2)
     queue.add(place.plan())
     time.sleep(0.3)  # the queue has looked at it
     for end in ("-wal", "-shm"):
         Path(f"{queue.store.path}{end}").unlink(missing_ok=True)
     queue.store.path.write_bytes(b"\x00" * 100_000)
-    wait_for(lambda: queue.store.notice and queue.running())
-    assert [row.id for row in queue.running()] == [id]
+    wait_for(lambda: queue.store.notice and queue.store.living())
+    assert [row.id for row in queue.store.living()] == [id]
     assert queue.watch(id).alive
     wait_for(lambda: states(queue) == ["running", "queued"])
-    wait_for(lambda: queue.paused)
-    assert "was moved to" in queue.pause_reason
+    wait_for(lambda: queue.store.paused)
+    assert "was moved to" in queue.store.pause_reason
 
 
 def test_runs_of_a_lost_list_are_found_below_a_folder_those_that_are_over_and_each_once(tmp_path: Path):
@@ -743,7 +743,7 @@ def test_a_list_that_is_deleted_under_a_living_gui_comes_back_and_nothing_starts
     wait_for(lambda: over(queue))
     queue.forget(forgotten)
     on = queue.add(place.plan(steps=3000))
-    wait_for(lambda: queue.row(on).step > 2)
+    wait_for(lambda: queue.store.row(on).step > 2)
     first, second = queue.add(place.plan()), queue.add(place.plan(gpus="0"))
     queue.move(second, "up")
     wait_for(lambda: [row.id for row in queue._alive.values()] == [on, second, first])
@@ -752,42 +752,42 @@ def test_a_list_that_is_deleted_under_a_living_gui_comes_back_and_nothing_starts
         Path(f"{queue.store.path}{ending}").unlink(missing_ok=True)
     if gone == "list and index":
         queue.store.path.with_suffix(".folders.jsonl").unlink()
-    wait_for(lambda: queue.paused and [row.id for row in queue.store.queued()] == [second, first])
+    wait_for(lambda: queue.store.paused and [row.id for row in queue.store.queued()] == [second, first])
     ended = [] if gone == "list and index" else [old]
-    assert [row.id for row in reversed(queue.rows())] == [*ended, on, first, second]
-    assert [row.id for row in queue.running()] == [on]
+    assert [row.id for row in reversed(queue.store.rows())] == [*ended, on, first, second]
+    assert [row.id for row in queue.store.living()] == [on]
     assert queue.watch(on).alive
-    assert "was deleted" in queue.pause_reason
-    assert queue.version > before
-    assert [queue.row(second).gpus, queue.row(second).tab] == ["0", "lora"]
+    assert "was deleted" in queue.store.pause_reason
+    assert queue.store.version > before
+    assert [queue.store.row(second).gpus, queue.store.row(second).tab] == ["0", "lora"]
     if ended:
-        found = queue.row(old)
+        found = queue.store.row(old)
         assert (found.state, found.name, found.step, found.max_steps) == ("finished", "run 1", 5, 5)
-    queue.paused = False
+    queue.store.paused = False
     time.sleep(0.3)
-    assert [row.id for row in queue.running()] == [on]  # its card is not free
+    assert [row.id for row in queue.store.living()] == [on]  # its card is not free
     queue.end_now(on)
     wait_for(lambda: over(queue))
-    assert queue.row(first).state == queue.row(second).state == "finished"
+    assert queue.store.row(first).state == queue.store.row(second).state == "finished"
 
 
 def test_a_list_that_is_deleted_between_two_guis_comes_back_from_the_folders(place: Place):
     queue = place.queue()
     over_, on = queue.add(place.plan()), queue.add(place.plan(steps=3000))
-    wait_for(lambda: queue.row(on).step > 2)
+    wait_for(lambda: queue.store.row(on).step > 2)
     waits = queue.add(place.plan())
     queue.describe(over_, "my cat", "a good one")
     queue.close()
     for ending in ENDINGS:
         Path(f"{queue.store.path}{ending}").unlink(missing_ok=True)
     later = place.queue()
-    assert [row.id for row in reversed(later.rows())] == [over_, on, waits]
+    assert [row.id for row in reversed(later.store.rows())] == [over_, on, waits]
     assert states(later) == ["finished", "running", "queued"]
-    assert (later.row(over_).name, later.row(over_).note) == ("my cat", "a good one")
+    assert (later.store.row(over_).name, later.store.row(over_).note) == ("my cat", "a good one")
     assert later.watch(on).alive
-    assert later.paused
+    assert later.store.paused
     later.end_now(on)
-    wait_for(lambda: later.row(on).state == "stopped")
+    wait_for(lambda: later.store.row(on).state == "stopped")
     new = later.add(place.plan())
     assert new > waits
 
@@ -823,14 +823,14 @@ def test_a_thousand_runs_stay_quick(place: Place):
     def looked_at() -> float:
         began = time.process_time()
         for _ in range(20):
-            assert len(queue.rows()) == 200
-            assert queue.version
+            assert len(queue.store.rows()) == 200
+            assert queue.store.version
         return time.process_time() - began
 
     few = looked_at()
     fill(queue.store, 800, first=200)
     assert looked_at() < 3 * few  # a look takes as long as what it shows
-    assert len(queue.rows(limit=5000)) == 1000
+    assert len(queue.store.rows(limit=5000)) == 1000
 
 
 def test_machines_that_share_a_home_have_a_list_each():

@@ -31,7 +31,7 @@ def queue(tmp_path: Path) -> Iterator[RunQueue]:
     queue = RunQueue(RunStore(tmp_path / "state" / "runs.sqlite"))
     queue.open()
     yield queue
-    for row in queue.running():
+    for row in queue.store.living():
         queue.end_now(row.id)
     queue.close()
 
@@ -66,11 +66,11 @@ def test_a_run_with_keys_tells_them_nowhere(miniature, tmp_path, queue):
     _, id = LORA.train_model(queue, values, "sdxl", {})
     assert id is not None
     end = time.monotonic() + LONGEST
-    while (row := queue.row(id)) and row.state not in ENDED and time.monotonic() < end:
+    while (row := queue.store.row(id)) and row.state not in ENDED and time.monotonic() < end:
         time.sleep(0.2)
     assert row is not None
     assert row.state == "finished", row.error
-    queue.paused = True
+    queue.store.paused = True
     _, waiting = LORA.train_model(queue, {**values, "seed": 2}, "sdxl", {})
     assert assert_no_file_tells(tmp_path) > 10  # the list of runs is among them
 

@@ -8,21 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal[
-    "started",
-    "phase",
-    "step",
-    "epoch",
-    "validation",
-    "sample",
-    "saved",
-    "compile",
-    "warning",
-    "stopped",
-    "failed",
-    "finished",
-    "heard",
-]
+Ending = Literal["stopped", "failed", "finished"]
+Kind = (
+    Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "compile", "warning", "heard"]
+    | Ending
+)
 Command = Literal["stop", "save", "sample"]
 NUMBERS = frozenset(
     (

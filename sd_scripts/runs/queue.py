@@ -136,21 +136,6 @@ class RunQueue:
         self._wake.set()
         return row.id
 
-    def row(self, id: int) -> RunRow | None:
-        return self.store.row(id)
-
-    def rows(self, limit: int = 200) -> list[RunRow]:
-        """Return the runs, newest first."""
-        return self.store.rows(limit)
-
-    def running(self) -> list[RunRow]:
-        return self.store.living()
-
-    @property
-    def version(self) -> int:
-        """Increases with every change of `rows`, `paused` or `after_failure`."""
-        return self.store.version
-
     def watch(self, id: int) -> WatchedRun:
         """Return a run with its state; `refresh` updates it. Raises ValueError for an unknown id."""
         row = self._row(id)
@@ -265,30 +250,6 @@ class RunQueue:
                 taken_gpus for taken_gpus, _ in self._waiting_tools
             ]
         return not any(gpus_overlap(gpus, taken_gpus) for taken_gpus in taken)
-
-    @property
-    def paused(self) -> bool:
-        """Whether queued runs are held back."""
-        return self.store.paused
-
-    @paused.setter
-    def paused(self, pause: bool) -> None:
-        self.store.pause(pause)
-        self._wake.set()
-
-    @property
-    def pause_reason(self) -> str:
-        """Why the queue paused itself, in a sentence; empty if a user paused it."""
-        return self.store.pause_reason
-
-    @property
-    def after_failure(self) -> bool:
-        """Whether the queue continues after a failed run; otherwise it pauses."""
-        return self.store.after_failure
-
-    @after_failure.setter
-    def after_failure(self, go_on: bool) -> None:
-        self.store.after_failure = go_on
 
     def _row(self, id: int) -> RunRow:
         row = self.store.row(id)

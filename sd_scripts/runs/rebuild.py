@@ -37,15 +37,9 @@ class FolderIndex:
         if not self.path.exists():
             self._append([{"run": id, "folder": folder} for id, folder in folders])
 
-    def add(self, id: int, folder: Path, **described: str) -> None:
-        self._append([{"run": id, "folder": str(folder), **described}])
-
-    def describe(self, id: int, **described: str) -> None:
-        """Record a name or note by the user, which the run folder does not have."""
-        self._append([{"run": id, **described}])
-
-    def forget(self, id: int) -> None:
-        self._append([{"run": id, "forgotten": True}])
+    def record(self, id: int, **entry: str | bool) -> None:
+        """Record the folder of a run, a name or note by the user, which the folder does not have, or `forgotten`."""
+        self._append([{"run": id, **entry}])
 
     def runs(self) -> dict[int, dict[str, str]]:
         """Return folder, name and note of the newest runs by id, oldest first."""
@@ -120,8 +114,9 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
     run = None if run_state.over else process.find(folder)
     waits = bool(launch) and not (run or run_state.event_count or folder.process.exists() or folder.console.exists())
     if not run_state.over and run is None and not waits:
-        run_state.mark_lost("The training process disappeared without reporting an error")
+        run_state.mark_ended("lost", "The training process disappeared without reporting an error")
     made = _made(folder, launch)
+    results = dict.fromkeys(output.path for output in run_state.saved)
     return {
         "folder": str(folder.path),
         "name": folder.path.name,
@@ -134,7 +129,7 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
         "step": int(run_state.step),
         "max_steps": int(run_state.max_steps),
         "error": run_state.failure.get("error", ""),
-        "results": json.dumps(_results(run_state)),
+        "results": json.dumps([str(path) for path in results if path.is_file()]),
         "process": f"{run.pid} {run.born}" if run else "",
     }
 
@@ -142,11 +137,6 @@ def row_of(folder: RunFolder) -> dict[str, Any]:
 def _made(folder: RunFolder, launch: dict[str, Any]) -> float:
     created = launch.get("created")
     return float(created) if isinstance(created, int | float) else folder.path.stat().st_mtime
-
-
-def _results(run_state: RunState) -> list[str]:
-    paths = dict.fromkeys(made.path for made in run_state.saved)
-    return [str(path) for path in paths if path.is_file()]
 
 
 def _events(file: Path) -> list[dict[str, Any]]:

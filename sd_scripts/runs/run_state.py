@@ -185,15 +185,6 @@ class RunState:
                 self.failure = {"error": why} | ({"details": details} if details else {})
             self.event_count += 1
 
-    def mark_lost(self, why: str, details: str = "", ended: float | None = None) -> None:
-        """Record that the process is gone without an event about its end."""
-        self.mark_ended("lost", why, details, ended)
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether a user killed the processes, as recorded in the run folder."""
-        return any(sent.kind == END for sent in self.commands)
-
     def warn(self, text: str) -> None:
         """Add a warning about reading the run itself."""
         self.warnings.append(text)

@@ -84,24 +84,11 @@ def gpus_overlap(one: str, other: str) -> bool:
     return not set(one.split(",")).isdisjoint(other.split(","))
 
 
-class RunStore:
+class RunStore(StoreFile):
     """Rows by id. Raises ValueError with one sentence if the file cannot be read or written."""
 
     def __init__(self, path: Path | None = None):
-        self._file = StoreFile(path or store_path())
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    @property
-    def notice(self) -> str:
-        """A sentence for the user if the file was damaged or deleted, else empty."""
-        return self._file.notice
-
-    def close(self) -> None:
-        """Close the file; every other method still works."""
-        self._file.close()
+        super().__init__(path or store_path())
 
     def add(
         self,
@@ -133,33 +120,33 @@ class RunStore:
             made = insert(db, columns | {"place": _queue_length(db) + 1 if state == "queued" else None})
             return _rows(db, "WHERE id = ?", made)[0]
 
-        row = self._file.write(append)
-        self._file.index.add(row.id, row.folder)
+        row = self.write(append)
+        self.index.record(row.id, folder=str(row.folder))
         return row
 
     def row(self, id: int) -> RunRow | None:
         if abs(id) >= 2**63:  # beyond SQLite's integers
             return None
-        found = self._file.read(lambda db: _rows(db, "WHERE id = ?", id))
+        found = self.read(lambda db: _rows(db, "WHERE id = ?", id))
         return found[0] if found else None
 
     def rows(self, limit: int = 200) -> list[RunRow]:
         """Return the rows, newest first."""
-        return self._file.read(lambda db: _rows(db, "ORDER BY id DESC LIMIT ?", limit))
+        return self.read(lambda db: _rows(db, "ORDER BY id DESC LIMIT ?", limit))
 
     def queued(self) -> list[RunRow]:
         """Return the queued runs in starting order."""
-        return self._file.read(_queued)
+        return self.read(_queued)
 
     def living(self) -> list[RunRow]:
         """Return the runs listed as running, oldest first."""
-        return self._file.read(_living)
+        return self.read(_living)
 
     def update(self, id: int, **columns: Any) -> None:
         """Update columns of a row, if it still exists."""
-        self._file.write(lambda db: _update(db, "id = ?", (id,), columns))
+        self.write(lambda db: _update(db, "id = ?", (id,), columns))
         if described := {name: str(columns[name]) for name in DESCRIBED if name in columns}:
-            self._file.index.describe(id, **described)
+            self.index.record(id, **described)
 
     def claim(self, id: int, owner: str = "", passing: Collection[int] = ()) -> bool:
         """Claim a run for the caller to start, which sets it to `starting`; return whether that succeeded.
@@ -180,13 +167,13 @@ class RunStore:
             _update(db, "id = ?", (id,), columns)
             return True
 
-        return self._file.write(take)
+        return self.write(take)
 
     def end(self, id: int, state: State, ended: float | None = None, **columns: Any) -> bool:
         """Record how a run ended; return whether this call did, as two GUIs may both see the end."""
         living = ", ".join(f"'{state}'" for state in LIVING)
         columns |= {"ended": ended or time.time(), "state": state}
-        return self._file.write(lambda db: _update(db, f"id = ? AND state IN ({living})", (id,), columns))
+        return self.write(lambda db: _update(db, f"id = ? AND state IN ({living})", (id,), columns))
 
     def move(self, id: int, to: int) -> None:
         """Move a queued run to position `to`, counted from 1 and clamped to the end."""
@@ -199,7 +186,7 @@ class RunStore:
                 [(place, each) for place, each in enumerate(order, 1)],
             )
 
-        self._file.write(reorder)
+        self.write(reorder)
 
     def restore(self, rows: Iterable[RunRow]) -> None:
         """Restore lost rows in one transaction, so that nobody sees queued runs without the live ones."""
@@ -212,20 +199,20 @@ class RunStore:
             _renumber_queue(db)
 
         rows = list(rows)
-        self._file.write(put_back)
+        self.write(put_back)
         for row in rows:
-            self._file.index.add(row.id, row.folder, name=row.name, note=row.note)
+            self.index.record(row.id, folder=str(row.folder), name=row.name, note=row.note)
 
     def find(self, folder: Path) -> int:
         """Add the finished runs below a folder that are not in the list; return how many."""
 
-        def take_in(db: sqlite3.Connection) -> list[tuple[int, Path]]:
+        def take_in(db: sqlite3.Connection) -> list[tuple[int, str]]:
             new = [columns for columns in ended_below(folder) if not _rows(db, "WHERE folder = ?", columns["folder"])]
-            return [(insert(db, columns), Path(columns["folder"])) for columns in new]
+            return [(insert(db, columns), columns["folder"]) for columns in new]
 
-        added = self._file.write(take_in)
+        added = self.write(take_in)
         for id, path in added:
-            self._file.index.add(id, path)
+            self.index.record(id, folder=path)
         return len(added)
 
     def forget(self, id: int, *, state: State | None = None) -> bool:
@@ -236,40 +223,44 @@ class RunStore:
             _renumber_queue(db)
             return gone.rowcount == 1
 
-        gone = self._file.write(delete)
+        gone = self.write(delete)
         if gone:
-            self._file.index.forget(id)
+            self.index.record(id, forgotten=True)
         return gone
 
     @property
     def version(self) -> int:
         """Increases with every change of a row or setting by any process."""
-        return int(self._file.read(lambda db: _setting(db, "version")))
+        return int(self.read(lambda db: _setting(db, "version")))
 
     @property
     def paused(self) -> bool:
         """Whether queued runs are held back."""
-        return bool(self._file.read(lambda db: _setting(db, "paused")))
+        return bool(self.read(lambda db: _setting(db, "paused")))
+
+    @paused.setter
+    def paused(self, pause: bool) -> None:
+        self.pause(pause)
 
     @property
     def pause_reason(self) -> str:
-        """Why the queue paused itself; empty if a user paused it."""
-        return str(self._file.read(lambda db: _setting(db, "pause_reason")))
+        """Why the queue paused itself, in a sentence; empty if a user paused it."""
+        return str(self.read(lambda db: _setting(db, "pause_reason")))
 
     def pause(self, paused: bool, reason: str = "") -> None:
         self._set(paused=int(paused), pause_reason=reason if paused else "")
 
     @property
     def after_failure(self) -> bool:
-        """Whether the queue continues after a failed run."""
-        return bool(self._file.read(lambda db: _setting(db, "after_failure")))
+        """Whether the queue continues after a failed run; otherwise it pauses."""
+        return bool(self.read(lambda db: _setting(db, "after_failure")))
 
     @after_failure.setter
     def after_failure(self, go_on: bool) -> None:
         self._set(after_failure=int(go_on))
 
     def _set(self, **values: int | str) -> None:
-        self._file.write(lambda db: set_values(db, **values))
+        self.write(lambda db: set_values(db, **values))
 
 
 def _rows(db: sqlite3.Connection, which: str, *values: Any) -> list[RunRow]:

@@ -19,8 +19,9 @@ logger = logging.getLogger("sd_scripts")
 OURS, SCHEMA = 0x5D5C7D11, 1
 """application_id and user_version, which tell our file from other SQLite files."""
 BUSY_SECONDS = 10.0
-TABLES = """
-CREATE TABLE runs (
+COUNT = "UPDATE settings SET value = value + 1 WHERE name = 'version'"
+SCHEMA_STATEMENTS = (
+    """CREATE TABLE runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     folder TEXT NOT NULL UNIQUE,
     name TEXT NOT NULL DEFAULT '',
@@ -39,15 +40,15 @@ CREATE TABLE runs (
     owner TEXT NOT NULL DEFAULT '',
     process TEXT NOT NULL DEFAULT '',
     note TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX by_state ON runs (state);
-CREATE TABLE settings (name TEXT PRIMARY KEY, value);
-CREATE TRIGGER added AFTER INSERT ON runs BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
-CREATE TRIGGER changed AFTER UPDATE ON runs BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
-CREATE TRIGGER gone AFTER DELETE ON runs BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
-CREATE TRIGGER set_otherwise AFTER UPDATE ON settings WHEN NEW.name != 'version' AND NEW.value IS NOT OLD.value
-BEGIN UPDATE settings SET value = value + 1 WHERE name = 'version'; END;
-"""
+)""",
+    "CREATE INDEX by_state ON runs (state)",
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value)",
+    f"CREATE TRIGGER added AFTER INSERT ON runs BEGIN {COUNT}; END",
+    f"CREATE TRIGGER changed AFTER UPDATE ON runs BEGIN {COUNT}; END",
+    f"CREATE TRIGGER gone AFTER DELETE ON runs BEGIN {COUNT}; END",
+    "CREATE TRIGGER set_otherwise AFTER UPDATE ON settings WHEN NEW.name != 'version' AND NEW.value IS NOT OLD.value "
+    f"BEGIN {COUNT}; END",
+)
 COLUMNS = (
     *("id", "folder", "name", "tab", "family", "gpus", "state", "place", "created", "started", "ended", "step"),
     *("max_steps", "results", "error", "owner", "process", "note"),
@@ -154,7 +155,7 @@ class StoreFile:
         with _transaction(db):
             if _is_laid_out(db):
                 return
-            for statement in _statements(TABLES):
+            for statement in SCHEMA_STATEMENTS:  # executescript() would commit the transaction
                 db.execute(statement)
             had_one = self._anchor is not None or self.index.path.exists()
             rows = list(self.index.rows()) if had_one else []
@@ -166,13 +167,9 @@ class StoreFile:
                 )
             waiting = had_one and any(columns["state"] == "queued" for columns in rows)  # it may have been paused
             # a rebuilt list continues with a higher version than the old one had
-            settings: dict[str, int | str] = {
-                "version": time.time_ns() // 10**6,
-                "paused": int(waiting),
-                "after_failure": 1,
-            }
-            settings["pause_reason"] = self.notice if waiting else ""
-            db.executemany("INSERT INTO settings VALUES (?, ?)", list(settings.items()))
+            settings = [("version", time.time_ns() // 10**6), ("paused", int(waiting)), ("after_failure", 1)]
+            reason = ("pause_reason", self.notice if waiting else "")
+            db.executemany("INSERT INTO settings VALUES (?, ?)", [*settings, reason])
             db.execute(f"PRAGMA application_id = {OURS}")
             db.execute(f"PRAGMA user_version = {SCHEMA}")
 
@@ -270,16 +267,6 @@ def _is_laid_out(db: sqlite3.Connection) -> bool:
     if (application, version) != (0, 0) or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise sqlite3.DatabaseError("not a list of runs, or one of another version")
     return False
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yield single statements: executescript() would commit the enclosing transaction."""
-    part = ""
-    for line in script.splitlines(keepends=True):
-        part += line
-        if sqlite3.complete_statement(part):
-            yield part
-            part = ""
 
 
 def _salvage(file: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Watch a run on behalf of all viewers, whether started here, found again, or over."""
 
-import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
@@ -33,8 +32,6 @@ class WatchedRun:
     run_state: RunState = field(default_factory=RunState)
     waiting: bool = False
     """Whether it has no process yet."""
-    was_killed: bool = False
-    """Whether a user ended it without waiting for the step."""
     _tail: EventTail = field(init=False, repr=False)
     _commands: EventTail = field(init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -61,10 +58,10 @@ class WatchedRun:
     def _record_end(self, trouble: str) -> None:
         """Record why the process is gone, as far as known, as no event says so."""
         ended = time.time() if self.run else self._last_activity()
-        if self.was_killed or self.run_state.was_killed:
+        if any(sent.kind == END for sent in self.run_state.commands):
             self.run_state.mark_ended("stopped", self._ended_at_once(), ended=ended)
         else:
-            self.run_state.mark_lost(trouble or self._explain_end(), self.folder.console_tail(), ended)
+            self.run_state.mark_ended("lost", trouble or self._explain_end(), self.folder.console_tail(), ended)
 
     def _last_activity(self) -> float | None:
         """Return when a run that ended unobserved wrote its last line."""
@@ -97,7 +94,7 @@ class WatchedRun:
     @property
     def stopped_by_user(self) -> bool:
         """Whether a user stopped it, so that its end is not a failure."""
-        return self.was_killed or any(sent.kind in ("stop", END) for sent in self.run_state.commands)
+        return any(sent.kind in ("stop", END) for sent in self.run_state.commands)
 
     @property
     def alive(self) -> bool:
@@ -124,10 +121,11 @@ class WatchedRun:
     def end_now(self) -> None:
         """End the processes without waiting for the step."""
         if self.run:
-            self.was_killed = True
-            with contextlib.suppress(OSError):  # with a full disk, a later GUI cannot tell that a user did it
+            try:
                 self.folder.command(END)
-            self.run_state.mark_stopping()
+                self.run_state.mark_stopping()
+            except OSError:  # with a full disk, a later GUI cannot tell that a user did it
+                self.run_state.add_command({"kind": END})
             self.run.terminate()
 
     def _explain_end(self) -> str:

@@ -55,7 +55,7 @@ def queue(gui: Gui, state: Path) -> Iterator[RunQueue]:
     made = RunQueue(RunStore(state / "sd-scripts-studio" / "runs.sqlite"), every=0.1)
     made.open()
     yield made
-    for row in made.running():
+    for row in made.store.living():
         made.watch(row.id).end_now()
     made.close()
 
@@ -381,7 +381,7 @@ def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended(page,
 
 
 def test_a_run_removed_from_the_queue_comes_back_with_one_click(page, queue, gui, tmp_path):
-    queue.paused = True
+    queue.store.paused = True
     try:
         run = queue.add(plan(new_run_folder(tmp_path, "waits"), "waits", TELLING))
         page.locator("#runs-button").click()
@@ -392,4 +392,4 @@ def test_a_run_removed_from_the_queue_comes_back_with_one_click(page, queue, gui
         expect(row).to_be_visible()
         queue.remove(run)
     finally:
-        queue.paused = False
+        queue.store.paused = False
