@@ -10,7 +10,7 @@ from data_help import make_folder
 from diffusers import AutoencoderKL
 from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
-from training_help import train, train_whole
+from training_help import Run, train, train_whole
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
 
@@ -41,7 +41,7 @@ def test_with_fullgraph_a_compiler_that_fails_ends_the_run_in_one_sentence(
 
 @pytest.mark.parametrize("skips", [True, False])
 def test_guards_are_skipped_unless_the_option_is_off(
-    skips: bool, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    skips: bool, flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stances, set_stance = [], torch.compiler.set_stance
 
@@ -51,7 +51,7 @@ def test_guards_are_skipped_unless_the_option_is_off(
 
     monkeypatch.setattr(torch.compiler, "set_stance", noted)
     values = {"compile": True, "compile_backend": "eager", "max_train_steps": 4}
-    run = train(miniature, tmp_path / "run", **values, compile_skip_guards=skips)
+    run = train(flux_miniature, tmp_path / "run", **values, compile_skip_guards=skips)
     assert run.status == 0
     assert stances == [{"skip_guard_eval_unsafe": True}] * (2 if skips else 0)  # of four steps, all but the first two
 
@@ -122,25 +122,33 @@ def plain_error() -> Exception:
     return RuntimeError("graph recording observed an input tensor deallocate")
 
 
+ACCUMULATED = {**FAILING, "gradient_accumulation_steps": 2, "network_args": ["rank_dropout=0.3"]}
+
+
+@pytest.fixture(scope="module")
+def eager(flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Four steps of two batches each, not compiled. Do not write to it."""
+    values = {**ACCUMULATED, "compile": False, "compile_backend": "inductor"}
+    return train(flux_miniature, tmp_path_factory.mktemp("eager") / "out", **values)
+
+
 @pytest.mark.parametrize("nth", [1, 30], ids=["first step", "later"])
 @pytest.mark.parametrize("in_backward", [False, True], ids=["forward", "backward"])
 def test_any_error_of_compiled_code_in_any_step_is_told_and_the_step_begins_anew_without_it(
-    in_backward: bool, nth: int, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_backward: bool, nth: int, eager: Run, flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = {**FAILING, "gradient_accumulation_steps": 2, "network_args": ["rank_dropout=0.3"]}
-    plain = train(miniature, tmp_path / "plain", **{**values, "compile": False, "compile_backend": "inductor"})
     backend = FailingCode(nth, plain_error, in_backward=in_backward)
     monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
-    run = train(miniature, tmp_path / "run", **values)
+    run = train(flux_miniature, tmp_path / "run", **ACCUMULATED)
     assert backend.left == 0
     assert run.status == 0
-    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert run.losses == pytest.approx(eager.losses, rel=1e-5)
     (warning,) = [event["text"] for event in run.told("warning") if "torch.compile failed" in event["text"]]
     assert warning.startswith("torch.compile failed: RuntimeError: graph recording observed an input tensor")
 
 
 def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGD at one rate: a second update of the first partitions would be twice as far from where they began."""
     values = {
@@ -149,7 +157,7 @@ def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
     }  # fmt: skip
     backend = FailingCode(3, plain_error, in_backward=True)
     monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
-    run = train_whole(miniature, tmp_path / "run", **values)
+    run = train_whole(flux_miniature, tmp_path / "run", **values)
     assert backend.left == 0
     assert run.status == 0
     state = torch.load(run.output / "short-state" / "state.pt", weights_only=True)["optimizer"]
@@ -157,11 +165,11 @@ def test_weights_that_a_failed_fused_backward_had_updated_are_updated_once(
 
 
 def test_a_full_memory_is_no_error_of_the_compiler(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = FailingCode(2, lambda: torch.OutOfMemoryError("CUDA out of memory"), in_backward=False)
     monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", full)
-    run = train(miniature, tmp_path / "run", **FAILING)
+    run = train(flux_miniature, tmp_path / "run", **FAILING)
     assert run.status == 1
     assert "the GPU is out of memory" in run.told("failed")[0]["error"]
 
@@ -187,11 +195,11 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[FailingCode], li
 
 
 def test_cuda_graphs_that_fail_are_left_and_the_run_stays_compiled(
-    compiled_with: Callable[[FailingCode], list[bool]], miniature: Any, tmp_path: Path
+    compiled_with: Callable[[FailingCode], list[bool]], flux_miniature: Any, tmp_path: Path
 ) -> None:
-    asked = compiled_with(FailingCode(30, plain_error, in_backward=True))
-    run = train(miniature, tmp_path / "run", **REDUCED)
-    assert run.losses == pytest.approx(train(miniature, tmp_path / "plain", max_train_steps=4).losses, rel=1e-5)
+    asked = compiled_with(FailingCode(16, plain_error, in_backward=True))
+    run = train(flux_miniature, tmp_path / "run", **REDUCED)
+    assert run.losses == pytest.approx(train(flux_miniature, tmp_path / "plain", max_train_steps=4).losses, rel=1e-5)
     (warning,) = [event["text"] for event in run.told("warning") if "compile" in event["text"]]
     assert warning.startswith("compile_mode: CUDA graphs failed: RuntimeError: graph recording observed")
     assert "compile_mode = default" in warning
@@ -200,10 +208,10 @@ def test_cuda_graphs_that_fail_are_left_and_the_run_stays_compiled(
 
 
 def test_cuda_graphs_are_not_recorded_with_gradient_checkpointing(
-    compiled_with: Callable[[FailingCode], list[bool]], miniature: Any, tmp_path: Path
+    compiled_with: Callable[[FailingCode], list[bool]], flux_miniature: Any, tmp_path: Path
 ) -> None:
     asked = compiled_with(FailingCode(0, plain_error, in_backward=True))
-    run = train(miniature, tmp_path / "run", **REDUCED, gradient_checkpointing=True)
+    run = train(flux_miniature, tmp_path / "run", **REDUCED, gradient_checkpointing=True)
     assert run.status == 0
     assert asked
     assert not any(asked)
@@ -214,12 +222,12 @@ def test_cuda_graphs_are_not_recorded_with_gradient_checkpointing(
 
 
 def test_an_error_before_the_first_step_is_none_of_cuda_graphs(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def encode(*arguments: Any, **more: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(AutoencoderKL, "encode", encode)
-    run = train(miniature, tmp_path / "run", **REDUCED)
+    run = train(flux_miniature, tmp_path / "run", **REDUCED)
     (failed,) = run.told("failed")
     assert failed["error"] == "the GPU is out of memory"

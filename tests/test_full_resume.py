@@ -26,12 +26,17 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 
 
-@pytest.mark.parametrize("compiled", [{}, COMPILED], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("family", "compiled"),
+    [("sdxl", {}), ("flux", {}), ("flux", COMPILED)],
+    ids=["sdxl", "flux", "flux compiled"],  # SDXL compiles many more graphs, in each of four processes
+)
 def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(
-    compiled: dict[str, Any], each_miniature: Any, tmp_path: Path
+    family: str, compiled: dict[str, Any], miniature: Any, flux_miniature: Any, tmp_path: Path
 ) -> None:
-    values = {**STATES, **OF_FAMILY[each_miniature.family], **compiled}
-    whole = train_whole(each_miniature, tmp_path / "whole", **values)
+    model = {"sdxl": miniature, "flux": flux_miniature}[family]
+    values = {**STATES, **OF_FAMILY[family], **compiled}
+    whole = train_whole(model, tmp_path / "whole", **values)
     assert whole.status == 0
     wanted = dict(zip(whole.steps, whole.losses, strict=True))
 
@@ -39,7 +44,7 @@ def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(
     begun: list[int] = []
     for part, until in enumerate((1, 3)):
         settings = {**values, "run_dir": output / f"run{part}", **newest_state(output)}
-        training = processes().Process(target=train_whole, args=(each_miniature, output), kwargs=settings)
+        training = processes().Process(target=train_whole, args=(model, output), kwargs=settings)
         training.start()
         kill_after(training, output / f"short-step{until:08d}-state")
         told = steps_told(output / f"run{part}")
@@ -48,7 +53,7 @@ def test_killed_twice_in_a_row_it_is_still_the_undisturbed_run(
     assert not (output / "short.safetensors").exists()
 
     torch._dynamo.reset()
-    rest = train_whole(each_miniature, output, **values, **newest_state(output))
+    rest = train_whole(model, output, **values, **newest_state(output))
     assert rest.status == 0
     assert 1 == begun[0] < begun[1] < rest.steps[0] < rest.steps[-1] == 6
     assert rest.losses == whole.losses[rest.steps[0] - 1 :]

@@ -48,7 +48,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 class Recording:
     """A run that nobody killed, and what was on disk at each of its moments."""
 
-    miniature: Any
+    model: Any
     method: str
     root: Path
     store: Path
@@ -84,7 +84,7 @@ class Recording:
         newest = newest_state(self.output, "short")
         finished = newest and newest.progress.step == SETTINGS["max_train_steps"]
         some_cached = 0 < len(list(self.root.rglob("[!.]*_te_outputs.*"))) < IMAGES
-        again = begin(self.miniature, self.root, self.method)
+        again = begin(self.model, self.root, self.method)
         faults = [] if again.status == 0 else [f"status {again.status}: {again.told('failed')}"]
         begun = [event.get("resumed_from") for event in again.told("started")[before:]]
         if begun != ([] if finished else [str(newest.folder) if newest else None]):
@@ -109,13 +109,15 @@ WHOLE = (".safetensors", ".pt", ".json", ".png")
 
 
 @pytest.fixture(scope="module", params=["lora", "full"])
-def recording(request: pytest.FixtureRequest, miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(
+    request: pytest.FixtureRequest, flux_miniature: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Recording:
     root, store = tmp_path_factory.mktemp(request.param), tmp_path_factory.mktemp("store") / "store"
     prepare(root)
-    process = processes().Process(target=record, args=(root, store, begin_apart, miniature, root, request.param))
+    process = processes().Process(target=record, args=(root, store, begin_apart, flux_miniature, root, request.param))
     process.start()
     assert outcome(process) == 0
-    return Recording(miniature, request.param, root, store, recorded(store))
+    return Recording(flux_miniature, request.param, root, store, recorded(store))
 
 
 def prepare(root: Path) -> None:
@@ -123,7 +125,7 @@ def prepare(root: Path) -> None:
     (root / "prompts.txt").write_text("a red circle --w 64 --h 64 --s 1 --d 7")
 
 
-def begin(miniature: Any, root: Path, method: str) -> Run:
+def begin(model: Any, root: Path, method: str) -> Run:
     """The command of this test, always the same."""
     values = {
         **SETTINGS,
@@ -131,12 +133,12 @@ def begin(miniature: Any, root: Path, method: str) -> Run:
         "sample_prompts": root / "prompts.txt",
         "train_data_dir": root / "images",
     }
-    return train(miniature, root / "out", method, **values)
+    return train(model, root / "out", method, **values)
 
 
-def begin_apart(miniature: Any, root: Path, method: str) -> int:
+def begin_apart(model: Any, root: Path, method: str) -> int:
     console_to(root.with_name(f"{root.name}.console.txt"))
-    return begin(miniature, root, method).status
+    return begin(model, root, method).status
 
 
 def recover(recording: Recording, moment: Moment) -> list[str]:
@@ -202,22 +204,22 @@ def test_a_killed_run_that_is_begun_again_ends_as_if_nothing_had_been(recording:
 
 @pytest.mark.parametrize("where", ["within a file", "between file and state", "in a step"])
 def test_a_process_that_is_really_killed_leaves_such_a_moment(
-    where: str, recording: Recording, miniature: Any, tmp_path: Path
+    where: str, recording: Recording, flux_miniature: Any, tmp_path: Path
 ) -> None:
     """Its folder is one of those that were recorded, but for the times in it."""
     prepare(tmp_path)
     size = (recording.store / recording.files()["short.safetensors"]).stat().st_size
-    process = processes().Process(target=begin_and_die, args=(where, size, miniature, tmp_path, recording.method))
+    process = processes().Process(target=begin_and_die, args=(where, size, flux_miniature, tmp_path, recording.method))
     process.start()
     assert outcome(process) == -signal.SIGKILL
     left = {re.sub(r"\d{3,7}(?=\.)", "", str(path.relative_to(tmp_path))) for path in tmp_path.rglob("*")}
     known = [{re.sub(r"\d{3,7}(?=\.)", "", path) for path in moment.tree} for moment in recording.moments]
     assert left in known
-    killed = Recording(miniature, recording.method, tmp_path, recording.store, recording.moments)
+    killed = Recording(flux_miniature, recording.method, tmp_path, recording.store, recording.moments)
     assert killed.faults() == []
 
 
-def begin_and_die(where: str, size: int, miniature: Any, root: Path, method: str) -> None:
+def begin_and_die(where: str, size: int, model: Any, root: Path, method: str) -> None:
     """In a process of its own; `size`: bytes of the model's file."""
 
     def about_to(what: str, arguments: tuple[Any, ...]) -> None:
@@ -238,7 +240,7 @@ def begin_and_die(where: str, size: int, miniature: Any, root: Path, method: str
     tell = EventLog.__call__
     EventLog.__call__ = told  # type: ignore[method-assign]
     sys.addaudithook(about_to)
-    begin_apart(miniature, root, method)
+    begin_apart(model, root, method)
 
 
 def die(*_: object) -> None:

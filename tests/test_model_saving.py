@@ -326,7 +326,8 @@ def test_a_run_saves_in_each_form_names_with_dots_and_windows_included(
     names = ("v1.5", "v1.5-step00000002", "v1.5-step00000003")
     assert run.files == sorted([name + ending for name in names for ending in (FORMS[form], "-state")])
     assert {describe(run.output / f"{name}{FORMS[form]}").problem for name in names} == {None}
-
+    if form != "diffusers":  # what is resumed is the state, of one form, and what is saved then is as above
+        return
     rest = train_whole(
         miniature, tmp_path / "rest", save_model_as=form, resume=run.output / "v1.5-step00000002-state", **values
     )

@@ -52,6 +52,9 @@ FULL: dict[str, Any] = {
 }
 """What full training has in place of a network."""
 
+GRAPHS = {"sdxl": 9, "flux": 2}
+"""Of a compiled LoRA run on images of one size."""
+
 CAPTIONS_IN_THE_STEP: dict[str, Any] = {"cache_text_encoder_outputs": None}
 TEXT_ENCODERS_TOO: dict[str, Any] = {"cache_text_encoder_outputs": None, "network_train_unet_only": None}
 

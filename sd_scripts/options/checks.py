@@ -6,9 +6,9 @@ may be missing is annotated `| None`. A check may also take the FamilyCard. Each
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from types import NoneType
-from typing import get_args
+from typing import Any, get_args
 
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_by_network, card_of
@@ -56,10 +56,15 @@ def remarks_between(filled: Filled, family: str) -> Findings:
 def _ask(checks: Iterable[Callable[..., Findings]], filled: Filled, family: str) -> Iterator[tuple[str, str]]:
     known: Mapping[type, object] = {**filled, FamilyCard: card_of(family)}
     for check in checks:
-        wanted = [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
+        wanted = _parameter_kinds(check)
         if all(kind in known or NoneType in get_args(kind) for kind in wanted):
             asked = [known.get((*get_args(kind), kind)[0]) for kind in wanted]
             yield from until_wrong(partial(check, *asked))
+
+
+@cache  # the page asks after every change
+def _parameter_kinds(check: Callable[..., Findings]) -> list[Any]:
+    return [parameter.annotation for parameter in inspect.signature(check).parameters.values()]
 
 
 def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
