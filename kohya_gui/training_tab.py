@@ -68,7 +68,7 @@ FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
 """Options that decide how the images in train_data_dir are read."""
-COMPONENTS = {component.option for card in cards() for component in card.components}
+COMPONENTS = {component.option for card in cards() for component in card.separate_components}
 """Options that name a file of one component of the model."""
 HINTED = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *COMPONENTS)
 WITHOUT = ("run_dir",)

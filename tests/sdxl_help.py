@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from sd_scripts.families.family import Components, ModelWeights
-from sd_scripts.families.sdxl.saving import _states
+from sd_scripts.families.sdxl.saving import checkpoint
 
 
 def checkpoint_tensors(components: Components) -> dict[str, Tensor]:
     """The loaded model in the single-file layout: 2,514 tensors for SDXL, fewer for smaller variants."""
-    return _states(components, ModelWeights(denoiser=components.denoiser.state_dict())).checkpoint(components)
+    return checkpoint(components, ModelWeights(denoiser=components.denoiser.state_dict()))

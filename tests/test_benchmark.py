@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sd_scripts.families.random_weights import random_weights
+from sd_scripts.families.full_size import random_weights
 from sd_scripts.families.registry import module_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.reading import from_values

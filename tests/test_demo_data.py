@@ -19,7 +19,6 @@ from sd_scripts.families.miniature import images
 from sd_scripts.families.sdxl import tiny
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.keys import VAE_SCALE
-from sd_scripts.families.sdxl.load import open_components
 from sd_scripts.families.sdxl.vae import encode_images
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.options.catalog import script_for
@@ -42,7 +41,7 @@ def test_the_files_are_small(each_miniature: Any) -> None:
 
 
 def test_every_block_type_of_sdxl_is_in_the_checkpoint(miniature: Any) -> None:
-    unet = open_components(sdxl_settings(miniature.checkpoint), torch.float32).load().denoiser
+    unet = SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load().denoiser
     assert [type(block).__name__ for block in unet.down_blocks] == list(tiny.UNET["down_block_types"])
     assert [type(block).__name__ for block in unet.up_blocks] == list(tiny.UNET["up_block_types"])
 
@@ -59,7 +58,7 @@ def test_it_is_the_same_every_time(each_miniature: Any, tmp_path: Path) -> None:
 
 
 def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:
-    parts = open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
+    parts = SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load()
     latents = encode_images(parts, images()) * VAE_SCALE
     torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(4), atol=1e-3, rtol=0)
     torch.testing.assert_close(latents.std((0, 2, 3)), torch.ones(4), atol=1e-2, rtol=0)

@@ -318,7 +318,7 @@ def test_preparing_stops_on_command(miniature: Any, captions: Path) -> None:
         ({2: "m.jsonl"}, "out_json: m.jsonl must end in .json"),
         ({3: "x.ckpt"}, "family: cannot tell whether 'x.ckpt' is SDXL or FLUX.1; set --family"),
         ({3: "x.ckpt", "--family": "sdxl"}, "pretrained_model_name_or_path: there is no file or folder 'x.ckpt'"),
-        ({"--vae": "x.safetensors"}, "vae: 'x.safetensors' cannot be loaded"),
+        ({"--vae": "x.safetensors"}, "vae: there is no file or folder 'x.safetensors'"),
         ({"--max_resolution": "big"}, "max_resolution: 'big' is not a size; write 1024 or 1024,768"),
         ({"--max_resolution": "64,256"}, "max_bucket_reso: 128 is smaller than resolution's longer side 256"),
         ({"--batch_size": "0"}, "batch_size: 0 must be at least 1"),

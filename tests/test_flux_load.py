@@ -17,11 +17,12 @@ from torch import Tensor
 from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
+from sd_scripts.families.card import ComponentCard
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux import full_size
 from sd_scripts.families.flux import keys as flux
-from sd_scripts.families.flux.files import AE, CLIP_L, T5XXL, TRANSFORMER, ComponentSpec, is_fp8
-from sd_scripts.families.flux.load import check, open_components
+from sd_scripts.families.flux.family import FLUX
+from sd_scripts.families.flux.load import LAYOUTS, becomes_fp8
 from sd_scripts.families.flux.memory import place
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.packing import predict
@@ -41,7 +42,7 @@ State = dict[str, Tensor]
 
 def load(*arguments: Any, **more: Any) -> Components:
     """All components, loaded."""
-    return open_components(*arguments, **more).load()
+    return FLUX.open(*arguments, **more).load()
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +80,22 @@ def test_every_key_of_diffusers_has_its_place_in_the_original_file() -> None:
     assert {name: list(flux.bfl_key(name)) for name in expected} == expected
 
 
-@pytest.mark.parametrize(("spec", "count"), [(TRANSFORMER, 780), (CLIP_L, 196), (T5XXL, 220), (AE, 244)])
-def test_the_files_of_the_field_fill_modules_of_their_sizes(spec: ComponentSpec, count: int) -> None:
-    part = "transformer" if spec is TRANSFORMER else spec.option
-    file = {key: torch.empty(shape, device="meta") for key, (shape,) in _spread_shapes(part).items()}
+@pytest.mark.parametrize(
+    ("part", "count"),
+    list(zip(FLUX.card.components, (780, 196, 220, 244), strict=True)),
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_files_of_the_field_fill_modules_of_their_sizes(part: ComponentCard, count: int) -> None:
+    name, layout = "transformer" if part.name == "denoiser" else part.option, LAYOUTS[part.name]
+    file = {key: torch.empty(shape, device="meta") for key, (shape,) in _spread_shapes(name).items()}
     assert len(file) == count
-    prefix = spec.prefix(file) or ""
+    file = layout.unify({key.removeprefix(part.prefix_in(file) or ""): tensor for key, tensor in file.items()})
     with torch.device("meta"):
-        module, named = spec.prepare({key.removeprefix(prefix): tensor for key, tensor in file.items()})
+        module = layout.make({key: tuple(tensor.shape) for key, tensor in file.items()})
     state = module.state_dict()
+    named = layout.read(file, state)
     assert state.keys() == named.keys()
-    of_benchmark = full_size.modules()[spec.option].state_dict()
+    of_benchmark = full_size.modules()[part.name].state_dict()
     assert {name: t.shape for name, t in state.items()} == {name: t.shape for name, t in of_benchmark.items()}
     assert [name for name in state if state[name].shape != named[name].shape] == []
 
@@ -142,7 +148,7 @@ def test_the_forward_equals_diffusers_in_float32_and_in_bfloat16() -> None:
 
 def test_the_files_are_read_as_they_are(components: Components, transformer: State, files: dict[str, str]) -> None:
     _same(components.denoiser.state_dict(), transformer)
-    _same(flux.ae_to_bfl(components.vae.state_dict()), safetensors.torch.load_file(files["ae"]))
+    _same(LAYOUTS["vae"].write(components.vae.state_dict()), safetensors.torch.load_file(files["ae"]))
     clip = {f"text_model.{name}": tensor for name, tensor in components.text_encoders[0].state_dict().items()}
     _same(clip, safetensors.torch.load_file(files["clip_l"]))
     t5 = {"encoder.embed_tokens.weight": None, **safetensors.torch.load_file(files["t5xxl"])}
@@ -170,13 +176,13 @@ def test_every_layout_of_the_transformer_is_the_same_model(
         path = tmp_path / "flux.ckpt"
         torch.save({"state_dict": transformer}, path)
     settings = flux_settings(**files | {MODEL: str(path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)})
-    assert check(settings) == []
+    assert FLUX.check(settings) == []
     _same(load(settings, torch.float32).denoiser.state_dict(), transformer)
 
 
 def test_a_diffusers_folder_needs_no_other_files(folder: Path, components: Components) -> None:
     settings = flux_settings(**{MODEL: str(folder)})
-    assert check(settings) == []
+    assert FLUX.check(settings) == []
     _same_parts(load(settings, torch.float32), components)
 
 
@@ -197,7 +203,7 @@ def test_a_file_of_all_parts_needs_no_other_files(
     whole["text_encoders.clip_l.logit_scale"] = torch.tensor(4.6)
     path = _write(tmp_path / "whole.safetensors", whole)
     settings = flux_settings(**{MODEL: str(path), "tokenizer_cache_dir": _cached(flux_miniature, tmp_path)})
-    assert check(settings) == []
+    assert FLUX.check(settings) == []
     _same_parts(load(settings, torch.float32), components)
 
 
@@ -209,7 +215,7 @@ def test_keys_of_a_compiled_model_are_read(
     cached = _cached(flux_miniature, tmp_path)
     for state in ({f"_orig_mod.{key}": tensor for key, tensor in transformer.items()}, blocks):
         given = {MODEL: str(_write(tmp_path / "compiled.safetensors", state)), "tokenizer_cache_dir": cached}
-        assert check(flux_settings(**files | given)) == []
+        assert FLUX.check(flux_settings(**files | given)) == []
         _same_parts(load(flux_settings(**files | given), torch.float32), components)
 
 
@@ -330,7 +336,7 @@ def test_fp8_files_with_scales_are_multiplied_out(
         scaled[marker] = torch.zeros(2, dtype=E4M3)
     path = _write(tmp_path / "scaled.safetensors", scaled)
     settings = flux_settings(**files | {"t5xxl": str(path)})
-    assert check(settings) == []
+    assert FLUX.check(settings) == []
     t5 = load(settings, torch.float32).text_encoders[1].state_dict()
     expected = {k: (t * 16).to(E4M3).float() / 16 if ".SelfAttention.q" in k else t for k, t in plain.items()}
     keys = [key for key in plain if ".SelfAttention.q" in key or "layer_norm" in key]
@@ -375,15 +381,15 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
 
 def test_what_is_looked_up_is_not_held_in_fp8() -> None:
     layer, weight = "encoder.block.0.layer.0.SelfAttention", torch.zeros(32, 64, dtype=E4M3)
-    assert is_fp8(f"{layer}.q.weight", weight)
-    assert not is_fp8(f"{layer}.relative_attention_bias.weight", weight)
-    assert not is_fp8("shared.weight", weight)
+    assert becomes_fp8(f"{layer}.q.weight", weight)
+    assert not becomes_fp8(f"{layer}.relative_attention_bias.weight", weight)
+    assert not becomes_fp8("shared.weight", weight)
 
 
 def test_scales_of_another_form_are_told(files: dict[str, str], tmp_path: Path) -> None:
     t5, layer = safetensors.torch.load_file(files["t5xxl"]), "encoder.block.0.layer.0.SelfAttention.q."
     path = _write(tmp_path / "blocks.safetensors", t5 | {f"{layer}weight_scale": torch.ones(3, 3)})
-    (problem,) = check(flux_settings(**files | {"t5xxl": str(path)}))
+    (problem,) = FLUX.check(flux_settings(**files | {"t5xxl": str(path)}))
     assert f"the scales of '{layer}weight' are neither one nor one for each row" in problem
 
 
@@ -406,29 +412,29 @@ def test_in_fp16_the_layers_of_t5_that_overflow_stay_in_float32(files: dict[str,
 
 
 def test_whole_files_have_no_problems(files: dict[str, str], folder: Path) -> None:
-    assert check(flux_settings(**files)) == []
-    assert check(flux_settings(**{MODEL: str(folder)})) == []
+    assert FLUX.check(flux_settings(**files)) == []
+    assert FLUX.check(flux_settings(**{MODEL: str(folder)})) == []
 
 
 def test_each_missing_file_is_named_with_its_option(files: dict[str, str]) -> None:
-    problems = check(flux_settings(**{MODEL: files[MODEL]}))
+    problems = FLUX.check(flux_settings(**{MODEL: files[MODEL]}))
     titles = {"clip_l": "CLIP text encoder", "t5xxl": "T5 text encoder", "ae": "autoencoder"}
     assert problems == [
         f"{option}: '{files[MODEL]}' contains no {title}; set {option} to its file" for option, title in titles.items()
     ]
     absent = {option: f"/absent/{option}.safetensors" for option in titles}
-    assert check(flux_settings(**{MODEL: "owner/model"}, **absent)) == [
+    assert FLUX.check(flux_settings(**{MODEL: "owner/model"}, **absent)) == [
         f"{option}: there is no file or folder '{path}'" for option, path in absent.items()
     ]
 
 
 def test_files_in_each_others_fields_are_told(files: dict[str, str]) -> None:
     mixed = {"clip_l": files["t5xxl"], "t5xxl": files["ae"], "ae": files["clip_l"]}
-    problems = check(flux_settings(**files | mixed))
+    problems = FLUX.check(flux_settings(**files | mixed))
     assert [problem.split(":")[0] for problem in problems] == ["clip_l", "t5xxl", "ae"]
     for problem, home in zip(problems, ("t5xxl", "ae", "clip_l"), strict=True):
         assert problem.endswith(f"; set {home} to it instead")
-    (problem,) = check(flux_settings(**files | {MODEL: files["ae"]}))
+    (problem,) = FLUX.check(flux_settings(**files | {MODEL: files["ae"]}))
     assert "is not a FLUX.1 transformer but" in problem
 
 
@@ -461,7 +467,7 @@ def test_another_kind_of_model_is_called_by_its_name(
 
 
 def test_sdxl_in_the_field_of_flux_is_one_sentence(miniature: Any) -> None:
-    (problem,) = check(flux_settings(**{MODEL: str(miniature.checkpoint)}))
+    (problem,) = FLUX.check(flux_settings(**{MODEL: str(miniature.checkpoint)}))
     assert "is not a FLUX.1 transformer but SDXL checkpoint" in problem
 
 
@@ -471,7 +477,7 @@ def test_half_a_file_no_file_and_no_model_are_told(files: dict[str, str], tmp_pa
     _both_say({**files, MODEL: str(half)}, "is cut short: 500,000 of ")
     _both_say({**files, MODEL: str(tmp_path / "none.safetensors")}, "there is no file or folder")
     _both_say({**files, MODEL: str(tmp_path)}, "contains no weights")
-    (problem,) = check(flux_settings(**files | {"ae": str(half)}))
+    (problem,) = FLUX.check(flux_settings(**files | {"ae": str(half)}))
     assert problem.startswith("ae: ")
 
 
@@ -506,7 +512,7 @@ def test_parts_of_another_model_are_told(files: dict[str, str], miniature: Any, 
     sdxl = {"ae": str(_write(tmp_path / "vae.safetensors", vae))}
     told = f"ae: '{sdxl['ae']}' produces latents of 4 channels, but the transformer expects 16; "
     told += "choose the autoencoder of FLUX.1"
-    assert check(flux_settings(**files | sdxl)) == [told]
+    assert FLUX.check(flux_settings(**files | sdxl)) == [told]
     with pytest.raises(ValueError, match="produces latents of 4 channels"):
         load(flux_settings(**files | sdxl), torch.float32)
 
@@ -516,19 +522,19 @@ def test_what_the_model_cannot_do_is_told_before_it_is_loaded(
 ) -> None:
     double, single = SHAPE.double_blocks, SHAPE.single_blocks
     most = max_blocks_to_swap(double, single)
-    assert check(flux_settings(**files, blocks_to_swap=most)) == []
-    assert check(flux_settings(**files, blocks_to_swap=most + 1)) == [
+    assert FLUX.check(flux_settings(**files, blocks_to_swap=most)) == []
+    assert FLUX.check(flux_settings(**files, blocks_to_swap=most + 1)) == [
         f"blocks_to_swap: {most + 1} exceeds {most}, the most that a model with {double} double and {single} single "
         f"blocks can swap; set {most} or less"
     ]
-    assert check(flux_settings(**files, train_double_block_indices=f"0-{double}")) == [
+    assert FLUX.check(flux_settings(**files, train_double_block_indices=f"0-{double}")) == [
         f"train_double_block_indices: there is no block {double}; this model has {double} double blocks, "
         f"0 to {double - 1}"
     ]
     schnell = files | {MODEL: str(_schnell(transformer, tmp_path))}
-    assert check(flux_settings(**schnell)) == []
-    assert check(flux_settings(**schnell, guidance_scale=1.0)) == []
-    assert check(flux_settings(**schnell, guidance_scale=4.0)) == [
+    assert FLUX.check(flux_settings(**schnell)) == []
+    assert FLUX.check(flux_settings(**schnell, guidance_scale=1.0)) == []
+    assert FLUX.check(flux_settings(**schnell, guidance_scale=4.0)) == [
         "guidance_scale: FLUX.1 schnell ignores guidance, so 4 has no meaning; leave it at its default 3.5"
     ]
 
@@ -551,7 +557,7 @@ def flux_settings(**values: Any) -> Settings:
 
 def _both_say(given: dict[str, str], told: str) -> None:
     """`check` finds it before loading, and `load` raises the same."""
-    (problem,) = check(flux_settings(**given))
+    (problem,) = FLUX.check(flux_settings(**given))
     assert problem.startswith(f"{MODEL}: ")
     assert told in problem
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is compared

@@ -13,7 +13,6 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxParams, rope_table
 from sd_scripts.families.flux.objective import (
     architecture,
-    draw_timesteps,
     loss,
     metadata,
     step_inputs,
@@ -59,8 +58,8 @@ def test_noisy_latents_lie_on_the_straight_way_from_image_to_noise() -> None:
 def test_timesteps_are_drawn_in_float32_within_their_bounds() -> None:
     drawn = inputs_of(timestep_sampling="shift", min_timestep=100, max_timestep=300)["timesteps"]
     assert drawn.dtype == torch.float32
-    latents, generator = torch.zeros(500, 16, 2, 2), torch.Generator().manual_seed(1)
-    many = draw_timesteps(latents, flux_settings(min_timestep=100, max_timestep=300), generator)
+    latents, bounds = torch.zeros(500, 16, 2, 2), flux_settings(min_timestep=100, max_timestep=300)
+    many = step_inputs(batch_of(latents), latents, bounds, torch.Generator().manual_seed(1))["timesteps"]
     assert 0.1 <= many.min() < many.max() <= 0.3
 
 

@@ -27,12 +27,12 @@ PROMPT = {"prompt": "a red circle", "width": 64, "height": 80, "seed": 1, "steps
 def components() -> Components:
     clip = clip_tokenizer()
     modules = tiny_modules(len(clip))
-    encoders = [modules.clip_l, modules.t5xxl]
-    for module in (modules.transformer, modules.ae, *encoders):
+    encoders = [modules["text_encoder1"], modules["text_encoder2"]]
+    for module in modules.values():
         module.eval().requires_grad_(False)
     return Components(
-        denoiser=modules.transformer,
-        vae=modules.ae,
+        denoiser=modules["denoiser"],
+        vae=modules["vae"],
         text_encoders=encoders,
         tokenizers=[clip, t5_tokenizer()],
         source="tiny",

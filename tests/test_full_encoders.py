@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Components, Family, ModelWeights
+from sd_scripts.families.family import Components, Family, ModelWeights, Saving
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -19,8 +20,9 @@ from sd_scripts.training.full import Full
 RATES = {"learning_rate": 1e-3, "learning_rate_te1": 1e-4, "learning_rate_te2": 0.0}
 
 
-def save(components: Components, weights: ModelWeights, path: Path, *_: Any) -> None:
-    torch.save([weights.denoiser, *weights.text_encoders], path)
+def saved(components: Components, weights: ModelWeights) -> dict[str, Tensor]:
+    states = [weights.denoiser, *weights.text_encoders]
+    return {f"{number}.{name}": each for number, state in enumerate(states) for name, each in (state or {}).items()}
 
 
 def family(encoders: int) -> Family:
@@ -28,7 +30,7 @@ def family(encoders: int) -> Family:
         SDXL,
         lora_text_encoders=SDXL.lora_text_encoders[:1] * encoders,
         blocks=replace(SDXL.blocks, denoiser=lambda denoiser: [list(denoiser)]),
-        saving=replace(SDXL.saving, form=lambda components, form: "safetensors", write=save),
+        saving=Saving(tensors=saved),
     )
 
 
@@ -80,10 +82,10 @@ def test_each_text_encoder_is_trained_at_its_own_rate_and_saved(encoders: int, f
     ]
     assert moved == [True, *learns]
 
-    trainable.save(tmp_path / "file", None, {})
-    denoiser, *text = torch.load(tmp_path / "file")
-    assert torch.equal(denoiser["0.weight"], model.denoiser.state_dict()["0.weight"])
-    assert [state is not None for state in text] == list(learns)
+    trainable.save(tmp_path / "file.safetensors", None, {})
+    file = load_file(tmp_path / "file.safetensors")
+    assert torch.equal(file["0.0.weight"], model.denoiser.state_dict()["0.weight"])
+    assert [f"{number}.weight" in file for number in range(1, encoders + 1)] == list(learns)
 
 
 def test_text_encoders_are_frozen_unless_asked_for(tmp_path: Path) -> None:

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from scripts_help import SDXL_LORA
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.sdxl import keys as sgm
 from sd_scripts.families.sdxl.by_block import BlockRules
-from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
+from sd_scripts.families.sdxl.full_size import modules as modules_of_sdxl
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET, block_of
 from sd_scripts.networks.adapter import LayerPlan
 from sd_scripts.networks.layers import Dropouts
@@ -28,18 +25,14 @@ from sd_scripts.options.settings import Settings
 REFERENCE = Path(__file__).parent / "reference"
 KEYS = json.loads((REFERENCE / "sd_lora_keys.json").read_text())
 """Set -> layer -> shapes of its down and up."""
-CHECKPOINT = {k: tuple(v) for k, v in json.loads((REFERENCE / "sd_keys_sdxl_checkpoint.json").read_text()).items()}
 
 
 def full_size() -> list[AdaptedModule]:
-    with torch.device("meta"):
-        unet = UNet2DConditionModel(**SDXL_CONFIG)
-        first = CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(CHECKPOINT)))
-        second = CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(CHECKPOINT)))
-    modules = [AdaptedModule(module=unet, target=UNET, lr=1e-4)]
-    for number, (encoder, target) in enumerate(zip((first, second), TEXT_ENCODERS, strict=True), 1):
-        modules.append(AdaptedModule(module=encoder, target=target, lr=number * 1e-5))
-    return modules
+    modules = modules_of_sdxl()
+    adapted = [AdaptedModule(module=modules["denoiser"], target=UNET, lr=1e-4)]
+    for number, target in enumerate(TEXT_ENCODERS, 1):
+        adapted.append(AdaptedModule(module=modules[f"text_encoder{number}"], target=target, lr=number * 1e-5))
+    return adapted
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from sd_scripts.options.settings import Settings
 resource = pytest.importorskip("resource", reason="limits the size of files; not on Windows")
 
 State = dict[str, Tensor]
+UNET, FIRST, SECOND, VAE = (component.prefixes[-1] for component in SDXL.card.components)
 TOKENIZER = ("merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 
@@ -61,7 +62,7 @@ def test_what_learned_is_saved_and_the_rest_is_not_rounded(miniature: Any, file:
     half = SDXL.open(sdxl_settings(miniature.checkpoint), torch.bfloat16, torch.device("cpu")).load()
     learned = {name: tensor + 1 for name, tensor in half.text_encoders[0].state_dict().items()}
     saved = load_file(save_sdxl(half, tmp_path, text_encoders=(learned, None)))
-    unet, first = (prefix_of(file, prefix) for prefix in (sgm.UNET_PREFIX, sgm.TEXT_ENCODER1_PREFIX))
+    unet, first = (prefix_of(file, prefix) for prefix in (UNET, FIRST))
     still = file.keys() - unet.keys() - first.keys()
     same({key: saved[key] for key in still}, {key: file[key] for key in still})
     same({key: saved[key] for key in unet}, {key: tensor.bfloat16() for key, tensor in unet.items()})
@@ -79,7 +80,7 @@ def test_blocks_that_stood_still_are_not_rounded(
     learned = {name: t.float() + 1 for name, t in half.denoiser.state_dict().items() if name.startswith("up_blocks.")}
     weights = ModelWeights(denoiser=half.denoiser.state_dict() | learned)
     SDXL.saving.write(half, weights, tmp_path / "saved.safetensors", "safetensors", None, {})
-    ups = {sgm.UNET_PREFIX + sgm.unet_key(name): tensor for name, tensor in learned.items()}
+    ups = {UNET + sgm.unet_key(name): tensor for name, tensor in learned.items()}
     same(load_file(tmp_path / "saved.safetensors"), file | ups)
 
 
@@ -179,14 +180,14 @@ def test_another_vae_is_saved_in_the_place_of_the_models_own_as_fine_as_its_file
     layout: str, miniature: Any, components: Components, file: State, tmp_path: Path
 ) -> None:
     vae = tmp_path / "vae.safetensors"
-    other = {key: tensor + 1 for key, tensor in file.items() if key.startswith(sgm.VAE_PREFIX)}
+    other = {key: tensor + 1 for key, tensor in file.items() if key.startswith(VAE)}
     if layout == "folder":
         vae = tmp_path / "vae"
         AutoencoderKL.save_pretrained(cast(AutoencoderKL, components.vae), vae)
         weights = vae / "diffusion_pytorch_model.safetensors"
         save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     elif layout == "file":
-        save_file({key.removeprefix(sgm.VAE_PREFIX): tensor for key, tensor in other.items()}, vae)
+        save_file({key.removeprefix(VAE): tensor for key, tensor in other.items()}, vae)
     else:
         save_file({name: tensor + 1 for name, tensor in components.vae.state_dict().items()}, vae)
     settings = sdxl_settings(miniature.checkpoint, vae=str(vae))
@@ -347,10 +348,10 @@ def test_a_run_goes_on_from_a_saved_folder_and_saves_one(miniature: Any, tmp_pat
     before, after = loaded(folder), loaded(second.output / "short")
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     for prefix, learns in {
-        sgm.UNET_PREFIX: True,
-        sgm.TEXT_ENCODER1_PREFIX: True,
-        sgm.TEXT_ENCODER2_PREFIX: True,
-        sgm.VAE_PREFIX: False,
+        UNET: True,
+        FIRST: True,
+        SECOND: True,
+        VAE: False,
     }.items():
         assert any(key.startswith(prefix) for key in changed) == learns, prefix
 
@@ -398,7 +399,7 @@ def same(ours: State, theirs: State) -> None:
 
 def unlearned(state: State) -> State:
     """Text encoders and VAE."""
-    return {key: tensor for key, tensor in state.items() if not key.startswith(sgm.UNET_PREFIX)}
+    return {key: tensor for key, tensor in state.items() if not key.startswith(UNET)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,14 +15,14 @@ from sdxl_help import checkpoint_tensors
 from torch import Tensor, nn
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl import keys as sgm
-from sd_scripts.families.sdxl.load import check, open_components
+from sd_scripts.families.sdxl.family import SDXL
+from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.families.sdxl.vae import decode_latents, encode_images
 
 
 def load(*arguments: Any, **more: Any) -> Components:
     """All components, loaded."""
-    return open_components(*arguments, **more).load()
+    return SDXL.open(*arguments, **more).load()
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,13 @@ def test_diffusers_reads_the_miniature_as_a_single_file(miniature: Any, folder: 
     pipeline = StableDiffusionXLPipeline.from_single_file(
         str(miniature.checkpoint), config=str(folder), local_files_only=True
     )
-    theirs = sgm.checkpoint(
-        pipeline.unet.state_dict(),
-        pipeline.vae.state_dict(),
-        pipeline.text_encoder.state_dict(),
-        pipeline.text_encoder_2.state_dict(),
-        file[sgm.LOGIT_SCALE],
+    theirs = single_file(
+        {
+            "denoiser": pipeline.unet.state_dict(),
+            "vae": pipeline.vae.state_dict(),
+            "text_encoder1": pipeline.text_encoder.state_dict(),
+            "text_encoder2": pipeline.text_encoder_2.state_dict(),
+        }
     )
     _same(theirs, file)
 
@@ -153,13 +154,13 @@ def test_another_vae_takes_the_place_of_the_models_own(
 
 def test_a_model_without_its_own_vae_needs_the_option(miniature: Any, file: dict[str, Tensor], tmp_path: Path) -> None:
     bare = _write(tmp_path / "bare.safetensors", {k: t for k, t in file.items() if not k.startswith("first_stage")})
-    assert check(sdxl_settings(bare)) == [f"vae: '{bare}' contains no VAE; set vae to an SDXL VAE file"]
-    assert check(sdxl_settings(bare, vae=str(miniature.checkpoint))) == []
+    assert SDXL.check(sdxl_settings(bare)) == [f"vae: '{bare}' contains no VAE; set vae to an SDXL VAE file"]
+    assert SDXL.check(sdxl_settings(bare, vae=str(miniature.checkpoint))) == []
 
 
 def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
-    assert check(sdxl_settings(miniature.checkpoint)) == []
-    assert check(sdxl_settings(folder)) == []
+    assert SDXL.check(sdxl_settings(miniature.checkpoint)) == []
+    assert SDXL.check(sdxl_settings(folder)) == []
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_a_whole_model_has_no_problems(miniature: Any, folder: Path) -> None:
         (["lora_te2_x.lora_down.weight"], "is not an SDXL checkpoint but SDXL LoRA; to continue training a LoRA"),
         (["cond_stage_model.transformer.text_model.final_layer_norm.weight"], "but Stable Diffusion 1.5 checkpoint"),
         (["double_blocks.0.img_attn.qkv.weight"], "is not an SDXL checkpoint but FLUX.1"),
-        (["decoder.conv_in.weight"], "is not an SDXL checkpoint but VAE; set the option vae to a VAE file"),
+        (["decoder.conv_in.weight"], "is not an SDXL checkpoint but VAE; set vae to it instead"),
         (["a", "b", "c", "d"], "but something with keys such as 'a', 'b', 'c' and 1 more"),
     ],
 )
@@ -230,7 +231,7 @@ def test_a_vae_that_overflows_is_told_with_the_remedy(components: Components) ->
 
 def _both_say(path: Path | None, told: str) -> None:
     """`check` finds it before loading, and `load` raises the same."""
-    (problem,) = check(sdxl_settings(path))
+    (problem,) = SDXL.check(sdxl_settings(path))
     assert problem.startswith("pretrained_model_name_or_path: ")
     assert told in problem
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the text is compared

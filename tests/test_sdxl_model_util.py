@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from conftest import sdxl_settings
 from diffusers.loaders import single_file_utils as diffusers_reads
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from sd_scripts.families.sdxl.card import CARD
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.full_size import modules as full_size_modules
+from sd_scripts.families.sdxl.load import LAYOUTS, single_file
 from sd_scripts.library import sdxl_model_util as sgm
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -20,46 +22,39 @@ SHAPES = {k: tuple(v) for k, v in json.loads((REFERENCE / "sd_keys_sdxl_checkpoi
 LORA_NAMES = json.loads((REFERENCE / "sd_lora_keys.json").read_text())
 
 
+def of(part: str, file: dict[str, Any]) -> dict[str, Any]:
+    """What belongs to a component in the file of a whole model, without prefix."""
+    (prefix,) = (component.prefixes[-1] for component in CARD.components if component.name == part)
+    return {key.removeprefix(prefix): value for key, value in file.items() if key.startswith(prefix)}
+
+
 @pytest.fixture(scope="module")
 def full_size() -> dict[str, Any]:
     """SDXL base without memory, of the sizes that the reference file's shapes tell."""
     with torch.device("meta"):
-        return {
-            "unet": UNet2DConditionModel(**sgm.unet_config(SHAPES)),
-            "vae": AutoencoderKL(**sgm.vae_config(SHAPES)),
-            "first": CLIPTextModel(CLIPTextConfig(**sgm.text_encoder1_config(SHAPES))),
-            "second": CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(SHAPES))),
-        }
+        return {part: layout.make(of(part, SHAPES)) for part, layout in LAYOUTS.items()}
 
 
 def test_a_whole_model_is_written_with_the_2514_keys_and_shapes_of_the_reference(full_size: dict[str, Any]) -> None:
-    written = sgm.checkpoint(*(m.state_dict() for m in full_size.values()), torch.zeros((), device="meta"))
+    written = single_file({name: module.state_dict() for name, module in full_size.items()})
     assert {key: tuple(tensor.shape) for key, tensor in written.items()} == SHAPES
 
 
 def test_the_model_of_the_benchmark_has_the_keys_and_shapes_of_the_reference() -> None:
-    written = sgm.checkpoint(*(m.state_dict() for m in full_size_modules()), torch.zeros((), device="meta"))
+    written = single_file({name: module.state_dict() for name, module in full_size_modules().items()})
     assert {key: tuple(tensor.shape) for key, tensor in written.items()} == SHAPES
 
 
-@pytest.mark.parametrize(
-    ("part", "read"),
-    [
-        ("unet", sgm.read_unet),
-        ("vae", sgm.read_vae),
-        ("first", sgm.read_text_encoder1),
-        ("second", sgm.read_text_encoder2),
-    ],
-)
-def test_a_whole_model_is_read_into_every_name_of_a_module(full_size: dict[str, Any], part: str, read: Any) -> None:
+@pytest.mark.parametrize("part", LAYOUTS)
+def test_a_whole_model_is_read_into_every_name_of_a_module(full_size: dict[str, Any], part: str) -> None:
     file = {key: torch.empty(shape, device="meta") for key, shape in SHAPES.items()}
     wanted = {name: tensor.shape for name, tensor in full_size[part].state_dict().items()}
-    assert {name: tensor.shape for name, tensor in read(file, wanted).items()} == wanted
+    assert {name: tensor.shape for name, tensor in LAYOUTS[part].read(of(part, file), wanted).items()} == wanted
 
 
 def test_lora_names_are_those_of_the_field(full_size: dict[str, Any]) -> None:
-    unet = {sgm.lora_unet_name(path) for path, module in _layers(full_size["unet"])}
-    encoders = [full_size["first"], full_size["second"]]
+    unet = {sgm.lora_unet_name(path) for path, module in _layers(full_size["denoiser"])}
+    encoders = [full_size["text_encoder1"], full_size["text_encoder2"]]
     names = {sgm.lora_text_encoder_name(i, path) for i, part in enumerate(encoders) for path, _ in _layers(part)}
     assert set(LORA_NAMES["sdxl_conv_dim4_conv2"]) <= unet | names
     assert set(LORA_NAMES["sdxl_linear_dim4"]) <= unet | names
@@ -78,26 +73,29 @@ def test_a_lora_name_of_one_layer() -> None:
 def test_the_miniature_reads_as_diffusers_reads_it(miniature: Any) -> None:
     file = safetensors.torch.load_file(miniature.checkpoint)
     shapes = {key: tuple(tensor.shape) for key, tensor in file.items()}
-    unet = UNet2DConditionModel(**sgm.unet_config(shapes))
-    vae = AutoencoderKL(**sgm.vae_config(shapes))
-    second = CLIPTextModelWithProjection(CLIPTextConfig(**sgm.text_encoder2_config(shapes)))
+    modules: dict[str, Any] = {part: layout.make(of(part, shapes)) for part, layout in LAYOUTS.items()}
 
-    theirs = diffusers_reads.convert_ldm_unet_checkpoint(dict(file), unet.config)
-    _equal(sgm.read_unet(file, unet.state_dict()), theirs)
-    theirs = diffusers_reads.convert_ldm_vae_checkpoint(dict(file), vae.config)
-    ours = sgm.read_vae(file, vae.state_dict())
+    def read(part: str) -> dict[str, torch.Tensor]:
+        return LAYOUTS[part].read(of(part, file), modules[part].state_dict())
+
+    _equal(read("denoiser"), diffusers_reads.convert_ldm_unet_checkpoint(dict(file), modules["denoiser"].config))
+    theirs = diffusers_reads.convert_ldm_vae_checkpoint(dict(file), modules["vae"].config)
+    ours = read("vae")
     _equal(ours, {name: tensor.view_as(ours[name]) for name, tensor in theirs.items()})
-    prefix = sgm.TEXT_ENCODER2_PREFIX
-    theirs = diffusers_reads.convert_open_clip_checkpoint(second, dict(file), prefix=prefix)
+    theirs = diffusers_reads.convert_open_clip_checkpoint(
+        modules["text_encoder2"], dict(file), prefix="conditioner.embedders.1.model."
+    )
     theirs = {name: tensor for name, tensor in theirs.items() if "position_ids" not in name}
-    _equal(sgm.read_text_encoder2(file, second.state_dict()), theirs)
+    _equal(read("text_encoder2"), theirs)
 
 
-def test_a_missing_key_is_named(miniature: Any) -> None:
-    shapes = {k: tuple(t.shape) for k, t in safetensors.torch.load_file(miniature.checkpoint).items()}
-    del shapes["model.diffusion_model.label_emb.0.0.weight"]
-    with pytest.raises(ValueError, match=r"'model\.diffusion_model\.label_emb\.0\.0\.weight' is missing"):
-        sgm.unet_config(shapes)
+def test_a_missing_key_is_named(miniature: Any, tmp_path: Path) -> None:
+    file = safetensors.torch.load_file(miniature.checkpoint)
+    del file["model.diffusion_model.middle_block.1.proj_in.weight"]
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(file, path)
+    (problem,) = SDXL.check(sdxl_settings(path))
+    assert problem.endswith("is incomplete; missing: 'model.diffusion_model.middle_block.1.proj_in.weight'")
 
 
 def _layers(module: nn.Module) -> list[tuple[str, nn.Module]]:

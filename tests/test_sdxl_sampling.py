@@ -9,7 +9,7 @@ from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.load import open_components
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.samplers import SAMPLERS, make_sampler
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.text import encode_text, tokenize
@@ -23,7 +23,7 @@ PROMPT = {"prompt": "a red circle on a white background", "width": 64, "height":
 
 @pytest.fixture(scope="module")
 def components(miniature: Any) -> Components:
-    return open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
+    return SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load()
 
 
 def make(components: Components, **changes: Any) -> np.ndarray:
@@ -94,7 +94,7 @@ def test_random_numbers_modes_and_gradients_of_the_training_are_untouched(compon
 
 
 def test_compiled_blocks_sample_without_graphs_of_their_own(miniature: Any) -> None:
-    compiled = open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
+    compiled = SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load()
     eager = make(compiled)
     graphs = []
 

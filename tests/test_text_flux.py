@@ -18,8 +18,9 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.family import Components
+from sd_scripts.families.flux.family import FLUX
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
-from sd_scripts.families.flux.tokenizer import CACHE_FOLDERS, FOLDERS, load_tokenizers
+from sd_scripts.families.opening import load_tokenizers
 from sd_scripts.library import tokenizers
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
@@ -76,8 +77,13 @@ def test_the_shipped_vocabulary_is_t5s(text: str, ids: list[int]) -> None:
     assert tokenizers.shipped_t5()(text).input_ids == ids
 
 
+def found(source: Path, cache: str | None, rows: tuple[int, int]) -> list[Any]:
+    encoders = dict(zip(("text_encoder1", "text_encoder2"), rows, strict=True))
+    return load_tokenizers(FLUX.card, FLUX.layouts, encoders, source, cache)
+
+
 def test_without_tokenizers_beside_the_model_the_shipped_ones_serve(tmp_path: Path) -> None:
-    clip, t5 = load_tokenizers(tmp_path / "flux1-dev.safetensors", None, SIZES)
+    clip, t5 = found(tmp_path / "flux1-dev.safetensors", None, SIZES)
     assert (len(clip), len(t5)) == (49408, 32100)
 
 
@@ -89,25 +95,25 @@ def test_a_tokenizer_that_fits_is_taken_from_where_it_lies_and_another_is_passed
     source = tmp_path / "model.safetensors"
     if place == "folder":
         source = tmp_path / "flux"
-        folders = [source / name for name in FOLDERS]
+        folders = [source / name for name in ("tokenizer", "tokenizer_2")]
     elif place == "beside":
         source.touch()
-        folders = [tmp_path / "model_tokenizers" / name for name in FOLDERS]
+        folders = [tmp_path / "model_tokenizers" / name for name in ("tokenizer", "tokenizer_2")]
     else:
-        folders = [tmp_path / "cache" / name for name in CACHE_FOLDERS]
+        folders = [tmp_path / "cache" / kind.cache_folder for kind in (tokenizers.CLIP, tokenizers.T5)]
     shipped = tokenizers.shipped_t5()
     pieces = [(shipped.convert_ids_to_tokens(number), -float(number)) for number in range(200)]
     small = tokenizers.T5Tokenizer(vocab=pieces, extra_ids=0)
     tokenizers.make_clip_tokenizer([("a", "b")]).save_pretrained(folders[0])
     small.save_pretrained(folders[1])
-    clip, t5 = load_tokenizers(source, str(tmp_path / "cache"), (49408, 256))
+    clip, t5 = found(source, str(tmp_path / "cache"), (49408, 256))
     assert (len(clip), len(t5)) == (49408, 200)
     assert t5("the").input_ids == small("the").input_ids
 
 
 def test_an_encoder_that_no_tokenizer_fits_is_told_with_the_folder_to_fill(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer_cache_dir: found no tokenizer with 300 tokens .*'tokenizer_2'"):
-        load_tokenizers(tmp_path / "flux1-dev.safetensors", None, (49408, 300))
+        found(tmp_path / "flux1-dev.safetensors", None, (49408, 300))
 
 
 def test_shapes_do_not_depend_on_the_captions(components: Components) -> None:

@@ -9,21 +9,26 @@ from conftest import sdxl_settings
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sdxl.load import open_components
+from sd_scripts.families.opening import load_tokenizers
+from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.families.sdxl.text import encode_text, tokenize
-from sd_scripts.families.sdxl.tokenizer import CACHE_FOLDERS, load_tokenizers
-from sd_scripts.library.tokenizers import shipped_clip
+from sd_scripts.library.tokenizers import CLIP, OPEN_CLIP, shipped_clip
 
 CAPTIONS = ["a red circle on a white background", "", "red " * 100]
 
 
 @pytest.fixture(scope="module")
 def components(miniature: Any) -> Components:
-    return open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
+    return SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load()
 
 
 def settings(**values: Any) -> Any:
     return sdxl_settings("model", **values)
+
+
+def tokenizers(folder: Path, cache: str | None, rows: int) -> list[Any]:
+    encoders = {"text_encoder1": rows, "text_encoder2": rows}
+    return load_tokenizers(SDXL.card, SDXL.layouts, encoders, folder / "model.safetensors", cache)
 
 
 def test_the_shipped_vocabulary_is_clips() -> None:
@@ -33,15 +38,15 @@ def test_the_shipped_vocabulary_is_clips() -> None:
 
 
 def test_without_tokenizers_beside_the_model_the_shipped_ones_serve_and_the_second_pads_with_0(tmp_path: Path) -> None:
-    first, second = load_tokenizers(tmp_path / "model.safetensors", None, (49408, 49408))
+    first, second = tokenizers(tmp_path, None, 49408)
     assert (first.pad_token_id, second.pad_token_id) == (49407, 0)
 
 
 def test_tokenizers_are_found_in_the_cache_folder_of_sd_scripts(components: Components, tmp_path: Path) -> None:
-    for name, tokenizer in zip(CACHE_FOLDERS, components.tokenizers, strict=True):
-        tokenizer.save_pretrained(tmp_path / "cache" / name)
+    for kind, tokenizer in zip((CLIP, OPEN_CLIP), components.tokenizers, strict=True):
+        tokenizer.save_pretrained(tmp_path / "cache" / kind.cache_folder)
     size = len(components.tokenizers[0])
-    found = load_tokenizers(tmp_path / "model.safetensors", str(tmp_path / "cache"), (size, size))
+    found = tokenizers(tmp_path, str(tmp_path / "cache"), size)
     assert [len(tokenizer) for tokenizer in found] == [size, size]
 
 
@@ -65,7 +70,7 @@ def test_states_are_those_of_diffusers(components: Components) -> None:
 @pytest.mark.parametrize(("clip_skip", "layer"), [(None, -2), (1, -2), (2, -2), (3, -3), (12, -4)])
 def test_clip_skip_reads_an_earlier_layer_but_never_the_last(miniature: Any, clip_skip: int | None, layer: int) -> None:
     """The miniature's encoders have three layers, so four states; what lies before them is the first."""
-    components = open_components(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32).load()
+    components = SDXL.open(sdxl_settings(miniature.checkpoint, clip_skip=clip_skip), torch.float32).load()
     with torch.no_grad():
         tokens = tokenize(components, CAPTIONS[:1], settings())
         ours = encode_text(components, tokens)["hidden_state1"]
@@ -120,7 +125,7 @@ def test_brackets_are_plain_text_without_weighted_captions(components: Component
 
 
 def test_gradients_reach_both_encoders(components: Components, miniature: Any) -> None:
-    trainable = open_components(sdxl_settings(miniature.checkpoint), torch.float32).load()
+    trainable = SDXL.open(sdxl_settings(miniature.checkpoint), torch.float32).load()
     for encoder in trainable.text_encoders:
         encoder.requires_grad_(True)
     states = encode_text(trainable, tokenize(trainable, CAPTIONS, settings()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.kohya import KohyaFamily
+from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.spec import CAPABILITIES, OptionGroup
@@ -19,20 +20,41 @@ Check = Callable[..., Any]
 """A rule like those of `options/checks.py`."""
 
 
+DENOISER, VAE = "denoiser", "vae"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComponentCard:
-    """A component of the model that has a file of its own."""
+    """A component of the base model: how its files are named and recognised."""
 
-    option: str
-    """The option that names its file."""
-    title: str
-    """In a sentence: "the CLIP-L text encoder"."""
-    folder: str
+    name: str
+    """denoiser, vae, text_encoder1, text_encoder2, ..."""
+    kind: str
+    """What a complete file of it is called: "T5 text encoder"."""
+    prefixes: tuple[str, ...]
+    """Prefixes of its keys: in files of its own, if there are any, and last in a file that contains the whole model."""
+    signature_keys: tuple[str, ...]
+    """Keys that identify it, without prefix: each layout of its files has one of them."""
+    folder: str = ""
     """Its subfolder in a diffusers folder."""
-    fitting: tuple[str, ...]
-    """Accepted variants, including smaller ones for smaller models."""
-    prefix: str
-    """Prefix of its keys in a file that contains the whole model."""
+    option: str = MODEL
+    """The option that names its file."""
+    file: str = "its file"
+    """What to set this option to."""
+    title: str = ""
+    """In a sentence: "the CLIP-L text encoder"."""
+    fitting: tuple[str, ...] = ()
+    """Accepted variants of a file of its own, including smaller ones for smaller models. None: the file of the base
+    model contains this component."""
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """The subfolder of a text encoder's tokenizer in a diffusers folder."""
+        return self.folder.replace("text_encoder", "tokenizer")
+
+    def prefix_in(self, keys: Container[str]) -> str | None:
+        """Return the prefix of its keys in a file, or None if the file does not contain it."""
+        return next((p for p in self.prefixes if any(p + key in keys for key in self.signature_keys)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +93,11 @@ class FamilyCard:
     recommend: Callable[[str], Mapping[str, Any]] | None = None
     """Words that the page found for the base model -> recommended values; None: always `recommended`."""
     components: tuple[ComponentCard, ...] = ()
-    """Components with files of their own, if any."""
-    vae_option: str = "vae"
-    """The option that names the VAE's file."""
+    """Denoiser, text encoders, VAE."""
+    base_file: str = "a model file"
+    """What to choose as the base model: "an SDXL file"."""
+    base_model: str = "a model of this family"
+    """What this file contains: "an SDXL checkpoint"."""
     network_modules: tuple[str, ...] = ("networks.lora",)
     """Values of network_module that select the built-in LoRA. One that no other family has reveals the family."""
     side_multiple: int = 8
@@ -109,6 +133,16 @@ class FamilyCard:
     def __post_init__(self) -> None:
         if unknown := self.capabilities - CAPABILITIES.keys():
             raise ValueError(f"unknown capability of {self.name}: {', '.join(sorted(unknown))}")
+
+    @property
+    def separate_components(self) -> tuple[ComponentCard, ...]:
+        """Components that usually have files of their own."""
+        return tuple(component for component in self.components if component.fitting)
+
+    @property
+    def vae_option(self) -> str:
+        """The option that names the VAE's file."""
+        return next((c.option for c in self.components if c.name == VAE and c.option != MODEL), "vae")
 
     def has(self, capability: str) -> bool:
         """Whether the family is capable of something that CAPABILITIES names."""

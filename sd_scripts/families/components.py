@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.families.loading import fill
+from sd_scripts.families.card import DENOISER as DENOISER
+from sd_scripts.families.card import VAE as VAE
 from sd_scripts.library import fp8
 from sd_scripts.library.state_dicts import State
 
-DENOISER, VAE = "denoiser", "vae"
+Keep = Callable[[str, Tensor], bool]
+"""Name, tensor -> whether it keeps the dtype that it has in the file."""
 SCALE = ".weight_scale"
 
 
@@ -25,12 +27,14 @@ class WeightSource:
 
     empty: nn.Module
     """The component on the meta device: names, shapes and configuration without weights."""
-    read: Callable[[], State]
-    """Return its tensors under the component's own names, each in memory of its own and best mapped from a file. Scales
-    of e4m3 weights are named `<weight>_scale`. Raises ValueError, one sentence that names the option."""
-    dtype: torch.dtype
-    keep: Callable[[str, Tensor], bool] | None = None
-    """Name, tensor -> whether it keeps its dtype."""
+    path: Path | str
+    """Where they are read, for messages."""
+    read: Callable[[torch.dtype, Keep | None], State]
+    """Return its tensors under the component's own names, each in memory of its own and best mapped from a file.
+    Weights with scales are multiplied by them and get the dtype, but for e4m3 ones that are kept: their scales are
+    named `<weight>_scale`. Raises ValueError, one sentence that names the option."""
+    dtype: torch.dtype = torch.float32
+    keep: Keep | None = None
     finish: Callable[[Any], object] | None = None
     """Called with the loaded module, to quantize it or to tie weights."""
     device: torch.device | str = "cpu"
@@ -38,14 +42,26 @@ class WeightSource:
 
     def load(self) -> nn.Module:
         """Return a copy of `empty` with weights, frozen and in eval mode. No second copy of them is in memory."""
-        module, state = copy.deepcopy(self.empty).eval().requires_grad_(False), self.read()
+        module = copy.deepcopy(self.empty).eval().requires_grad_(False)
+        state = self.read(self.dtype, self.keep)
         scales = {name: state.pop(name) for name in list(state) if name.endswith(SCALE)}
-        fill(module, state, self.dtype, self.keep, self.device)
+        self._fill(module, state)
         for name, scale in scales.items():
             fp8.scale_(module.get_submodule(name.removesuffix(SCALE)), scale.to(self.device), self.dtype)  # type: ignore[arg-type]
         if self.finish:
             self.finish(module)
         return module.to(self.device)
+
+    def _fill(self, module: nn.Module, state: State) -> None:
+        """Assign the tensors, each converted and moved in place of the one in `state`: none is in memory twice."""
+        wanted = module.state_dict()
+        for name in list(state):
+            tensor = state.pop(name)
+            tensor = tensor.to(self.device, None if self.keep and self.keep(name, tensor) else self.dtype)
+            if name in wanted and tensor.numel() == wanted[name].numel():
+                tensor = tensor.reshape(wanted[name].shape)  # a 1x1 convolution may be stored as a matrix
+            state[name] = tensor
+        module.load_state_dict(state, assign=True)
 
 
 @dataclass(kw_only=True)
@@ -58,19 +74,19 @@ class Components:
     text_encoders: list[nn.Module]
     tokenizers: list[Any]
     source: Path | str
-    """File, folder or Hugging Face id that the weights come from."""
+    """File or folder of the base model."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Family-specific values, such as what saving must write unchanged: logit_scale of an OpenCLIP encoder."""
-    sources: Mapping[str, WeightSource] = field(default_factory=dict)
+    sources: dict[str, WeightSource] = field(default_factory=dict)
     """By name: denoiser, vae, text_encoder1, ... Empty if the modules were not read from files."""
     on_load: Callable[[str], None] | None = None
     """Called with the name of each component that was loaded, to change it."""
 
     @classmethod
-    def opened(cls, sources: Mapping[str, WeightSource], **others: Any) -> Components:
-        """Return components of which nothing is loaded yet."""
+    def opened(cls, sources: dict[str, WeightSource], **others: Any) -> Components:
+        """Return components of which nothing is loaded yet. One that has no source is an empty module."""
+        denoiser, vae = (sources[name].empty if name in sources else nn.Module() for name in (DENOISER, VAE))
         encoders = [each.empty for name, each in sources.items() if name not in (DENOISER, VAE)]
-        denoiser, vae = sources[DENOISER].empty, sources[VAE].empty
         return cls(denoiser=denoiser, vae=vae, text_encoders=encoders, sources=sources, **others)
 
     @property

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.components import DENOISER, VAE, WeightSource
 from sd_scripts.families.components import Components as Components
+from sd_scripts.families.layouts import Layout
+from sd_scripts.families.loading import download
+from sd_scripts.families.model_file import locate
+from sd_scripts.families.opening import load_tokenizers, open_sources
+from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
+from sd_scripts.formats.disk import saving
 from sd_scripts.library.media import Media
+from sd_scripts.library.safetensors_io import on_cpu, save_model
 from sd_scripts.networks.targets import LoraTarget
+from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.settings import Settings
 
@@ -25,22 +35,6 @@ if TYPE_CHECKING:
 
 Tokens = dict[int, dict[str, Tensor]]
 """Tensors by name, batch first, by the place of the text encoder that reads them."""
-
-
-class Open(Protocol):
-    """Checks the base model's files and returns its components, none of which is loaded yet. They are loaded frozen, in
-    eval mode, in `dtype` and onto `device`. Trained modules can be loaded in a wider dtype, to keep the full precision
-    of the file. Raises ValueError, one sentence that names the option."""
-
-    def __call__(
-        self,
-        settings: Settings,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        *,
-        denoiser_dtype: torch.dtype | None = None,
-        encoder_dtype: torch.dtype | None = None,
-    ) -> Components: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +111,36 @@ class Blocks:
 class Saving:
     """Writes a complete model."""
 
-    writes_all: bool
+    tensors: Callable[[Components, ModelWeights], Mapping[str, Tensor]]
+    """Return what a single file contains, by key."""
+    folder: Callable[[Components, ModelWeights, Path, torch.dtype | None], None] | None = None
+    """Write a diffusers folder into an empty one; None: this family writes single files only."""
+    writes_all: bool = True
     """Whether files hold the VAE and all text encoders too."""
-    form: Callable[[Components, str | None], str]
+    form: Callable[[Components, str | None], str] = lambda components, save_model_as: "safetensors"
     """save_model_as (None: unset) -> the format that `write` writes: safetensors or ckpt, which is also the file
     extension, or diffusers, a folder."""
-    write: Callable[[Components, ModelWeights, Path, str, torch.dtype | None, dict[str, str]], None]
-    """Components, weights, path, format, dtype of all tensors (None: unchanged), metadata -> write a complete model,
-    atomically. Raises OSError in one sentence on failure, and keeps what was there before."""
+
+    def write(
+        self,
+        components: Components,
+        weights: ModelWeights,
+        path: Path,
+        form: str,
+        dtype: torch.dtype | None,
+        metadata: dict[str, str],
+    ) -> None:
+        """Write a complete model atomically, with all tensors in `dtype` (None: unchanged). A .ckpt and a folder hold
+        no metadata. Raises OSError in one sentence on failure, and keeps what was there before."""
+        if form == "diffusers" and self.folder:
+            with saving(path), atomic_folder(path, "model_index.json") as folder:
+                self.folder(components, weights, folder, dtype)
+        elif form == "ckpt":
+            tensors = self.tensors(components, weights)
+            with saving(path), atomic_file(path) as part:  # clone: saving a view would write its whole storage
+                torch.save({"state_dict": {key: on_cpu(each, dtype).clone() for key, each in tensors.items()}}, part)
+        else:
+            save_model(path, self.tensors(components, weights), metadata, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +153,14 @@ class Family:
     bucket_multiple: int
     latents: LatentLayout
     text: TextEncoding
-    check: Callable[[Settings], list[str]]
-    """Return problems of the model files that names and headers reveal; nothing is loaded."""
-    open: Open
-    load_vae: Callable[[Settings, torch.dtype], nn.Module]
-    """Load only the autoencoder, as `open` would: for encoding images ahead of any run."""
-    remarks: Callable[[Components, Settings], list[str]]
+    layouts: Mapping[str, Layout]
+    """How each component of the card is made and filled, by name."""
+    prepare: Callable[[Components, Settings], None] = lambda components, settings: None
+    """Called with the opened components, none of which is loaded: adds extras, and says which weights are kept as they
+    are in the file or quantized."""
+    problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
+    """Return problems of components that do not fit together, and of options that the denoiser limits."""
+    remarks: Callable[[Components, Settings], list[str]] = lambda components, settings: []
     """Return warnings about settings that have no effect on this model."""
     encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
@@ -166,3 +184,49 @@ class Family:
     sample: Callable[[Components, SamplePrompt, dict[str, Tensor], Settings], Media]
     """Components, prompt, text outputs of its captions, settings -> an image or a clip, without compiled graphs."""
     saving: Saving
+
+    def check(self, settings: Settings) -> list[str]:
+        """Return problems of the model files that names and headers reveal; nothing is loaded."""
+
+        def find_model() -> Path | str:
+            return locate(settings[ModelOptions].pretrained_model_name_or_path, self.card.base_file)
+
+        sources, problems = open_sources(self.card, self.layouts, settings, find_model, online=False)
+        return problems + (self.problems(sources, settings) if DENOISER in sources else [])
+
+    def open(
+        self,
+        settings: Settings,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        denoiser_dtype: torch.dtype | None = None,
+        encoder_dtype: torch.dtype | None = None,
+        only: Collection[str] = (),
+    ) -> Components:
+        """Check the base model's files and return its components, or `only` those of these names, none loaded yet.
+
+        They are loaded frozen, in eval mode, in `dtype` and onto `device`. Trained modules can be loaded in a wider
+        dtype, to keep the full precision of the file. Raises ValueError, one sentence that names the option.
+        """
+        options = settings[ModelOptions]
+
+        @functools.cache
+        def find_model() -> Path:
+            model = locate(options.pretrained_model_name_or_path, self.card.base_file)
+            return model if isinstance(model, Path) else download(model)
+
+        sources, problems = open_sources(self.card, self.layouts, settings, find_model, only, online=True)
+        if problems := problems or ([] if only else self.problems(sources, settings)):
+            raise ValueError(problems[0])
+        dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if options.no_half_vae else dtype}
+        for name, source in sources.items():
+            sources[name] = replace(source, dtype=dtypes.get(name, encoder_dtype or dtype), device=device)
+        if only:
+            return Components.opened(sources, tokenizers=[], source="")
+        encoders: dict[str, Any] = {n: each.empty for n, each in sources.items() if self.layouts[n].tokenizer}
+        rows = {name: encoder.config.vocab_size for name, encoder in encoders.items()}
+        tokenizers = load_tokenizers(self.card, self.layouts, rows, find_model(), options.tokenizer_cache_dir)
+        components = Components.opened(sources, tokenizers=tokenizers, source=find_model())
+        self.prepare(components, settings)
+        return components

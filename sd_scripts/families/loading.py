@@ -1,18 +1,23 @@
 """Loading steps shared by the families: find a model, check that tensors fit a module, fill it."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from accelerate import init_empty_weights
-from diffusers import DiffusionPipeline
-from torch import Tensor, nn
+from diffusers import DiffusionPipeline, ModelMixin
+from torch import Tensor
 from transformers.initialization import no_init_weights
 
+from sd_scripts.families.components import Keep, WeightSource
+from sd_scripts.families.layouts import Layout
 from sd_scripts.families.model_file import MODEL
+from sd_scripts.formats import words
 from sd_scripts.formats.documents import read_json
+from sd_scripts.library.model_reader import read_empty, read_weights
 from sd_scripts.library.state_dicts import Shapes, State
 
 Made = TypeVar("Made")
@@ -53,63 +58,88 @@ def _shards(index: Path, option: str) -> list[str]:
 
 
 def require_matching_shapes(
-    shapes: Shapes, expected: Mapping[str, Tensor], option: str, path: Path, title: str, parts: Iterable[str] = ("",)
+    shapes: Shapes, expected: Mapping[str, Tensor], option: str, path: Path | str, kind: str, prefix: str = ""
 ) -> None:
-    """Raise ValueError unless every expected key exists in its shape, with no unknown keys below `parts`."""
-    missing = [key for key in expected if key not in shapes and not OPTIONAL_KEYS.search(key)]
-    if missing:
+    """Raise ValueError unless there are exactly the expected keys, in their shapes. Keys are told with `prefix`."""
+    if missing := [prefix + key for key in expected if key not in shapes and not OPTIONAL_KEYS.search(key)]:
         raise ValueError(f"{option}: '{path}' is incomplete; missing: {some(missing)}")
-    extra = [k for k in shapes if k.startswith(tuple(parts)) and k not in expected and not OPTIONAL_KEYS.search(k)]
-    if extra:
-        raise ValueError(f"{option}: '{path}' is not a plain {title}; unknown keys: {some(extra)}")
+    if extra := [prefix + key for key in shapes if key not in expected and not OPTIONAL_KEYS.search(key)]:
+        raise ValueError(f"{option}: '{path}' is not a plain {kind}; unknown keys: {some(extra)}")
     other = [key for key in expected if key in shapes and _plain(shapes[key]) != _plain(expected[key].shape)]
     if other:
-        raise ValueError(f"{option}: '{path}' has tensors of the wrong shape: {some(other)}")
+        raise ValueError(f"{option}: '{path}' has tensors of the wrong shape: {some(prefix + key for key in other)}")
 
 
-def make_empty(make: Callable[[], Made], option: str, path: Path) -> Made:
+def make_empty(make: Callable[[], Made], option: str, path: Path, prefix: str) -> Made:
     """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one
-    sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries."""
+    sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries. A missing
+    key is told with `prefix`."""
     try:
         with init_empty_weights(), no_init_weights():  # drawing for tensors without storage takes a second
             return make()
     except KeyError as error:
-        raise ValueError(f"{option}: '{path}' is incomplete; missing: '{error.args[0]}'") from None
+        raise ValueError(f"{option}: '{path}' is incomplete; missing: '{prefix}{error.args[0]}'") from None
     except ValueError as error:
         raise ValueError(f"{option}: '{path}' is incomplete: {(str(error).splitlines() or [''])[0]}") from None
     except (IndexError, ArithmeticError, TypeError, RuntimeError, AssertionError, AttributeError, MemoryError):
         raise ValueError(f"{option}: '{path}' has tensors of inconsistent shapes; download or copy it again") from None
 
 
-def fill(
-    module: nn.Module,
-    state: State,
-    dtype: torch.dtype,
-    keep: Callable[[str, Tensor], bool] | None = None,
-    device: torch.device | str = "cpu",
-) -> None:
-    """Assign tensors to `module`, each converted and moved in place of the one in `state`: no model is in memory twice.
-
-    A tensor for which `keep(name, tensor)` is true keeps its dtype.
-    """
-    wanted = module.state_dict()
-    for name in list(state):
-        tensor = state.pop(name)
-        tensor = tensor.to(device, None if keep and keep(name, tensor) else dtype)
-        if name in wanted and tensor.numel() == wanted[name].numel():
-            tensor = tensor.reshape(wanted[name].shape)  # a 1x1 convolution may be stored as a matrix
-        state[name] = tensor
-    module.load_state_dict(state, assign=True)
-
-
 def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
 
+FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+"""Names in the VAE's attention before diffusers 0.13."""
+
+
+def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> WeightSource:
+    """Open a component's folder with its config.json, or a Hugging Face id, as diffusers or transformers do."""
+    library, local = layout.library, isinstance(place, Path)
+    if isinstance(place, Path) and not (place / "config.json").is_file():
+        raise ValueError(f"{option}: '{place}' is incomplete; missing: 'config.json'")
+    with _told(option, place), init_empty_weights():
+        if issubclass(library, ModelMixin):
+            empty = library.from_config(library.load_config(place, local_files_only=local))
+        else:
+            empty = library(library.config_class.from_pretrained(place, local_files_only=local))
+    names = empty.state_dict()
+    files = files_in(place, option) if isinstance(place, Path) and any(place.glob("*.safetensors")) else ()
+
+    def tensors(read: Callable[[Path, str], State]) -> State:
+        state = {_name_now(key, names): tensor for file in files for key, tensor in read(file, option).items()}
+        return {name: tensor for name, tensor in state.items() if name in names}
+
+    def read_tensors(dtype: torch.dtype, keep: Keep | None) -> State:
+        if files:
+            return tensors(read_weights)
+        with _told(option, place):  # downloaded, or a pickle, which is left to the library
+            return library.from_pretrained(place, local_files_only=local).state_dict()
+
+    if files:
+        require_matching_shapes(shapes_of(tensors(read_empty)), names, option, place, kind)
+    return WeightSource(empty=empty, path=place, read=read_tensors, finish=layout.finish)
+
+
+@contextmanager
+def _told(option: str, place: Path | str) -> Iterator[None]:
+    """Turn the library's errors into ValueErrors of one sentence."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        what = "is incomplete" if isinstance(place, Path) else "cannot be loaded"
+        raise ValueError(f"{option}: '{place}' {what}: {str(error).strip().splitlines()[0].rstrip('.')}") from None
+
+
+def _name_now(key: str, names: State) -> str:
+    """transformers 4 wrote `text_model.` before the names of CLIP's text encoder too."""
+    key = re.sub(r"(attentions\.0\.)(query|key|value|proj_attn)\b", lambda found: found[1] + FORMER[found[2]], key)
+    return key if key in names else key.removeprefix("text_model.")
+
+
 def some(keys: Iterable[str]) -> str:
     """List the first three keys: `'a', 'b', 'c' and 7 more`"""
-    names = [f"'{key}'" for key in keys]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return words.some([f"'{key}'" for key in keys])
 
 
 def _plain(shape: Iterable[int]) -> list[int]:

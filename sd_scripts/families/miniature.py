@@ -12,6 +12,15 @@ from transformers import CLIPTextConfig, CLIPTokenizer
 from sd_scripts.data import demo_images
 from sd_scripts.library.tokenizers import make_clip_tokenizer
 
+AUTOENCODER: dict[str, Any] = {
+    "block_out_channels": (32, 32, 64, 64),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+}
+DISTURBANCE = 2.5
+"""How strong attention is compared with what bypasses it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Miniature:
@@ -65,6 +74,24 @@ def randomize(part: Any, generator: torch.Generator) -> None:
             parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
         elif name.endswith("bias"):
             parameter.zero_()
+
+
+@torch.no_grad()
+def calibrate(vae: Any) -> Tensor:
+    """Give the latents of the drawn images mean 0, deviation 1 and a narrow distribution; return them, shifted and
+    scaled."""
+    pixels, shift, scale = images(), vae.config.shift_factor or 0.0, vae.config.scaling_factor
+    moments = vae.encode(pixels).latent_dist.parameters
+    channels = vae.config.latent_channels
+    spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
+    gain = 1 / (scale * spread)
+    offset = torch.full_like(gain, shift)
+    gain[channels:] = 1e-3
+    offset[channels:] = -12.0  # logarithm of the variance
+    conv = vae.quant_conv or vae.encoder.conv_out
+    conv.weight.mul_(gain[:, None, None, None])
+    conv.bias.copy_((conv.bias - middle) * gain + offset)
+    return (vae.encode(pixels).latent_dist.mode() - shift) * scale
 
 
 def images() -> Tensor:

@@ -100,8 +100,8 @@ def _describe_pickle(path: Path, size: int) -> ModelFile:
 
 def _described(header: Header, size: int) -> ModelFile:
     family, variant = recognise(header)
-    components = card_of(family).components if family in names() else ()
-    parts = tuple(c.option for c in components if any(key.startswith(c.prefix) for key in header.shapes))
+    components = card_of(family).separate_components if family in names() else ()
+    parts = tuple(component.option for component in components if component.prefix_in(header.shapes) is not None)
     return ModelFile(family=family, variant=variant, precision=_precision(header), bytes=size, parts=parts)
 
 

@@ -30,7 +30,7 @@ def names() -> set[str]:
 
 def component_card(option: str) -> ComponentCard:
     """Return the component whose file an option names. Raises KeyError if the option names none."""
-    return {component.option: component for card in cards() for component in card.components}[option]
+    return {component.option: component for card in cards() for component in card.separate_components}[option]
 
 
 def card_of(name: str) -> FamilyCard:

@@ -1,10 +1,24 @@
-"""Helpers for sampling during training: prepare modules for one image and restore them afterwards."""
+"""Shared parts of sampling during training."""
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+
+def make_generator(seed: int | None) -> torch.Generator:
+    """Return a generator on the CPU, so that a seed gives the same noise for every device; None: a random seed."""
+    return torch.Generator().manual_seed(secrets.randbits(32) if seed is None else seed)
+
+
+def apply_guidance(prediction: Tensor, scale: float) -> Tensor:
+    """Combine the predictions (2, ...) for the negative prompt and the prompt; a single one stays as it is."""
+    if len(prediction) == 1:
+        return prediction
+    without, with_prompt = prediction.chunk(2)
+    return without + scale * (with_prompt - without)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.dataset import plan_images
 from sd_scripts.data.images import Augmentation
 from sd_scripts.data.latent_caching import cache_latents
-from sd_scripts.families.family import Components
+from sd_scripts.families.components import VAE
 from sd_scripts.families.registry import family_of
 from sd_scripts.finetune.tool import start_phase
 from sd_scripts.library.safetensors_io import PRECISIONS
@@ -42,9 +42,9 @@ def encode(
         multiple=record.bucket_multiple,
         title=record.card.title,
     )
-    vae = record.load_vae(settings, PRECISIONS[args.mixed_precision])
-    digest = weights_digest([vae])
-    components = Components(denoiser=torch.nn.Module(), vae=vae.to(device), text_encoders=[], tokenizers=[], source="")
+    components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
+    digest = weights_digest([components.vae])
+    components.vae.to(device)
     try:
         cache_latents(
             plan,

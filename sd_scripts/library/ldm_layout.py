@@ -1,15 +1,14 @@
 """The single-file layout of latent diffusion models that families share: autoencoder and CLIP text encoder.
 
-`names` below are a module's state-dict keys; every function works at any width and depth.
+Keys are without prefix, `names` below are a module's state-dict keys; every function works at any width and depth.
 """
 
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from sd_scripts.library.state_dicts import Shapes, ShapesBelow, State, take
+from sd_scripts.library.state_dicts import Shapes, State, count, take
 
-VAE_PREFIX = "first_stage_model."
 HEAD_WIDTH = 64
 """Channels of an attention head in U-Nets and CLIP, the only size that shapes do not tell."""
 
@@ -33,11 +32,11 @@ def vae_key(name: str, levels: int) -> str:
     return name
 
 
-def read_vae(file: State, names: Iterable[str], prefix: str = VAE_PREFIX) -> State:
+def read_vae(file: State, names: Iterable[str]) -> State:
     """Return the autoencoder's tensors. In the file, the attention's linear layers are 1x1 convolutions."""
     names = list(names)
     levels = vae_levels(names)
-    state = take(file, {name: prefix + vae_key(name, levels) for name in names})
+    state = take(file, {name: vae_key(name, levels) for name in names})
     return {
         name: tensor.flatten(1) if _is_vae_linear(name) and tensor.ndim == 4 else tensor
         for name, tensor in state.items()
@@ -58,32 +57,30 @@ def vae_levels(names: Iterable[str]) -> int:
     return len({found[0] for name in names if (found := re.match(r"encoder\.down_blocks\.\d+", name))})
 
 
-def vae_config(shapes: Shapes, prefix: str = VAE_PREFIX) -> dict[str, Any]:
+def vae_config(shapes: Shapes) -> dict[str, Any]:
     """Return the arguments of diffusers' AutoencoderKL, except its scaling factor, from a file's shapes."""
-    at = ShapesBelow(shapes, prefix)
-    levels = at.count(r"encoder\.down\.(\d+)\.block\.0\.conv1\.weight")
-    widths = tuple(at[f"encoder.down.{level}.block.0.conv1.weight"][0] for level in range(levels))
+    levels = count(shapes, r"encoder\.down\.(\d+)\.block\.0\.conv1\.weight")
+    widths = tuple(shapes[f"encoder.down.{level}.block.0.conv1.weight"][0] for level in range(levels))
     return {
         "sample_size": 1024,
-        "in_channels": at["encoder.conv_in.weight"][1],
-        "out_channels": at["decoder.conv_out.weight"][0],
+        "in_channels": shapes["encoder.conv_in.weight"][1],
+        "out_channels": shapes["decoder.conv_out.weight"][0],
         "block_out_channels": widths,
-        "layers_per_block": at.count(r"encoder\.down\.0\.block\.(\d+)\.conv1\.weight"),
+        "layers_per_block": count(shapes, r"encoder\.down\.0\.block\.(\d+)\.conv1\.weight"),
         "down_block_types": ("DownEncoderBlock2D",) * levels,
         "up_block_types": ("UpDecoderBlock2D",) * levels,
-        "latent_channels": at["decoder.conv_in.weight"][1],
+        "latent_channels": shapes["decoder.conv_in.weight"][1],
     }
 
 
-def clip_config(shapes: Shapes, prefix: str = "") -> dict[str, Any]:
-    """Return the arguments of transformers' CLIPTextConfig for CLIP-L, from the shapes below `prefix`."""
-    at = ShapesBelow(shapes, prefix)
-    vocabulary, width = at["embeddings.token_embedding.weight"]
+def clip_config(shapes: Shapes) -> dict[str, Any]:
+    """Return the arguments of transformers' CLIPTextConfig for CLIP-L, from a file's shapes."""
+    vocabulary, width = shapes["embeddings.token_embedding.weight"]
     return {
         **clip_sizes(vocabulary, width),
-        "intermediate_size": at["encoder.layers.0.mlp.fc1.weight"][0],
-        "num_hidden_layers": at.count(r"encoder\.layers\.(\d+)\.mlp\.fc1\.weight"),
-        "max_position_embeddings": at["embeddings.position_embedding.weight"][0],
+        "intermediate_size": shapes["encoder.layers.0.mlp.fc1.weight"][0],
+        "num_hidden_layers": count(shapes, r"encoder\.layers\.(\d+)\.mlp\.fc1\.weight"),
+        "max_position_embeddings": shapes["embeddings.position_embedding.weight"][0],
         "projection_dim": width,
         "hidden_act": "quick_gelu",
     }

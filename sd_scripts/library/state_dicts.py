@@ -9,21 +9,9 @@ State = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class ShapesBelow:
-    """The shapes of the keys with a prefix. Raises ValueError naming a missing key."""
-
-    def __init__(self, shapes: Shapes, prefix: str):
-        self.prefix = prefix
-        self.shapes = {key.removeprefix(prefix): tuple(s) for key, s in shapes.items() if key.startswith(prefix)}
-
-    def __getitem__(self, key: str) -> tuple[int, ...]:
-        if key not in self.shapes:
-            raise ValueError(f"'{self.prefix}{key}' is missing")
-        return self.shapes[key]
-
-    def count(self, numbered: str) -> int:
-        """Return how many keys match the regular expression `numbered` in full."""
-        return sum(bool(re.fullmatch(numbered, key)) for key in self.shapes)
+def count(shapes: Shapes, numbered: str) -> int:
+    """Return how many keys match the regular expression `numbered` in full."""
+    return sum(bool(re.fullmatch(numbered, key)) for key in shapes)
 
 
 def take(file: State, keys: dict[str, str]) -> State:

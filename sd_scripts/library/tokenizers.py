@@ -5,7 +5,7 @@ import gzip
 import json
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ class TokenizerKind:
     """Its class in transformers."""
     shipped: Callable[[], Any]
     """Makes the tokenizer whose vocabulary is in this package."""
+    cache_folder: str
+    """Its folder in tokenizer_cache_dir, as sd-scripts names it."""
+    pad_id: int | None = None
+    """Id of the padding token, if it is not the tokenizer's own."""
     spare: int = 0
     """How many rows of the encoder's embedding may have no token."""
 
@@ -37,16 +41,16 @@ class TokenizerKind:
         return 0 <= size - len(tokenizer) <= self.spare
 
 
-def find_tokenizer(
-    kind: TokenizerKind, folder: str, cache_folder: str, source: Path, tokenizer_cache_dir: str | None, size: int
-) -> Any:
+def find_tokenizer(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None, size: int) -> Any:
     """Return the tokenizer for a model at `source`, a file or a diffusers folder.
 
-    `folder` is its name in a diffusers folder, `cache_folder` that in tokenizer_cache_dir. `size` is the number of rows
-    of the encoder's embedding: a tokenizer of another model is skipped. Raises ValueError if none fits.
+    `folder` is its name in a diffusers folder. `size` is the number of rows of the encoder's embedding: a tokenizer of
+    another model is skipped. Raises ValueError if none fits.
     """
-    for tokenizer in _candidates(kind, folder, cache_folder, source, tokenizer_cache_dir):
+    for tokenizer in _candidates(kind, folder, source, tokenizer_cache_dir):
         if kind.fits(tokenizer, size):
+            if kind.pad_id is not None:
+                tokenizer.pad_token = tokenizer.convert_ids_to_tokens(kind.pad_id)
             return tokenizer
     raise ValueError(
         f"tokenizer_cache_dir: found no tokenizer with {size} tokens for '{source}'; "
@@ -54,14 +58,12 @@ def find_tokenizer(
     )
 
 
-def _candidates(
-    kind: TokenizerKind, folder: str, cache_folder: str, source: Path, tokenizer_cache_dir: str | None
-) -> Iterator[Any]:
+def _candidates(kind: TokenizerKind, folder: str, source: Path, tokenizer_cache_dir: str | None) -> Iterator[Any]:
     places = [source / folder]
     if source.is_file():
         places = [source.parent / f"{source.stem}_tokenizers" / folder, source.parent / folder]
     if tokenizer_cache_dir:
-        places.append(Path(tokenizer_cache_dir) / cache_folder)
+        places.append(Path(tokenizer_cache_dir) / kind.cache_folder)
     for place in places:
         if any((place / file).is_file() for file in FILES):
             yield kind.cls.from_pretrained(place, local_files_only=True)
@@ -103,5 +105,6 @@ def shipped_t5() -> T5Tokenizer:
     )
 
 
-CLIP = TokenizerKind(cls=CLIPTokenizer, shipped=shipped_clip)
-T5 = TokenizerKind(cls=T5Tokenizer, shipped=shipped_t5, spare=T5_ROWS - 1)
+CLIP = TokenizerKind(cls=CLIPTokenizer, shipped=shipped_clip, cache_folder="openai_clip-vit-large-patch14")
+OPEN_CLIP = replace(CLIP, pad_id=0, cache_folder="laion_CLIP-ViT-bigG-14-laion2B-39B-b160k")
+T5 = TokenizerKind(cls=T5Tokenizer, shipped=shipped_t5, cache_folder="google_t5-v1_1-xxl", spare=T5_ROWS - 1)

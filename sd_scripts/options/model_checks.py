@@ -32,7 +32,7 @@ def _advice(found: ModelFile, script: Script) -> str:
     """Suggest what to do with a file that is not a base model of the script's family."""
     if found.variant.endswith("LoRA"):
         return "to continue training a LoRA, set network_weights"
-    if options := [part.option for part in card_of(script.family).components if found.variant in part.fitting]:
+    if options := [part.option for part in card_of(script.family).separate_components if found.variant in part.fitting]:
         return f"set it in {options[0]}"
     if found.variant == "VAE":
         return "set it in vae"
@@ -61,7 +61,7 @@ def vae(valid: Settings) -> Iterator[str]:
 
 def components(valid: Settings) -> Iterator[str]:
     """Check the files of text encoders and autoencoder that the options name."""
-    for wanted in card_of(valid.script.family).components:
+    for wanted in card_of(valid.script.family).separate_components:
         name = wanted.option
         if not (file := valid.value(name)):
             continue
@@ -80,12 +80,12 @@ def components_in_the_model(valid: Settings) -> Iterator[str]:
     """Check that the base model contains the components that no option names."""
     where = locate(valid[ModelOptions].pretrained_model_name_or_path)
     card = card_of(valid.script.family)
-    if not card.components or isinstance(where, str) or not where.is_file():
+    if not card.separate_components or isinstance(where, str) or not where.is_file():
         return
     found = describe(where)
     if found.family != card.name or found.variant.endswith("LoRA"):
         return
-    for wanted in card.components:
+    for wanted in card.separate_components:
         name = wanted.option
         if not valid.value(name) and name not in found.parts:
             yield f"{name}: '{where}' does not contain {wanted.title}; set {name} to its file"

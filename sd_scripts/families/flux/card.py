@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sd_scripts.families.card import ComponentCard, FamilyCard, PanelCard
+from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, PanelCard
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.kohya import KOHYA
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
@@ -78,22 +78,45 @@ CARD = FamilyCard(
     ),
     components=(
         ComponentCard(
+            name=DENOISER,
+            kind="FLUX.1 transformer",
+            folder="transformer",
+            prefixes=("", "model.diffusion_model."),
+            signature_keys=TRANSFORMERS,
+        ),
+        ComponentCard(
+            name="text_encoder1",
             option="clip_l",
+            kind="CLIP text encoder",
             title="the CLIP-L text encoder",
             folder="text_encoder",
             fitting=("CLIP-L text encoder", "CLIP text encoder"),
-            prefix="text_encoders.clip_l.",
+            prefixes=("text_model.", "", "text_encoders.clip_l.transformer.text_model."),
+            signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
         ),
         ComponentCard(
+            name="text_encoder2",
             option="t5xxl",
+            kind="T5 text encoder",
             title="the T5-XXL text encoder",
             folder="text_encoder_2",
             fitting=("T5-XXL text encoder", "T5 text encoder"),
-            prefix="text_encoders.t5xxl.",
+            prefixes=("", "text_encoders.t5xxl.transformer."),
+            signature_keys=("encoder.block.0.layer.0.SelfAttention.q.weight",),
         ),
-        ComponentCard(option="ae", title="FLUX.1's autoencoder", folder="vae", fitting=(AUTOENCODER,), prefix="vae."),
+        ComponentCard(
+            name=VAE,
+            option="ae",
+            kind="autoencoder",
+            title="FLUX.1's autoencoder",
+            folder="vae",
+            fitting=(AUTOENCODER,),
+            prefixes=("", "vae."),
+            signature_keys=("decoder.conv_in.weight",),
+        ),
     ),
-    vae_option="ae",
+    base_file="a FLUX.1 file",
+    base_model="a FLUX.1 transformer",
     network_modules=("networks.lora", "networks.lora_flux"),
     side_multiple=16,
     sample_defaults=SamplePrompt(steps=20, scale=1.0),

@@ -6,12 +6,11 @@ from transformers.models.t5.modeling_t5 import T5Block
 
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.load import check, load_vae, open_components, remarks
+from sd_scripts.families.flux.load import LAYOUTS, prepare, problems, remarks
 from sd_scripts.families.flux.lora import TEXT_ENCODERS, TRANSFORMER
 from sd_scripts.families.flux.memory import checkpoint_gradients, place
 from sd_scripts.families.flux.objective import architecture, loss, metadata, step_inputs, validation_timesteps
 from sd_scripts.families.flux.sampling import prompt_captions, sample
-from sd_scripts.families.flux.saving import save, saved_form
 from sd_scripts.families.flux.text import adapted_encoders, encode_text, text_cache_fits, text_cache_key, tokenize
 from sd_scripts.families.flux.vae import LATENTS, encode_images
 
@@ -39,16 +38,12 @@ FAMILY = FLUX = Family(
         text_encoder=blocks_of(CLIPEncoderLayer, T5Block),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(
-        writes_all=False,
-        form=saved_form,
-        write=save,
-    ),
+    saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
     bucket_multiple=32,
     latents=LATENTS,
-    check=check,
-    open=open_components,
-    load_vae=load_vae,
+    layouts=LAYOUTS,
+    prepare=prepare,
+    problems=problems,
     remarks=remarks,
     encode_images=encode_images,
     place=place,

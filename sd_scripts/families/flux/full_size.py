@@ -8,18 +8,12 @@ from diffusers import AutoencoderKL
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
+from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.random_weights import random_weights
+from sd_scripts.families.full_size import ADAFACTOR, AUTOENCODER, CHECKPOINTING, CLIP_L, COMPILED, FUSED, random_weights
 from sd_scripts.library.safetensors_io import save_model
 
-CLIP: dict[str, Any] = {
-    "vocab_size": 49408,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "hidden_act": "quick_gelu",
-}
 T5: dict[str, Any] = {
     "vocab_size": 32128,
     "d_model": 4096,
@@ -29,15 +23,6 @@ T5: dict[str, Any] = {
     "num_heads": 64,
     "feed_forward_proj": "gated-gelu",
     "is_encoder_decoder": False,
-}
-AE: dict[str, Any] = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "latent_channels": 16,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
 }
 QUIET = 0.3
 """Scale of the modulations' weights, without which the activations of random blocks grow from block to block."""
@@ -55,14 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"full_bf16": True, "learning_rate": 1e-5, "model_prediction_type": "raw", "guidance_scale": 1.0},
 }
 """Options of all rows, by training method."""
-COMPILED = {"compile": True}
-CHECKPOINTING = {"gradient_checkpointing": True}
 SMALL = COMPILED | CHECKPOINTING
-FUSED = SMALL | {"fused_backward_pass": True}
-ADAFACTOR = FUSED | {
-    "optimizer_type": "Adafactor",
-    "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
-}
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "lora": {
         "eager": {},
@@ -88,24 +66,24 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def modules() -> dict[str, nn.Module]:
-    """Return the four components on the meta device, by the options that name their files."""
+    """Return the components on the meta device."""
     with torch.device("meta"):
         return {
-            "pretrained_model_name_or_path": FluxTransformer(FluxParams()),
-            "clip_l": CLIPTextModel(CLIPTextConfig(**CLIP)),
-            "t5xxl": T5EncoderModel(T5Config(**T5)),
-            "ae": AutoencoderKL(**AE),
+            DENOISER: FluxTransformer(FluxParams()),
+            "text_encoder1": CLIPTextModel(CLIPTextConfig(**CLIP_L)),
+            "text_encoder2": T5EncoderModel(T5Config(**T5)),
+            VAE: AutoencoderKL(latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, **AUTOENCODER),
         }
 
 
 def write_files(folder: Path) -> dict[str, Path]:
     """Write the model's files, 33 GB in bf16; return them by the options that name them."""
     files = {}
-    for option, module in modules().items():
-        weights = random_weights(module)
-        if isinstance(module, FluxTransformer):
+    for component in CARD.components:
+        weights = random_weights(modules()[component.name])
+        if component.name == DENOISER:
             for name in weights:
                 weights[name] *= QUIET if "mod" in name else 1.0
-        files[option] = folder / f"{option}.safetensors"
-        save_model(files[option], weights, {})
+        files[component.option] = folder / f"{component.option}.safetensors"
+        save_model(files[component.option], weights, {})
     return files

@@ -4,15 +4,12 @@ Every function works at any width and depth. `parts` below are rows of one matri
 """
 
 import re
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sd_scripts.library import ldm_layout
-from sd_scripts.library.ldm_layout import clip_config as clip_config
-from sd_scripts.library.state_dicts import Shapes, ShapesBelow, State
+from sd_scripts.library.state_dicts import Shapes, State, count
 
 LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
 """latents = (encoded - shift) * scale"""
@@ -115,78 +112,28 @@ def _joined(key: str, found: dict[int, Tensor]) -> Tensor:
     return torch.cat([found[index] for index in range(len(names))]) if len(names) > 1 else found[0]
 
 
-def ae_from_bfl(file: State, names: Iterable[str]) -> State:
-    """The autoencoder under `names` of diffusers' AutoencoderKL. Keys that have no name there are left as they are."""
-    names = list(names)
-    levels = ldm_layout.vae_levels(names)
-    known = {ldm_layout.vae_key(name, levels) for name in names}
-    return {**ldm_layout.read_vae(file, names, prefix=""), **{key: file[key] for key in file if key not in known}}
-
-
-def ae_to_bfl(state: State) -> State:
-    """An autoencoder under diffusers' names -> the same under the keys of `ae.safetensors`."""
-    return ldm_layout.vae_from_diffusers(state)
-
-
-def ae_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of diffusers' AutoencoderKL, from the shapes by BFL's keys."""
-    return {
-        **ldm_layout.vae_config(shapes, prefix=""),
-        "scaling_factor": LATENT_SCALE,
-        "shift_factor": LATENT_SHIFT,
-        "use_quant_conv": False,
-        "use_post_quant_conv": False,
-    }
+AUTOENCODER: dict[str, Any] = {
+    "scaling_factor": LATENT_SCALE,
+    "shift_factor": LATENT_SHIFT,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+"""What the autoencoder's shapes do not tell."""
 
 
 def t5_config(shapes: Shapes) -> dict[str, Any]:
     """Arguments of transformers' T5Config, from the shapes of a T5 1.1 encoder."""
-    at = ShapesBelow(shapes, "")
-    vocabulary, width = at["shared.weight"]
-    buckets, heads = at["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    vocabulary, width = shapes["shared.weight"]
+    buckets, heads = shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
     return {
         "vocab_size": vocabulary,
         "d_model": width,
-        "d_kv": at["encoder.block.0.layer.0.SelfAttention.q.weight"][0] // heads,
-        "d_ff": at["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"][0],
-        "num_layers": at.count(r"encoder\.block\.(\d+)\.layer\.1\.DenseReluDense\.wo\.weight"),
+        "d_kv": shapes["encoder.block.0.layer.0.SelfAttention.q.weight"][0] // heads,
+        "d_ff": shapes["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"][0],
+        "num_layers": count(shapes, r"encoder\.block\.(\d+)\.layer\.1\.DenseReluDense\.wo\.weight"),
         "num_heads": heads,
         "relative_attention_num_buckets": buckets,
         "feed_forward_proj": "gated-gelu",
         "is_encoder_decoder": False,
         "use_cache": False,
     }
-
-
-def apply_scales(state: State, dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
-    """fp8 files that keep a scale beside each weight -> the weights themselves, in `dtype`.
-
-    The scale of `a.weight` is `a.scale_weight` or `a.weight_scale`: one number, or one for each row. Raises ValueError
-    where it is anything else. A weight that `keep` is true of stays as it is, and its scale as `a.weight_scale`.
-    Tensors are taken out of `state`.
-    """
-    scales = {f"{found[1]}weight": tensor for key, tensor in state.items() if (found := _SCALE.fullmatch(key))}
-    if not scales:
-        return state
-    ready: State = {}
-    for key in list(state):
-        tensor = state.pop(key)
-        if _BESIDE.search(key):
-            continue
-        ready[key] = tensor
-        if key in scales:
-            _must_fit(key, tensor, scales[key])
-            if keep and keep(key, tensor):
-                ready[f"{key}_scale"] = scales[key]
-            else:
-                ready[key] = (tensor.float() * scales[key].float().view(-1, 1)).to(dtype)
-    return ready
-
-
-_SCALE = re.compile(r"(.+\.)(scale_weight|weight_scale)")
-_BESIDE = re.compile(r"(^|\.)(scale_weight|weight_scale|scale_input|input_scale|scaled_fp8|comfy_quant)$")
-
-
-def _must_fit(key: str, weight: Tensor, scale: Tensor) -> None:
-    if scale.numel() not in (1, len(weight)):
-        raise ValueError(f"the scales of '{key}' are neither one nor one for each row; take the bf16 or fp16 file")

@@ -65,6 +65,8 @@ def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays
     for layer in list(block.modules()):
         if not isinstance(layer, nn.Linear) or not fp8.fits(layer):
             continue
+        if layer.weight.dtype != fp8.STORAGE:
+            layer.to(dtype)  # until here it has the dtype of its file
         fast = compute and layer not in few_tokens
         if fast or spare or layer.weight.dtype == fp8.STORAGE:
             fp8.quantize_(layer, dtype, compute=fast, keep_transposed=stays and not spare)

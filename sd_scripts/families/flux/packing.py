@@ -1,4 +1,4 @@
-"""Latents to the tokens that FLUX.1 reads, 2x2 of them each, and the transformer's answer back."""
+"""Pack latents into FLUX.1's tokens of 2x2 latents each, predict, and unpack."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ PATCH = 2
 
 
 def grid_of(latents: Tensor) -> tuple[int, int]:
-    """Rows and columns of tokens of latents (B, 16, h, w)."""
+    """Return the rows and columns of tokens of latents (B, 16, h, w)."""
     return latents.shape[-2] // PATCH, latents.shape[-1] // PATCH
 
 
 def pack(latents: Tensor) -> Tensor:
-    """(B, 16, h, w) -> (B, h/2 · w/2, 64): row by row, in each token channels first. h and w must be even."""
+    """Pack (B, 16, h, w) -> (B, h/2 · w/2, 64), row by row, channels first in each token. h and w must be even."""
     patches = latents.unflatten(-1, (-1, PATCH)).unflatten(-3, (-1, PATCH))  # (B, 16, h/2, 2, w/2, 2)
     return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def unpack(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, rows · columns, 64) -> (B, 16, 2 · rows, 2 · columns)."""
+    """Unpack (B, rows · columns, 64) -> (B, 16, 2 · rows, 2 · columns)."""
     patches = tokens.unflatten(1, grid).unflatten(-1, (-1, PATCH, PATCH))  # (B, rows, columns, 16, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
@@ -33,10 +33,10 @@ def predict(
     *,
     masked: bool,
 ) -> Tensor:
-    """The velocity, noise - image.
+    """Predict the velocity, noise - image, (B, 16, h, w) float32.
 
-    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as encode_text gives it, guidance (B,) or None for
-    schnell; `masked` hides the padding of the text -> (B, 16, h, w) float32.
+    noisy (B, 16, h, w), timesteps (B,) float32 in 0..1, text as returned by encode_text, guidance (B,) or None for
+    schnell; `masked`: attention ignores the padding of the text.
     """
     grid = grid_of(noisy)
     mask = text["t5_attn_mask"] if masked else None

@@ -1,6 +1,5 @@
-"""Sample FLUX.1 images during training: Euler steps along the velocity, eager, without touching the training's RNG."""
+"""Sample FLUX.1 images during training with Euler steps, uncompiled and without changing the training's RNG state."""
 
-import secrets
 from itertools import pairwise
 from typing import Any
 
@@ -9,18 +8,18 @@ from torch import Tensor
 
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.card import CARD
-from sd_scripts.families.flux.objective import told_guidance
+from sd_scripts.families.flux.objective import guidance_vector
 from sd_scripts.families.flux.options import FluxModelOptions
 from sd_scripts.families.flux.packing import grid_of, predict
 from sd_scripts.families.flux.vae import decode_latents
-from sd_scripts.families.sampling import eval_mode, on_device
+from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, on_device
 from sd_scripts.library.flow import sampling_sigmas, shift_of
 from sd_scripts.library.media import Media
 from sd_scripts.options.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
-LATENT, MULTIPLE = 8, CARD.side_multiple
-"""Pixels along a side of one latent and of one token."""
+LATENT = 8
+"""Pixels along a side of one latent."""
 
 
 @torch.no_grad()
@@ -40,18 +39,18 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
-    """The prompt, preceded by the negative prompt if guidance uses one."""
-    steered = prompt.scale != 1 and prompt.negative_prompt
-    return [prompt.negative_prompt, prompt.prompt] if steered else [prompt.prompt]
+    """Return the prompt, preceded by the negative prompt if guidance uses one."""
+    guided = prompt.scale != 1 and prompt.negative_prompt
+    return [prompt.negative_prompt, prompt.prompt] if guided else [prompt.prompt]
 
 
 def _denoise(
     components: Components, prompt: SamplePrompt, text: dict[str, Tensor], device: torch.device, *, masked: bool
 ) -> Tensor:
-    """(1, 16, h, w) float32 latents, shifted and scaled."""
-    height, width = size_of(prompt, MULTIPLE)
-    generator = torch.Generator().manual_seed(secrets.randbits(32) if prompt.seed is None else prompt.seed)
-    latents = torch.randn((1, 16, height // LATENT, width // LATENT), generator=generator).to(device)
+    """Return latents (1, 16, h, w) float32, shifted and scaled."""
+    height, width = size_of(prompt, CARD.side_multiple)
+    size = (1, 16, height // LATENT, width // LATENT)
+    latents = torch.randn(size, generator=make_generator(prompt.seed)).to(device)
     rows, columns = grid_of(latents)
     flux: Any = components.denoiser
     shift = shift_of(rows * columns) if flux.shape.guidance else 1.0  # schnell was distilled with uniform steps
@@ -60,10 +59,7 @@ def _denoise(
     captions = len(text["l_pooled"])
     for t, after in pairwise(sigmas):
         noisy, at = latents.expand(captions, -1, -1, -1), t.expand(captions)
-        guidance = told_guidance(components, at, prompt.guidance)
+        guidance = guidance_vector(components, at, prompt.guidance)
         velocity = predict(components.denoiser, noisy, at, text, guidance, masked=masked)
-        if captions == 2:
-            without, with_prompt = velocity.chunk(2)
-            velocity = without + prompt.scale * (with_prompt - without)
-        latents = latents + (after - t) * velocity
+        latents = latents + (after - t) * apply_guidance(velocity, prompt.scale)
     return latents

@@ -1,4 +1,4 @@
-"""Captions to what FLUX.1 reads: token ids on the CPU, then CLIP's pooled state and T5's states."""
+"""Tokenize captions, and encode them to CLIP's pooled output and T5's hidden states, which FLUX.1 reads."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,22 +12,20 @@ from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
 
 CLIP, T5 = 0, 1
-"""Places of the encoders."""
-
-
+"""Indices of the encoders."""
 OUTPUTS = ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask")
 """What a cache file holds."""
 
 
 def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
-    """For CLIP ids (B, 77), for T5 ids and mask (B, T), int64; T is components.extras["t5_length"].
+    """Return CLIP's ids (B, 77), and T5's ids and mask (B, T), int64; T is components.extras["t5_length"].
 
-    What is longer is cut off.
+    Longer captions are truncated.
     """
     clip, t5 = components.tokenizers
-    long = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    clip_tokens = clip(list(captions), max_length=CLIP_LENGTH, **long)
-    t5_tokens = t5(list(captions), max_length=components.extras["t5_length"], **long)
+    padded = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    clip_tokens = clip(list(captions), max_length=CLIP_LENGTH, **padded)
+    t5_tokens = t5(list(captions), max_length=components.extras["t5_length"], **padded)
     return {
         CLIP: {"ids": clip_tokens.input_ids},
         T5: {"ids": t5_tokens.input_ids, "mask": t5_tokens.attention_mask},
@@ -35,7 +33,7 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
-    """What the encoders give whose tokens are there, in their dtype; differentiable.
+    """Return the outputs of the encoders whose tokens are given, in their dtype; differentiable.
 
     CLIP: l_pooled (B, 768). T5: t5_out (B, T, 4096), txt_ids (B, T, 3) zeros, t5_attn_mask (B, T) int64 and
     apply_t5_attn_mask (B,) bool, components.extras["apply_t5_attn_mask"]: whether T5 and the transformer ignore the
@@ -50,7 +48,7 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _pooled(components: Components, ids: Tensor) -> Tensor:
-    """CLIP's last state, normed, at the first end token: its number is the tokenizer's, as files do not tell it."""
+    """Return CLIP's last hidden state, normalised, at the first end token, whose id only the tokenizer knows."""
     encoder = components.text_encoders[CLIP]
     ids = ids.to(next(encoder.parameters()).device)
     hidden = encoder(ids).last_hidden_state  # (B, 77, 768)
@@ -72,12 +70,13 @@ def _states(components: Components, ids: Tensor, mask: Tensor) -> dict[str, Tens
 
 
 def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
-    """What of the settings changes the outputs."""
+    """Return the settings that change the outputs."""
     return components.extras["t5_length"], components.extras["apply_t5_attn_mask"]
 
 
 def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a cache file is whole, and of T5's length and mask as they are now; it need not read the states."""
+    """Return whether a cache file is complete and was made with T5's length and mask as they are set now, without
+    reading the hidden states."""
     if any(name not in tensors for name in OUTPUTS):
         return False
     masked = bool(tensors["apply_t5_attn_mask"]) == components.extras["apply_t5_attn_mask"]
@@ -85,5 +84,5 @@ def text_cache_fits(components: Components, tensors: Mapping[str, Tensor]) -> bo
 
 
 def adapted_encoders(settings: Settings) -> tuple[bool, ...]:
-    """CLIP-L; T5 only if it is asked for."""
+    """Return that CLIP-L is adapted, and T5 only if the options say so."""
     return True, trains_t5xxl(settings[NetworkOptions], settings[FluxNetworkOptions])

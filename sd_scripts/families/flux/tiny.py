@@ -7,25 +7,29 @@ has something to mend: the loss falls within a few dozen steps.
 
 import math
 import string
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, T5Tokenizer
 
 from sd_scripts.data import demo_images
-from sd_scripts.families.flux.keys import LATENT_SCALE, LATENT_SHIFT, ae_to_bfl
+from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.flux import keys
+from sd_scripts.families.flux.card import CARD
+from sd_scripts.families.flux.load import LAYOUTS
 from sd_scripts.families.flux.model import DoubleBlock, FluxParams, FluxTransformer, Modulation, SingleBlock
 from sd_scripts.families.flux.packing import grid_of, pack
 from sd_scripts.families.miniature import (
+    AUTOENCODER,
+    DISTURBANCE,
     Miniature,
+    calibrate,
     caption_words,
     clip_config,
     clip_tokenizer,
-    images,
     least_squares,
     randomize,
 )
@@ -42,54 +46,27 @@ SHAPE = FluxParams(
     double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 2
     single_blocks=4,
 )
-AE: dict[str, Any] = {
-    "block_out_channels": (32, 32, 64, 64),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 1,
-    "latent_channels": 16,
-    "scaling_factor": LATENT_SCALE,
-    "shift_factor": LATENT_SHIFT,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-DISTURBANCE = 2.5
-"""How loud attention is beside what passes it by."""
 CALM = 0.2
 """How quietly the vector of time, guidance and text speaks."""
 SHIFT, GUIDANCE = 3.1582, 1.0
 """The timesteps and the guidance of the fit are those recommended for training."""
 
 
-@dataclass(kw_only=True)
-class TinyModules:
-    transformer: FluxTransformer
-    clip_l: CLIPTextModel
-    t5xxl: T5EncoderModel
-    ae: AutoencoderKL
-
-
 def write_miniature(folder: Path) -> Miniature:
     """Make the four files of a FLUX.1 dev, tokenizers beside them, and captioned images: a few MB, in seconds."""
     data_dir = demo_images.write_images(folder / "images")
-    files = {
-        "pretrained_model_name_or_path": folder / "miniature_flux.safetensors",
-        "clip_l": folder / "clip_l.safetensors",
-        "t5xxl": folder / "t5xxl.safetensors",
-        "ae": folder / "ae.safetensors",
-    }
-    transformer = files["pretrained_model_name_or_path"]
+    transformer = folder / "miniature_flux.safetensors"
     clip, t5 = clip_tokenizer(), t5_tokenizer()
     for name, tokenizer in {"tokenizer": clip, "tokenizer_2": t5}.items():
         tokenizer.save_pretrained(folder / f"{transformer.stem}_tokenizers" / name)
     modules = tiny_modules(len(clip))
-    save_model(transformer, modules.transformer.state_dict(), {})
-    clip_l = {f"text_model.{name}": tensor for name, tensor in modules.clip_l.state_dict().items()}
-    save_model(files["clip_l"], clip_l, {})
-    t5xxl = modules.t5xxl.state_dict()
-    t5xxl.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
-    save_model(files["t5xxl"], t5xxl, {})
-    save_model(files["ae"], ae_to_bfl(modules.ae.state_dict()), {})
+    files = {}
+    for component in CARD.components:
+        tensors = LAYOUTS[component.name].write(modules[component.name].state_dict())
+        tensors.pop("encoder.embed_tokens.weight", None)  # the same tensor as shared.weight
+        file = transformer if component.name == DENOISER else folder / f"{component.option}.safetensors"
+        save_model(file, {component.prefixes[0] + key: tensor for key, tensor in tensors.items()}, {})
+        files[component.option] = file
     return Miniature(family="flux", files=files, data_dir=data_dir)
 
 
@@ -101,8 +78,8 @@ def t5_tokenizer() -> T5Tokenizer:
 
 
 @torch.no_grad()
-def tiny_modules(clip_vocabulary: int) -> TinyModules:
-    """All parts with random weights, the same at every call."""
+def tiny_modules(clip_vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
     t5_config = T5Config(
         vocab_size=T5_ROWS,
         d_model=T5_WIDTH,
@@ -115,33 +92,20 @@ def tiny_modules(clip_vocabulary: int) -> TinyModules:
         is_encoder_decoder=False,
         use_cache=False,
     )
-    modules = TinyModules(
-        transformer=FluxTransformer(SHAPE),
-        clip_l=CLIPTextModel(clip_config(clip_vocabulary, CLIP_WIDTH, "quick_gelu")),
-        t5xxl=T5EncoderModel(t5_config),
-        ae=AutoencoderKL(**AE),
-    )
+    transformer = FluxTransformer(SHAPE)
+    vae = AutoencoderKL(latent_channels=16, **keys.AUTOENCODER, **AUTOENCODER)
+    modules = {
+        DENOISER: transformer,
+        VAE: vae,
+        "text_encoder1": CLIPTextModel(clip_config(clip_vocabulary, CLIP_WIDTH, "quick_gelu")),
+        "text_encoder2": T5EncoderModel(t5_config),
+    }
     generator = torch.Generator().manual_seed(0)
-    for part in (modules.transformer, modules.ae, modules.clip_l, modules.t5xxl):
-        randomize(part, generator)
-    _calm(modules.transformer)
-    _fit(modules.transformer, _calibrate(modules.ae, images()).repeat(4, 1, 1, 1), generator)
+    for module in modules.values():
+        randomize(module, generator)
+    _calm(transformer)
+    _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
-
-
-def _calibrate(ae: Any, images: Tensor) -> Tensor:
-    """Give the latents mean 0 and deviation 1 after shift and scale, and a narrow distribution; returns them so."""
-    moments = ae.encode(images).latent_dist.parameters
-    channels = ae.config.latent_channels
-    spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
-    gain = 1 / (LATENT_SCALE * spread)
-    offset = torch.full_like(gain, LATENT_SHIFT)
-    gain[channels:] = 1e-3
-    offset[channels:] = -12.0  # logarithm of the variance
-    conv = ae.encoder.conv_out
-    conv.weight.mul_(gain[:, None, None, None])
-    conv.bias.copy_((conv.bias - middle) * gain + offset)
-    return (ae.encode(images).latent_dist.mode() - LATENT_SHIFT) * LATENT_SCALE
 
 
 def _calm(transformer: FluxTransformer) -> None:

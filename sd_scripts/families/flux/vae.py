@@ -1,4 +1,4 @@
-"""Images to latents and back with FLUX.1's autoencoder."""
+"""Encode images to latents, and decode them, with FLUX.1's autoencoder."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ LATENTS = LatentLayout(suffix="flux", shape=lambda extent: (16, extent.height //
 
 
 def encode_images(components: Components, pixels: Tensor) -> Tensor:
-    """(B, 3, H, W) in -1..1 -> latents (B, 16, H/8, W/8) float32 on the autoencoder's device, shifted and scaled.
+    """Encode (B, 3, H, W) in -1..1 -> latents (B, 16, H/8, W/8) float32, shifted and scaled, on the VAE's device.
 
-    Raises ValueError where they are not finite.
+    Raises ValueError if they are not finite.
     """
     vae: Any = components.vae
     latents = vae_encode(vae, pixels).float()  # scaling in half precision would round
@@ -27,6 +27,6 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
 
 
 def decode_latents(components: Components, latents: Tensor) -> Tensor:
-    """Shifted and scaled latents (B, 16, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
+    """Decode latents (B, 16, h, w), shifted and scaled -> images (B, 3, 8h, 8w) float32 in 0..1."""
     vae: Any = components.vae
     return vae_decode(vae, latents / vae.config.scaling_factor + vae.config.shift_factor)

@@ -1,6 +1,6 @@
 """SDXL, as the page, the options and the file recognition see it."""
 
-from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard
 from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
 
@@ -21,6 +21,41 @@ CARD = FamilyCard(
         "197 uncompiled.",
     },
     problems=PROBLEMS,
+    components=(
+        ComponentCard(
+            name=DENOISER,
+            kind="SDXL model",
+            folder="unet",
+            prefixes=("model.diffusion_model.",),
+            signature_keys=("label_emb.0.0.weight",),
+        ),
+        ComponentCard(
+            name="text_encoder1",
+            kind="SDXL model",
+            folder="text_encoder",
+            prefixes=("conditioner.embedders.0.transformer.text_model.",),
+            signature_keys=("encoder.layers.0.self_attn.q_proj.weight",),
+        ),
+        ComponentCard(
+            name="text_encoder2",
+            kind="SDXL model",
+            folder="text_encoder_2",
+            prefixes=("conditioner.embedders.1.model.",),
+            signature_keys=("ln_final.weight",),
+        ),
+        ComponentCard(
+            name=VAE,
+            option="vae",
+            file="an SDXL VAE file",
+            kind="VAE",
+            title="a VAE for SDXL",
+            folder="vae",
+            prefixes=("", "first_stage_model."),
+            signature_keys=("decoder.conv_in.weight",),
+        ),
+    ),
+    base_file="an SDXL file",
+    base_model="an SDXL checkpoint",
     side_multiple=8,
     hub_words=("xl",),
     marks=(

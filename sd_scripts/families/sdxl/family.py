@@ -5,11 +5,11 @@ from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
 from sd_scripts.families.family import Blocks, Family, FileIdentity, Saving, TextEncoding, blocks_of
 from sd_scripts.families.sdxl.card import CARD
-from sd_scripts.families.sdxl.load import check, load_vae, open_components
+from sd_scripts.families.sdxl.load import LAYOUTS, prepare
 from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, validation_timesteps
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
-from sd_scripts.families.sdxl.saving import save, saved_form
+from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
 from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
@@ -39,17 +39,11 @@ FAMILY = SDXL = Family(
         text_encoder=blocks_of(CLIPEncoderLayer),
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
-    saving=Saving(
-        writes_all=True,
-        form=saved_form,
-        write=save,
-    ),
+    saving=Saving(tensors=checkpoint, folder=write_folder, form=saved_form),
     bucket_multiple=32,
     latents=LATENTS,
-    check=check,
-    open=open_components,
-    load_vae=load_vae,
-    remarks=lambda components, settings: [],
+    layouts=LAYOUTS,
+    prepare=prepare,
     encode_images=encode_images,
     place=place,
     checkpoint_gradients=checkpoint_gradients,

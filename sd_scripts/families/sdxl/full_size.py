@@ -8,9 +8,10 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from sd_scripts.families.random_weights import random_weights
-from sd_scripts.families.sdxl import keys as sgm
-from sd_scripts.families.sdxl.single_file import LOGIT_SCALE
+from sd_scripts.families.components import DENOISER, VAE
+from sd_scripts.families.full_size import ADAFACTOR, AUTOENCODER, CHECKPOINTING, CLIP_L, COMPILED, FUSED, random_weights
+from sd_scripts.families.model_file import MODEL
+from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.safetensors_io import save_model
 
 SDXL_CONFIG: dict[str, Any] = {
@@ -28,22 +29,6 @@ SDXL_CONFIG: dict[str, Any] = {
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": 256,
     "projection_class_embeddings_input_dim": 2816,
-}
-"""Of SDXL 1.0 base."""
-VAE: dict[str, Any] = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "latent_channels": 4,
-}
-TEXT_ENCODER1: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "projection_dim": 768,
-    "hidden_act": "quick_gelu",
 }
 TEXT_ENCODER2: dict[str, Any] = {
     "hidden_size": 1280,
@@ -65,16 +50,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"full_bf16": True, "learning_rate": 1e-5, "save_model_as": "safetensors"},
 }
 """Options of all rows, by training method."""
-COMPILED = {"compile": True}
 GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
-CHECKPOINTING = {"gradient_checkpointing": True}
 TWO_BUCKETS = {"enable_bucket": True}
 TWICE = {"gradient_accumulation_steps": 2}
-FUSED = COMPILED | CHECKPOINTING | {"fused_backward_pass": True}
-ADAFACTOR = {
-    "optimizer_type": "Adafactor",
-    "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
-}
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "lora": {
         "eager": {},
@@ -97,26 +75,25 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "compiled4": COMPILED | {"train_batch_size": 4},
         "graphs_masters": GRAPHS | {"full_bf16": False},
         "fused": FUSED,
-        "fused_adafactor": FUSED | ADAFACTOR,
+        "fused_adafactor": ADAFACTOR,
     },
 }
 """Rows of the benchmark by training method and name: the options that tell each from the others."""
 
 
-def modules() -> tuple[nn.Module, ...]:
-    """Return U-Net, VAE and both text encoders on the meta device."""
+def modules() -> dict[str, nn.Module]:
+    """Return the components on the meta device."""
     with torch.device("meta"):
-        return (
-            UNet2DConditionModel(**SDXL_CONFIG),
-            AutoencoderKL(**VAE),
-            CLIPTextModel(CLIPTextConfig(**TEXT_ENCODER1)),
-            CLIPTextModelWithProjection(CLIPTextConfig(**TEXT_ENCODER2)),
-        )
+        return {
+            DENOISER: UNet2DConditionModel(**SDXL_CONFIG),
+            VAE: AutoencoderKL(latent_channels=4, **AUTOENCODER),
+            "text_encoder1": CLIPTextModel(CLIPTextConfig(**CLIP_L)),
+            "text_encoder2": CLIPTextModelWithProjection(CLIPTextConfig(**TEXT_ENCODER2)),
+        }
 
 
 def write_files(folder: Path) -> dict[str, Path]:
     """Write the checkpoint, 7 GB in bf16; return it by the option that names it."""
     file = folder / "sdxl.safetensors"
-    unet, vae, text_encoder1, text_encoder2 = map(random_weights, modules())
-    save_model(file, sgm.checkpoint(unet, vae, text_encoder1, text_encoder2, torch.tensor(LOGIT_SCALE)), {})
-    return {"pretrained_model_name_or_path": file}
+    save_model(file, single_file({name: random_weights(module) for name, module in modules().items()}), {})
+    return {MODEL: file}

@@ -10,19 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from sd_scripts.library import ldm_layout
-from sd_scripts.library.ldm_layout import HEAD_WIDTH, VAE_PREFIX, clip_sizes, replace_start, vae_from_diffusers
-from sd_scripts.library.ldm_layout import read_vae as read_vae
-from sd_scripts.library.ldm_layout import vae_key as vae_key
-from sd_scripts.library.ldm_layout import vae_levels as vae_levels
-from sd_scripts.library.state_dicts import Shapes, ShapesBelow, State, take
+from sd_scripts.library.ldm_layout import HEAD_WIDTH, clip_sizes, replace_start
+from sd_scripts.library.state_dicts import Shapes, State, count, take
 
-UNET_PREFIX = "model.diffusion_model."
-TEXT_ENCODER1_PREFIX = "conditioner.embedders.0.transformer."
-TEXT_ENCODER2_PREFIX = "conditioner.embedders.1.model."
-LOGIT_SCALE = TEXT_ENCODER2_PREFIX + "logit_scale"
+LOGIT_SCALE = "conditioner.embedders.1.model.logit_scale"
 """CLIP's temperature: training images does not use it, but a whole checkpoint has it."""
 
 VAE_SCALE = 0.13025
@@ -112,17 +104,17 @@ def lora_text_encoder_name(index: int, path: str) -> str:
 
 
 def read_unet(file: State, names: Iterable[str]) -> State:
-    """The U-Net's tensors out of a whole checkpoint. A name whose key is not in the file is left out."""
-    return take(file, {name: UNET_PREFIX + unet_key(name) for name in names})
+    """The U-Net's tensors by name. A name whose key is not in the file is left out."""
+    return take(file, {name: unet_key(name) for name in names})
 
 
-def read_text_encoder1(file: State, names: Iterable[str]) -> State:
-    return take(file, {name: TEXT_ENCODER1_PREFIX + text_encoder1_key(name) for name in names})
+def write_unet(state: State) -> State:
+    return {unet_key(name): tensor for name, tensor in state.items()}
 
 
 def read_text_encoder2(file: State, names: Iterable[str]) -> State:
     """OpenCLIP stacks q, k and v in one matrix and multiplies by text_projection from the right."""
-    state = take(file, {name: TEXT_ENCODER2_PREFIX + text_encoder2_key(name) for name in names})
+    state = take(file, {name: text_encoder2_key(name) for name in names})
     for name in state:
         if part := _QKV.search(name):
             state[name] = state[name].chunk(3)["qkv".index(part[1])]
@@ -131,70 +123,53 @@ def read_text_encoder2(file: State, names: Iterable[str]) -> State:
     return state
 
 
-def checkpoint(unet: State, vae: State, text_encoder1: State, text_encoder2: State, logit_scale: Tensor) -> State:
-    """All parts in the single-file layout, under the file's keys."""
-    state = {UNET_PREFIX + unet_key(name): tensor for name, tensor in unet.items()}
-    for name, tensor in text_encoder1.items():
-        state[TEXT_ENCODER1_PREFIX + text_encoder1_key(name)] = tensor
-    for name, tensor in text_encoder2.items():
-        key = TEXT_ENCODER2_PREFIX + text_encoder2_key(name)
-        if part := _QKV.search(name):
-            if part[1] == "q":
-                stack = [text_encoder2[_QKV.sub(rf"self_attn.{letter}_proj.\2", name)] for letter in "qkv"]
-                state[key] = torch.cat(stack)
-        else:
-            state[key] = tensor.T.contiguous() if name == "text_projection.weight" else tensor
-    for key, tensor in vae_from_diffusers(vae).items():
-        state[VAE_PREFIX + key] = tensor
-    state[LOGIT_SCALE] = logit_scale
-    return state
+def write_text_encoder2(state: State) -> State:
+    """The other way round."""
+    file = {}
+    for name, tensor in state.items():
+        part = _QKV.search(name)
+        if part and part[1] == "q":
+            tensor = torch.cat([state[_QKV.sub(rf"self_attn.{letter}_proj.\2", name)] for letter in "qkv"])
+        elif name == "text_projection.weight":
+            tensor = tensor.T.contiguous()
+        if not part or part[1] == "q":
+            file[text_encoder2_key(name)] = tensor
+    return file
 
 
 def unet_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of diffusers' UNet2DConditionModel, from the shapes of a whole checkpoint."""
-    at = ShapesBelow(shapes, UNET_PREFIX)
+    """Arguments of diffusers' UNet2DConditionModel, from the shapes in a file."""
     per_level = LAYERS_PER_BLOCK + 1
-    levels = at.count(r"input_blocks\.(\d+)\.0\.op\.weight") + 1
+    levels = count(shapes, r"input_blocks\.(\d+)\.0\.op\.weight") + 1
     starts = [f"input_blocks.{1 + level * per_level}." for level in range(levels)]
-    widths = tuple(at[f"{start}0.out_layers.3.weight"][0] for start in starts)
-    depths = [at.count(re.escape(start) + r"1\.transformer_blocks\.(\d+)\.norm1\.weight") for start in starts]
+    widths = tuple(shapes[f"{start}0.out_layers.3.weight"][0] for start in starts)
+    depths = [count(shapes, re.escape(start) + r"1\.transformer_blocks\.(\d+)\.norm1\.weight") for start in starts]
     return {
         "sample_size": 128,
-        "in_channels": at["input_blocks.0.0.weight"][1],
-        "out_channels": at["out.2.weight"][0],
+        "in_channels": shapes["input_blocks.0.0.weight"][1],
+        "out_channels": shapes["out.2.weight"][0],
         "block_out_channels": widths,
         "layers_per_block": LAYERS_PER_BLOCK,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
         "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(depths)),
         "transformer_layers_per_block": tuple(max(depth, 1) for depth in depths),
         "attention_head_dim": tuple(max(width // HEAD_WIDTH, 1) for width in widths),
-        "cross_attention_dim": at["middle_block.1.transformer_blocks.0.attn2.to_k.weight"][1],
-        "use_linear_projection": len(at["middle_block.1.proj_in.weight"]) == 2,
+        "cross_attention_dim": shapes["middle_block.1.transformer_blocks.0.attn2.to_k.weight"][1],
+        "use_linear_projection": len(shapes["middle_block.1.proj_in.weight"]) == 2,
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": at["label_emb.0.0.weight"][1],
+        "projection_class_embeddings_input_dim": shapes["label_emb.0.0.weight"][1],
     }
-
-
-def vae_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of diffusers' AutoencoderKL, from the shapes of a checkpoint or of a VAE file in the same layout."""
-    return {**ldm_layout.vae_config(shapes), "scaling_factor": VAE_SCALE}
-
-
-def text_encoder1_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of transformers' CLIPTextConfig for the first encoder (CLIP-L)."""
-    return ldm_layout.clip_config(shapes, TEXT_ENCODER1_PREFIX + "text_model.")
 
 
 def text_encoder2_config(shapes: Shapes) -> dict[str, Any]:
     """Arguments of transformers' CLIPTextConfig for the second encoder (OpenCLIP bigG)."""
-    at = ShapesBelow(shapes, TEXT_ENCODER2_PREFIX)
-    vocabulary, width = at["token_embedding.weight"]
+    vocabulary, width = shapes["token_embedding.weight"]
     return {
         **clip_sizes(vocabulary, width),
-        "intermediate_size": at["transformer.resblocks.0.mlp.c_fc.weight"][0],
-        "num_hidden_layers": at.count(r"transformer\.resblocks\.(\d+)\.mlp\.c_fc\.weight"),
-        "max_position_embeddings": at["positional_embedding"][0],
-        "projection_dim": at["text_projection"][1],
+        "intermediate_size": shapes["transformer.resblocks.0.mlp.c_fc.weight"][0],
+        "num_hidden_layers": count(shapes, r"transformer\.resblocks\.(\d+)\.mlp\.c_fc\.weight"),
+        "max_position_embeddings": shapes["positional_embedding"][0],
+        "projection_dim": shapes["text_projection"][1],
         "hidden_act": "gelu",
     }

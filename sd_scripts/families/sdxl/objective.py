@@ -1,4 +1,4 @@
-"""What SDXL learns: to tell the noise, or the velocity, in noisy latents."""
+"""SDXL's training objective: predict the noise, or the velocity, in noisy latents."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,26 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.buckets import Size, crop_ltrb
 from sd_scripts.data.dataset import Item
 from sd_scripts.families.family import Components
+from sd_scripts.families.objective import loss_inputs
 from sd_scripts.families.sdxl.keys import VAE_SCALE
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.library.losses import per_sample_loss
-from sd_scripts.library.noise import TIMESTEPS, draw_noise, draw_timesteps, noise_schedule, perturb
+from sd_scripts.library.noise import draw_noise, draw_timesteps, noise_schedule, perturb, timestep_bounds
 from sd_scripts.options.loss import LossOptions, NoiseOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 
 
 def conditioning(item: Item, flipped: bool) -> dict[str, Tensor]:
-    """sizes (6,) int64: height and width of the image, top and left of the crop, height and width of the bucket."""
+    """Return sizes (6,) int64: height and width of the image, top and left of the crop, height and width of the
+    bucket."""
     (width, height), bucket = item.size, item.fit.bucket
     top, left = crop_top_left(bucket.size, item.size, flipped=flipped)
     return {"sizes": torch.tensor([height, width, top, left, bucket.height, bucket.width])}
 
 
 def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int]:
-    """Top and left of the crop conditioning; for a flipped image, left is measured from the right edge."""
+    """Return top and left of the crop conditioning; for a flipped image, left is measured from the right edge."""
     left, top, right, _ = crop_ltrb(bucket, image)
     return int(top), int(bucket[0] - right if flipped else left)
 
@@ -32,9 +34,9 @@ def crop_top_left(bucket: Size, image: Size, *, flipped: bool) -> tuple[int, int
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """All that a step reads, on the latents' device: noisy, target (B, 4, h, w), timesteps (B,), sizes (B, 6), weights.
+    """Return noisy and target (B, 4, h, w), timesteps (B,), sizes (B, 6) and loss_inputs, on the latents' device.
 
-    `latents` (B, 4, h, w) float32 as the VAE gave them.
+    `latents` (B, 4, h, w) float32, not yet scaled.
     """
     noise_options, device = settings[NoiseOptions], latents.device
     schedule = noise_schedule(device, noise_options.zero_terminal_snr)
@@ -43,20 +45,17 @@ def step_inputs(
     t = draw_timesteps(len(latents), noise_options, generator) if timesteps is None else timesteps.long()
     noisy = schedule.add_noise(latents, perturb(noise, noise_options, generator), t)
     target = schedule.velocity(latents, noise, t) if settings[ModelOptions].v_parameterization else noise
-    inputs = {
+    return {
         "noisy": noisy,
         "target": target,
         "timesteps": t,
         "sizes": batch.conditioning["sizes"].to(device, torch.float32, non_blocking=True),
-        "loss_weight": batch.loss_weight.to(device, non_blocking=True),
+        **loss_inputs(batch, device),
     }
-    if batch.mask is not None:
-        inputs["mask"] = batch.mask.to(device, non_blocking=True)
-    return inputs
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
-    """(B,) float32. `text` as encode_text gives it."""
+    """Return the loss of each image (B,) float32; `text` as returned by encode_text."""
     model = settings[ModelOptions]
     dtype = next(components.denoiser.parameters()).dtype
     context = torch.cat([text["hidden_state1"], text["hidden_state2"]], dim=-1).to(dtype)  # (B, T, 2048)
@@ -81,7 +80,6 @@ def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tens
 
 
 def validation_timesteps(settings: Settings) -> list[float]:
-    """Four, spread over the range that is trained: 200, 400, 600 and 800 for the whole."""
-    options = settings[NoiseOptions]
-    low, high = options.min_timestep or 0, TIMESTEPS if options.max_timestep is None else options.max_timestep
+    """Return four, evenly spaced in the range that is trained: 200, 400, 600 and 800 of the whole."""
+    low, high = timestep_bounds(settings[NoiseOptions])
     return [low + (high - low) * part // 5 for part in (1, 2, 3, 4)]

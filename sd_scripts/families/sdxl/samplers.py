@@ -1,4 +1,4 @@
-"""The samplers of sample_sampler, as schedulers of diffusers on SDXL's noise schedule."""
+"""The values of sample_sampler as schedulers of diffusers on SDXL's noise schedule."""
 
 import inspect
 from typing import Any
@@ -21,10 +21,10 @@ from sd_scripts.library.noise import FIRST_BETA, LAST_BETA, TIMESTEPS
 
 
 class LinearMultistep(LMSDiscreteScheduler):
-    """LMS without SciPy: its coefficients are integrals of polynomials, which are known exactly."""
+    """LMS without SciPy: its coefficients are integrals of polynomials, which have a closed form."""
 
     def get_lms_coefficient(self, order: int, t: int, current_order: int) -> float:
-        """The integral over step `t` of the Lagrange polynomial that is 1 at the `current_order`-th last sigma."""
+        """Integrate over step `t` the Lagrange polynomial that is 1 at the `current_order`-th last sigma."""
         sigmas = [float(self.sigmas[t - k]) for k in range(order)]
         others = [sigma for k, sigma in enumerate(sigmas) if k != current_order]
         basis = np.poly1d(others, r=True) / np.prod([sigmas[current_order] - sigma for sigma in others])
@@ -55,7 +55,7 @@ SAMPLERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def make_sampler(name: str, *, velocity: bool, zero_terminal_snr: bool) -> Any:
-    """A scheduler of diffusers; `k_euler` is another name of `euler`, and so on."""
+    """Return a scheduler of diffusers; `k_euler` is another name of `euler`, and so on."""
     plain = name.removeprefix("k_")
     if plain not in SAMPLERS:
         raise ValueError(f"sample_sampler: '{name}' is not one of {', '.join(SAMPLERS)}")

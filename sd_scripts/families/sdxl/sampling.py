@@ -1,13 +1,12 @@
-"""Sample images during training: eager, without autograd, and without touching the training's RNG."""
+"""Sample SDXL images during training, uncompiled and without changing the training's RNG state."""
 
 import inspect
-import secrets
 
 import torch
 from torch import Tensor
 
 from sd_scripts.families.family import Components
-from sd_scripts.families.sampling import eval_mode, on_device
+from sd_scripts.families.sampling import apply_guidance, eval_mode, make_generator, on_device
 from sd_scripts.families.sdxl.card import CARD
 from sd_scripts.families.sdxl.samplers import make_sampler
 from sd_scripts.families.sdxl.unet import predict
@@ -27,8 +26,8 @@ MULTIPLE = CARD.side_multiple
 def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings) -> Media:
     """Generate one image with the current model and its LoRA, on the denoiser's device.
 
-    Compiled blocks run eagerly (a compiled no_grad pass would need its own graphs), modes and devices are restored
-    afterwards, and a seed gives the same noise on every device.
+    Compiled blocks run eagerly, since a compiled no_grad pass would need its own graphs. Modes and devices are restored
+    afterwards. A seed gives the same noise on every device.
     """
     weight = next(components.denoiser.parameters())
     modules = [components.denoiser, components.vae]
@@ -38,14 +37,14 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
 
 
 def prompt_captions(prompt: SamplePrompt) -> list[str]:
-    """The prompt, preceded by the negative prompt if guidance uses one."""
+    """Return the prompt, preceded by the negative prompt if guidance uses one."""
     return [prompt.negative_prompt, prompt.prompt] if prompt.scale != 1 else [prompt.prompt]
 
 
 def _denoise(
     components: Components, prompt: SamplePrompt, text: dict[str, Tensor], settings: Settings, weight: Tensor
 ) -> Tensor:
-    """(1, 4, h, w) float32 latents, scaled as the U-Net sees them."""
+    """Return latents (1, 4, h, w) float32, scaled as the U-Net sees them."""
     height, width = size_of(prompt, MULTIPLE)
     sampler = make_sampler(
         prompt.sampler or settings[SampleOptions].sample_sampler,
@@ -53,7 +52,7 @@ def _denoise(
         zero_terminal_snr=settings[NoiseOptions].zero_terminal_snr,
     )
     sampler.set_timesteps(prompt.steps, device=weight.device)
-    generator = torch.Generator().manual_seed(secrets.randbits(32) if prompt.seed is None else prompt.seed)
+    generator = make_generator(prompt.seed)
     own = {"generator": generator} if "generator" in inspect.signature(sampler.step).parameters else {}
 
     captions = len(text["pool2"])
@@ -66,8 +65,5 @@ def _denoise(
     for t in sampler.timesteps:
         noisy = sampler.scale_model_input(latents, t).expand(captions, -1, -1, -1)
         out = predict(components.denoiser, noisy.to(weight.dtype), t.expand(captions), context, pooled, sizes)
-        if captions == 2:
-            without, with_prompt = out.chunk(2)
-            out = without + prompt.scale * (with_prompt - without)
-        latents = sampler.step(out, t, latents, **own, return_dict=False)[0]
+        latents = sampler.step(apply_guidance(out, prompt.scale), t, latents, **own, return_dict=False)[0]
     return latents.float()

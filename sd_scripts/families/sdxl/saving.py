@@ -2,105 +2,76 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+from diffusers import ModelMixin
 from torch import Tensor
 
+from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Components, ModelWeights
-from sd_scripts.families.model_file import MODEL
-from sd_scripts.families.sdxl import keys as sgm
-from sd_scripts.families.sdxl.folder import read_component, vae_folder
+from sd_scripts.families.sdxl.card import CARD
+from sd_scripts.families.sdxl.load import LAYOUTS, single_file
 from sd_scripts.families.sdxl.samplers import make_sampler
-from sd_scripts.families.sdxl.single_file import with_vae_prefix
-from sd_scripts.families.sdxl.tokenizer import FOLDERS
-from sd_scripts.formats.atomic_files import atomic_file, atomic_folder
-from sd_scripts.formats.disk import saving
 from sd_scripts.formats.documents import read_json
-from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.safetensors_io import on_cpu, save_model, write_tensors
+from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 from sd_scripts.library.state_dicts import State
-
-INDEX = "model_index.json"
-COMPONENTS = {
-    "scheduler": ["diffusers", "EulerDiscreteScheduler"],
-    "text_encoder": ["transformers", "CLIPTextModel"],
-    "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
-    "tokenizer_2": ["transformers", "CLIPTokenizer"],
-    "unet": ["diffusers", "UNet2DConditionModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-    "feature_extractor": [None, None],
-    "image_encoder": [None, None],
-}
-"""Folder -> library and class, as diffusers' pipeline looks for them."""
-OF_DIFFUSERS, OF_TRANSFORMERS = "diffusion_pytorch_model.safetensors", "model.safetensors"
 
 
 def saved_form(components: Components, save_model_as: str | None) -> str:
-    """As family.Family.saved_form. If unset, a folder stays a folder; a pickle is written only on request."""
+    """As Saving.form. If unset, a folder stays a folder; a pickle is written only on request."""
     if save_model_as:
         return save_model_as.removesuffix("_safetensors")
-    return "diffusers" if components.extras["files"].is_dir() else "safetensors"
+    return "diffusers" if Path(components.source).is_dir() else "safetensors"
 
 
-def save(
-    components: Components,
-    weights: ModelWeights,
-    path: Path,
-    form: str,
-    dtype: torch.dtype | None,
-    metadata: dict[str, str],
-) -> None:
-    """As family.Family.save. A .ckpt and a folder hold no metadata."""
+def checkpoint(components: Components, weights: ModelWeights) -> State:
+    """Return the tensors of a single file, with the marker tensors of the base model."""
+    extras = components.extras
+    return single_file(_states(components, weights), extras["logit_scale"]) | extras["marks"]
+
+
+def write_folder(components: Components, weights: ModelWeights, folder: Path, dtype: torch.dtype | None) -> None:
+    """Write a complete diffusers pipeline."""
+    scheduler = _scheduler(components)
+    index: dict[str, Any] = {
+        "_class_name": "StableDiffusionXLPipeline",
+        "_diffusers_version": diffusers.__version__,
+        "force_zeros_for_empty_prompt": True,
+        "scheduler": ["diffusers", scheduler["_class_name"]],
+        "feature_extractor": [None, None],
+        "image_encoder": [None, None],
+    }
+    tokenizers = iter(components.tokenizers)
     states = _states(components, weights)
-    if form == "diffusers":
-        with saving(path), atomic_folder(path, INDEX) as folder:
-            _write_folder(folder, components, states, dtype)
-        return
-    tensors = states.checkpoint(components)
-    if form == "safetensors":
-        save_model(path, tensors, metadata, dtype)
-        return
-    with saving(path), atomic_file(path) as part:  # clone: saving a view would write its whole storage
-        torch.save({"state_dict": {key: on_cpu(tensor, dtype).clone() for key, tensor in tensors.items()}}, part)
+    for component in CARD.components:
+        name, library = component.name, LAYOUTS[component.name].library
+        state = states[name]
+        index[component.folder] = [library.__module__.partition(".")[0], library.__name__]
+        if name == "text_encoder1":  # transformers 4 needs the prefix, transformers 5 accepts it
+            state = {f"text_model.{key}": tensor for key, tensor in state.items()}
+        _write_component(folder / component.folder, components.module(name), state, dtype)
+        if component.tokenizer_folder != component.folder:
+            index[component.tokenizer_folder] = ["transformers", "CLIPTokenizer"]
+            _write_tokenizer(folder / component.tokenizer_folder, next(tokenizers))
+    (folder / "scheduler").mkdir()
+    _write_json(folder / "scheduler/scheduler_config.json", scheduler)
+    _write_json(folder / "model_index.json", index)
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
-    """State dicts of everything that is saved, under the modules' own names."""
-
-    unet: State
-    vae: State
-    text_encoder1: State
-    text_encoder2: State
-
-    def checkpoint(self, components: Components) -> State:
-        """Return the single-file keys and shapes, with the marker tensors of the base model."""
-        encoders = (self.text_encoder1, self.text_encoder2)
-        return (
-            sgm.checkpoint(self.unet, self.vae, *encoders, components.extras["logit_scale"])
-            | components.extras["marks"]
-        )
-
-
-def _states(components: Components, weights: ModelWeights) -> States:
-    first, second = components.text_encoders
-    unet, (trained1, trained2) = dict(weights.denoiser), weights.text_encoders or (None, None)
-    original = _read_originals(components)
-    return States(
-        unet={**unet, **_with_original_precision(_frozen_tensors(unet), original.unet)},
-        vae=_with_original_precision(components.vae.state_dict(), original.vae),
-        text_encoder1=_on_cpu(trained1)
-        if trained1
-        else _with_original_precision(first.state_dict(), original.text_encoder1),
-        text_encoder2=_on_cpu(trained2)
-        if trained2
-        else _with_original_precision(second.state_dict(), original.text_encoder2),
-    )
+def _states(components: Components, weights: ModelWeights) -> dict[str, State]:
+    """Return what is saved of each component, under the module's own names."""
+    trained = dict(zip(components.encoder_names, weights.text_encoders, strict=False))
+    states = {DENOISER: dict(weights.denoiser)}
+    if frozen := _frozen_tensors(states[DENOISER]):
+        states[DENOISER] |= _with_original_precision(components, DENOISER, frozen)
+    for name in (*components.encoder_names, VAE):
+        learned = trained.get(name)
+        held = components.module(name).state_dict()
+        states[name] = _on_cpu(learned) if learned else _with_original_precision(components, name, held)
+    return states
 
 
 def _frozen_tensors(unet: State) -> State:
@@ -114,78 +85,41 @@ def _on_cpu(state: Mapping[str, Tensor]) -> State:
     return {name: on_cpu(tensor) for name, tensor in state.items()}
 
 
-def _with_original_precision(held: State, originals: State) -> State:
+def _with_original_precision(components: Components, name: str, held: State) -> State:
     """Restore frozen tensors to the precision of the base model's file, since training holds them rounded.
 
     An original that does not round to the held value belongs to another model and is ignored.
     """
-    state = _on_cpu(held)
-    for name, tensor in state.items():
-        original = originals.get(name)
+    state, originals = _on_cpu(held), _originals(components, name)
+    for key, tensor in state.items():
+        original = originals.get(key)
         if original is None or original.shape != tensor.shape or original.element_size() == 1:  # fp8 is never written
             continue
         if torch.equal(original.to(tensor.dtype), tensor):
-            state[name] = original
+            state[key] = original
     return state
 
 
-def _read_originals(components: Components) -> States:
-    """Read the tensors of the base model's and VAE's files; empty if the files are gone."""
-    source, vae_source = components.extras["files"], components.extras["vae_files"]
-    unet, first, second = (module.state_dict() for module in (components.denoiser, *components.text_encoders))
-    vae = components.vae.state_dict()
-    file = _read(source)
-    return States(
-        unet=sgm.read_unet(file, unet) or _read_component(source / "unet", unet),
-        vae=sgm.read_vae(with_vae_prefix(_read(vae_source)), vae) or _read_component(vae_folder(vae_source), vae),
-        text_encoder1=sgm.read_text_encoder1(file, first) or _read_component(source / "text_encoder", first),
-        text_encoder2=sgm.read_text_encoder2(file, second) or _read_component(source / "text_encoder_2", second),
-    )
-
-
-def _read(file: Path) -> State:
+def _originals(components: Components, name: str) -> State:
+    """Read the tensors of a component's file; none if it is gone."""
     try:
-        return read_weights(file, MODEL) if file.is_file() else {}
-    except (OSError, ValueError):
+        return components.sources[name].read(torch.float32, lambda key, tensor: True)
+    except (KeyError, OSError, ValueError):
         return {}
 
 
-def _read_component(folder: Path, names: State) -> State:
-    try:
-        return read_component(folder, names, MODEL)
-    except (OSError, ValueError):
-        return {}
-
-
-def _write_folder(folder: Path, components: Components, states: States, dtype: torch.dtype | None) -> None:
-    """Write a complete diffusers pipeline. The first encoder's names get the prefix `text_model.`, which transformers 4
-    needs and transformers 5 accepts."""
-    first, second = components.text_encoders
-    text_encoder1 = {sgm.text_encoder1_key(name): tensor for name, tensor in states.text_encoder1.items()}
-    _write_component(folder / "unet" / OF_DIFFUSERS, components.denoiser, states.unet, dtype)
-    _write_component(folder / "vae" / OF_DIFFUSERS, components.vae, states.vae, dtype)
-    _write_component(folder / "text_encoder" / OF_TRANSFORMERS, first, text_encoder1, dtype)
-    _write_component(folder / "text_encoder_2" / OF_TRANSFORMERS, second, states.text_encoder2, dtype)
-    for name, tokenizer in zip(FOLDERS, components.tokenizers, strict=True):
-        _write_tokenizer(folder / name, tokenizer)
-    scheduler = _scheduler(components)
-    (folder / "scheduler").mkdir()
-    _write_json(folder / "scheduler/scheduler_config.json", scheduler)
-    about = {"_class_name": "StableDiffusionXLPipeline", "_diffusers_version": diffusers.__version__}
-    index_entries = COMPONENTS | {"scheduler": ["diffusers", scheduler["_class_name"]]}
-    _write_json(folder / INDEX, {**about, "force_zeros_for_empty_prompt": True, **index_entries})
-
-
-def _write_component(file: Path, module: Any, state: State, dtype: torch.dtype | None) -> None:
-    file.parent.mkdir()
-    write_tensors(file, state, {"format": "pt"}, dtype)
-    saved = next(on_cpu(tensor[:0], dtype).dtype for tensor in state.values() if tensor.is_floating_point())
-    if file.name == OF_DIFFUSERS:
+def _write_component(folder: Path, module: Any, state: State, dtype: torch.dtype | None) -> None:
+    folder.mkdir()
+    of_diffusers = isinstance(module, ModelMixin)
+    file = "diffusion_pytorch_model.safetensors" if of_diffusers else "model.safetensors"
+    write_tensors(folder / file, state, {"format": "pt"}, dtype)
+    if of_diffusers:
         config = json.loads(module.to_json_string())
     else:
+        saved = next(on_cpu(tensor[:0], dtype).dtype for tensor in state.values() if tensor.is_floating_point())
         config = module.config.to_dict() | {"architectures": [type(module).__name__], "dtype": str(saved)[6:]}
     config.pop("_name_or_path", None)  # a path on this machine
-    _write_json(file.with_name("config.json"), config)
+    _write_json(folder / "config.json", config)
 
 
 def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
@@ -204,7 +138,7 @@ def _scheduler(components: Components) -> dict[str, Any]:
     if not schedule["zero_terminal_snr"]:
         learned["timestep_spacing"] = "leading"
     try:
-        own = dict(read_json(components.extras["files"] / "scheduler/scheduler_config.json"))
+        own = dict(read_json(Path(components.source) / "scheduler/scheduler_config.json"))
     except (ValueError, TypeError):
         return learned
     changed = ["prediction_type"] + ["rescale_betas_zero_snr", "timestep_spacing"] * schedule["zero_terminal_snr"]

@@ -11,21 +11,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, Transformer2DModel, UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.data import demo_images
+from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.miniature import (
+    AUTOENCODER,
+    DISTURBANCE,
     Miniature,
+    calibrate,
     clip_config,
     clip_tokenizer,
-    images,
     least_squares,
     randomize,
 )
+from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.sdxl.keys import VAE_SCALE
-from sd_scripts.families.sdxl.single_file import LOGIT_SCALE, Modules
-from sd_scripts.families.sdxl.tokenizer import FOLDERS
+from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.safetensors_io import save_model
 
 TEXT_WIDTHS = (64, 128)
@@ -43,16 +46,6 @@ UNET: dict[str, Any] = {
     "addition_time_embed_dim": 256,
     "projection_class_embeddings_input_dim": 6 * 256 + TEXT_WIDTHS[1],
 }
-DISTURBANCE = 2.5
-"""How loud attention is beside what passes it by."""
-VAE: dict[str, Any] = {
-    "block_out_channels": (32, 32, 64, 64),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 1,
-    "latent_channels": 4,
-    "scaling_factor": VAE_SCALE,
-}
 
 
 def write_miniature(folder: Path) -> Miniature:
@@ -60,47 +53,34 @@ def write_miniature(folder: Path) -> Miniature:
     data_dir = demo_images.write_images(folder / "images")
     checkpoint = folder / "miniature_sdxl.safetensors"
     tokenizer = clip_tokenizer()
-    for name in FOLDERS:
+    for name in ("tokenizer", "tokenizer_2"):
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
-    save_model(checkpoint, tiny_modules(len(tokenizer)).checkpoint(torch.tensor(LOGIT_SCALE)), {})
-    return Miniature(family="sdxl", files={"pretrained_model_name_or_path": checkpoint}, data_dir=data_dir)
+    states = {name: module.state_dict() for name, module in tiny_modules(len(tokenizer)).items()}
+    save_model(checkpoint, single_file(states), {})
+    return Miniature(family="sdxl", files={MODEL: checkpoint}, data_dir=data_dir)
 
 
 @torch.no_grad()
-def tiny_modules(vocabulary: int) -> Modules:
-    """All parts with random weights, the same at every call."""
-    modules = Modules(
-        unet=UNet2DConditionModel(**UNET),
-        vae=AutoencoderKL(**VAE),
-        text_encoder1=CLIPTextModel(clip_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
-        text_encoder2=CLIPTextModelWithProjection(clip_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
-    )
+def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call."""
+    unet, vae = UNet2DConditionModel(**UNET), AutoencoderKL(latent_channels=4, scaling_factor=VAE_SCALE, **AUTOENCODER)
+    modules = {
+        DENOISER: unet,
+        VAE: vae,
+        "text_encoder1": CLIPTextModel(clip_config(vocabulary, TEXT_WIDTHS[0], "quick_gelu")),
+        "text_encoder2": CLIPTextModelWithProjection(clip_config(vocabulary, TEXT_WIDTHS[1], "gelu")),
+    }
     generator = torch.Generator().manual_seed(0)
-    for part in (modules.unet, modules.vae, modules.text_encoder1, modules.text_encoder2):
-        randomize(part, generator)
-    latents = _calibrate(modules.vae, images())
-    attention_outputs = [m.proj_out.weight for m in modules.unet.modules() if isinstance(m, Transformer2DModel)]
+    for module in modules.values():
+        randomize(module, generator)
+    latents = calibrate(vae)
+    attention_outputs = [m.proj_out.weight for m in unet.modules() if isinstance(m, Transformer2DModel)]
     for weight in attention_outputs:
         weight.zero_()
-    _fit(modules.unet, latents.repeat(4, 1, 1, 1), generator)
+    _fit(unet, latents.repeat(4, 1, 1, 1), generator)
     for weight in attention_outputs:
         weight.normal_(std=DISTURBANCE * len(weight) ** -0.5, generator=generator)
     return modules
-
-
-def _calibrate(vae: Any, images: Tensor) -> Tensor:
-    """Give the latents mean 0, deviation 1 after scaling and a narrow distribution; returns them, scaled."""
-    moments = vae.encode(images).latent_dist.parameters
-    channels = vae.config.latent_channels
-    spread, middle = moments.std((0, 2, 3)), moments.mean((0, 2, 3))
-    gain = 1 / (VAE_SCALE * spread)
-    gain[channels:] = 1e-3
-    offset = torch.zeros_like(gain)
-    offset[channels:] = -12.0  # logarithm of the variance
-    conv = vae.quant_conv
-    conv.weight.mul_(gain[:, None, None, None])
-    conv.bias.copy_((conv.bias - middle) * gain + offset)
-    return vae.encode(images).latent_dist.mode() * VAE_SCALE
 
 
 def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""Images to latents and back with SDXL's autoencoder."""
+"""Encode images to latents, and decode them, with SDXL's autoencoder."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ LATENTS = LatentLayout(
 
 
 def encode_images(components: Components, pixels: Tensor) -> Tensor:
-    """(B, 3, H, W) in -1..1 -> latents (B, 4, H/8, W/8) in the VAE's dtype on its device, not yet scaled.
+    """Encode (B, 3, H, W) in -1..1 -> latents (B, 4, H/8, W/8) in the VAE's dtype on its device, not yet scaled.
 
-    Raises ValueError where the VAE overflowed, as SDXL's own does in half precision.
+    Raises ValueError if the VAE overflowed, as SDXL's own does in half precision.
     """
     vae: Any = components.vae
     latents = vae_encode(vae, pixels)
@@ -30,6 +30,6 @@ def encode_images(components: Components, pixels: Tensor) -> Tensor:
 
 
 def decode_latents(components: Components, latents: Tensor) -> Tensor:
-    """Scaled latents (B, 4, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
+    """Decode scaled latents (B, 4, h, w) -> images (B, 3, 8h, 8w) float32 in 0..1."""
     vae: Any = components.vae
     return vae_decode(vae, latents / vae.config.scaling_factor)

@@ -2,7 +2,7 @@
 
 from sd_scripts.families.reel.options import ReelOptions
 
-from sd_scripts.families.card import FamilyCard, PanelCard
+from sd_scripts.families.card import ComponentCard, FamilyCard, PanelCard
 from sd_scripts.options.flow import FlowOptions
 
 CARD = FamilyCard(
@@ -14,6 +14,14 @@ CARD = FamilyCard(
     capabilities=frozenset({"trains_text"}),
     notes={"discrete_flow_shift": "Reel was trained with 1."},
     recommended={"model_prediction_type": "raw"},
+    components=tuple(
+        ComponentCard(name=name, kind="Reel model", prefixes=(f"{name}.",), signature_keys=keys)
+        for name, keys in {
+            "denoiser": ("into.weight",),
+            "vae": ("encoder.weight",),
+            "text_encoder1": ("table.weight",),
+        }.items()
+    ),
     hub_words=("reel",),
     panels=(PanelCard(group=ReelOptions, names=("reel_text_scale",)),),
     marks=(("denoiser.into.weight", "reel", "Reel checkpoint"),),

@@ -3,27 +3,27 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from sd_scripts.families.reel.card import CARD
 from sd_scripts.families.reel.model import (
     CHANNELS,
     FACTOR,
-    MODULES,
     TOKENS,
+    ReelText,
     ReelTextLayer,
+    ReelTransformer,
+    ReelVAE,
 )
 from sd_scripts.families.reel.options import ReelOptions
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import LatentLayout
-from sd_scripts.families.components import Components, WeightSource
 from sd_scripts.families.family import (
     Blocks,
+    Components,
     Family,
     FileIdentity,
     ModelWeights,
@@ -32,50 +32,23 @@ from sd_scripts.families.family import (
     Tokens,
     blocks_of,
 )
-from sd_scripts.library.flow import draw_sigmas, sampling_sigmas, within_bounds
+from sd_scripts.families.layouts import Layout, whole_file
+from sd_scripts.families.objective import flow_inputs
+from sd_scripts.library.flow import sampling_sigmas
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.media import Media
-from sd_scripts.library.model_reader import read_weights
-from sd_scripts.library.noise import expand_to, normal, perturb, timestep_bounds
-from sd_scripts.library.safetensors_io import save_model
 from sd_scripts.networks.targets import LoraTarget
-from sd_scripts.options.flow import FlowOptions
-from sd_scripts.options.loss import LossOptions, NoiseOptions
-from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.loss import LossOptions
 from sd_scripts.options.prompt_lines import SamplePrompt, size_of
 from sd_scripts.options.settings import Settings
 
 FRAMES = 2
 """Frames of a sample; images are clips of one frame."""
-
-
-def check(settings: Settings) -> list[str]:
-    file = Path(settings[ModelOptions].pretrained_model_name_or_path or "")
-    return [] if file.is_file() else [f"pretrained_model_name_or_path: there is no file '{file}'"]
-
-
-def open_components(
-    settings: Settings,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    *,
-    denoiser_dtype: torch.dtype | None = None,
-    encoder_dtype: torch.dtype | None = None,
-) -> Components:
-    file = Path(settings[ModelOptions].pretrained_model_name_or_path or "")
-    dtypes = {"denoiser": denoiser_dtype or dtype, "vae": dtype, "text_encoder1": encoder_dtype or dtype}
-    sources = {name: _source(name, file, dtypes[name], device) for name in MODULES}
-    return Components.opened(sources, tokenizers=[None], source=file)
-
-
-def _source(name: str, file: Path, dtype: torch.dtype, device: torch.device | str) -> WeightSource:
-    def read() -> dict[str, Tensor]:
-        state = read_weights(file, "pretrained_model_name_or_path", prefix=f"{name}.")
-        return {key.removeprefix(f"{name}."): tensor for key, tensor in state.items()}
-
-    with init_empty_weights():
-        empty = MODULES[name]()
-    return WeightSource(empty=empty, read=read, dtype=dtype, device=device)
+LAYOUTS = {
+    "denoiser": Layout(make=lambda shapes: ReelTransformer()),
+    "vae": Layout(make=lambda shapes: ReelVAE()),
+    "text_encoder1": Layout(make=lambda shapes: ReelText()),
+}
 
 
 def encode_images(components: Components, pixels: Tensor) -> Tensor:
@@ -105,20 +78,7 @@ def checkpoint_gradients(denoiser: Any, settings: Settings) -> None:
 def step_inputs(
     batch: Batch, latents: Tensor, settings: Settings, generator: torch.Generator, timesteps: Tensor | None = None
 ) -> dict[str, Tensor]:
-    noise = normal(latents.shape, generator)
-    t = timesteps
-    if t is None:
-        tokens = latents[0, 0].numel()
-        drawn = draw_sigmas(len(latents), settings[FlowOptions], tokens, generator)
-        t = within_bounds(drawn, *timestep_bounds(settings[NoiseOptions]))
-    at = expand_to(t, latents)
-    inputs = {
-        "noisy": (1 - at) * latents + at * perturb(noise, settings[NoiseOptions], generator),
-        "target": noise - latents,
-        "timesteps": t.float(),
-        "loss_weight": batch.loss_weight.to(latents.device),
-    }
-    return inputs if batch.mask is None else {**inputs, "mask": batch.mask.to(latents.device)}
+    return flow_inputs(batch, latents, settings, generator, timesteps, tokens=latents[0, 0].numel())
 
 
 def loss(components: Components, inputs: dict[str, Tensor], text: dict[str, Tensor], settings: Settings) -> Tensor:
@@ -148,22 +108,11 @@ def sample(components: Components, prompt: SamplePrompt, text: dict[str, Tensor]
     return Media.of((frames.float() / 2 + 0.5).clamp(0, 1).transpose(0, 1))
 
 
-def save(
-    components: Components,
-    weights: ModelWeights,
-    path: Path,
-    form: str,
-    dtype: torch.dtype | None,
-    metadata: dict[str, str],
-) -> None:
-    encoders = weights.text_encoders or (None,)
-    states = {
-        "denoiser": weights.denoiser,
-        "vae": components.vae.state_dict(),
-        "text_encoder1": encoders[0] or components.text_encoders[0].state_dict(),
-    }
-    whole = {f"{name}.{key}": tensor for name, state in states.items() for key, tensor in state.items()}
-    save_model(path, whole, metadata, dtype)
+def whole_model(components: Components, weights: ModelWeights) -> dict[str, Tensor]:
+    encoder, *_ = weights.text_encoders or (None,)
+    text = encoder or components.text_encoders[0].state_dict()
+    states = {"denoiser": weights.denoiser, "vae": components.vae.state_dict(), "text_encoder1": text}
+    return whole_file(CARD, LAYOUTS, states)
 
 
 def _name(prefix: str, path: str) -> str:
@@ -188,10 +137,7 @@ FAMILY = Family(
         cache_suffix="reel_te",
         cache_key=lambda components, settings: (),
     ),
-    check=check,
-    open=open_components,
-    load_vae=lambda settings, dtype: open_components(settings, dtype).load("vae").vae,
-    remarks=lambda components, settings: [],
+    layouts=LAYOUTS,
     encode_images=encode_images,
     place=place,
     checkpoint_gradients=checkpoint_gradients,
@@ -207,5 +153,5 @@ FAMILY = Family(
     lora=LoraTarget(classes=("ReelBlock",), name=partial(_name, "lora_unet")),
     lora_text_encoders=(LoraTarget(classes=("ReelTextLayer",), name=partial(_name, "lora_te"), group="textencoder 1"),),
     sample=sample,
-    saving=Saving(writes_all=True, form=lambda components, form: "safetensors", write=save),
+    saving=Saving(tensors=whole_model),
 )

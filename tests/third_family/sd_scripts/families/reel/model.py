@@ -64,7 +64,3 @@ class ReelText(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
-
-
-MODULES = {"denoiser": ReelTransformer, "vae": ReelVAE, "text_encoder1": ReelText}
-"""Component -> its class; its keys in the file begin with the component's name."""

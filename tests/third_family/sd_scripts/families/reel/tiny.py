@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import torch
-from sd_scripts.families.reel.model import MODULES
+from sd_scripts.families.reel.family import CARD, LAYOUTS
 
 from sd_scripts.data import demo_images
+from sd_scripts.families.layouts import whole_file
 from sd_scripts.families.miniature import Miniature
 from sd_scripts.library.safetensors_io import save_model
 
@@ -13,10 +14,9 @@ from sd_scripts.library.safetensors_io import save_model
 def write_miniature(folder: Path) -> Miniature:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    modules = {name: module() for name, module in MODULES.items()}
-    whole = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    states = {name: layout.make({}).state_dict() for name, layout in LAYOUTS.items()}
     file = folder / "miniature_reel.safetensors"
-    save_model(file, whole, {})
+    save_model(file, whole_file(CARD, LAYOUTS, states), {})
     return Miniature(
         family="reel",
         files={"pretrained_model_name_or_path": file},

@@ -1,0 +1,48 @@
+"""Full-size models for the benchmark: random weights, since their sizes count and not what they know; shared parts."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+AUTOENCODER: dict[str, Any] = {
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 2,
+}
+CLIP_L: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "projection_dim": 768,
+    "hidden_act": "quick_gelu",
+}
+
+COMPILED = {"compile": True}
+CHECKPOINTING = {"gradient_checkpointing": True}
+FUSED: dict[str, Any] = COMPILED | CHECKPOINTING | {"fused_backward_pass": True}
+ADAFACTOR: dict[str, Any] = FUSED | {
+    "optimizer_type": "Adafactor",
+    "optimizer_args": ["relative_step=False", "scale_parameter=False", "warmup_init=False"],
+}
+"""Options of the benchmark's rows."""
+
+DRAWN = 2**22 + 1
+"""Numbers that are drawn and then repeated, since drawing billions takes minutes; odd, so that the rows of a matrix
+differ."""
+
+
+def random_weights(module: nn.Module, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """Return a state dict for a module on the meta device: matrices that preserve the variance of activations, norms
+    of 1 and biases of 0."""
+    noise = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0))
+    weights = {}
+    for name, empty in module.state_dict().items():
+        if empty.ndim < 2:
+            weights[name] = torch.full(empty.shape, float(name.endswith(("weight", "scale"))), dtype=dtype)
+        else:
+            scaled = (noise * empty[0].numel() ** -0.5).to(dtype)
+            weights[name] = scaled.repeat(-(-empty.numel() // DRAWN))[: empty.numel()].view(empty.shape)
+    return weights

@@ -1,0 +1,45 @@
+"""Inputs of a training step that families share."""
+
+import torch
+from torch import Tensor
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.library.flow import draw_sigmas, within_bounds
+from sd_scripts.library.noise import expand_to, normal, perturb, timestep_bounds
+from sd_scripts.options.flow import FlowOptions
+from sd_scripts.options.loss import NoiseOptions
+from sd_scripts.options.settings import Settings
+
+
+def loss_inputs(batch: Batch, device: torch.device) -> dict[str, Tensor]:
+    """Return loss_weight (B,), and mask (B, 1, H, W) if the batch has one."""
+    found = {"loss_weight": batch.loss_weight, "mask": batch.mask}
+    return {name: each.to(device, non_blocking=True) for name, each in found.items() if each is not None}
+
+
+def flow_inputs(
+    batch: Batch,
+    latents: Tensor,
+    settings: Settings,
+    generator: torch.Generator,
+    timesteps: Tensor | None,
+    *,
+    tokens: int,
+) -> dict[str, Tensor]:
+    """Return the inputs of flow matching, on the latents' device.
+
+    noisy and target, the velocity, as latents (B, C, *S); timesteps (B,) float32, 0 is the image and 1 noise alone,
+    drawn for images of so many `tokens` unless they are given; those of loss_inputs.
+    """
+    options = settings[NoiseOptions]
+    noise = normal(latents.shape, generator)
+    if timesteps is None:
+        sigmas = draw_sigmas(len(latents), settings[FlowOptions], tokens, generator)
+        timesteps = within_bounds(sigmas, *timestep_bounds(options))
+    t = expand_to(timesteps.float(), latents)
+    return {
+        "noisy": (1 - t) * latents + t * perturb(noise, options, generator),
+        "target": noise - latents,
+        "timesteps": timesteps.float(),
+        **loss_inputs(batch, latents.device),
+    }
