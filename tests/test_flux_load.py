@@ -13,7 +13,7 @@ import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from flux_help import to_diffusers
 from scripts_help import FLUX_LORA
-from torch import Tensor
+from torch import Tensor, nn
 from training_help import train
 from transformers import CLIPTextModel, T5EncoderModel
 
@@ -35,6 +35,7 @@ from sd_scripts.options.settings import Settings
 
 MODEL = "pretrained_model_name_or_path"
 REFERENCE = json.loads((Path(__file__).parent / "reference/flux_keys.json").read_text())
+CPU = torch.device("cpu")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 State = dict[str, Tensor]
@@ -367,7 +368,7 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
         for name, layer in layers.items():
             assert layer.weight.dtype == E4M3
             _same({name: dequantized(layer)}, {name: weights[f"{name}.weight"]})
-    place(held, flux_settings(fp8_base=True), torch.device("cpu"))
+    place(held, flux_settings(fp8_base=True), CPU)
     ids = {0: {"ids": torch.tensor([[3, 4]])}, 1: {"ids": torch.tensor([[3, 4, 1]]), "mask": torch.ones(1, 3).long()}}
     with torch.no_grad():
         texts = [encode_text(components, ids) for components in (held, wide)]
@@ -377,6 +378,17 @@ def test_fp8_files_with_scales_stay_fp8_where_asked(
             predict(components.denoiser, noisy, one, texts[1], one, masked=False) for components in (held, wide)
         )
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_quantized_one_by_one_from_the_dtype_of_their_file(files: dict[str, str]) -> None:
+    """Without a copy of the whole transformer in the dtype of the run, and with the same result."""
+    fp8 = flux_settings(fp8_base=True)
+    held, plain = (load(flux_settings(**files, fp8_base=on), torch.bfloat16).denoiser for on in (True, False))
+    assert held.double_blocks[0].img_attn.qkv.weight.dtype == torch.float32
+    for denoiser in (held, plain):
+        place(Components(denoiser=denoiser, vae=nn.Module(), text_encoders=[], tokenizers=[], source=""), fp8, CPU)
+    assert {tensor.dtype for tensor in held.parameters()} == {E4M3, torch.bfloat16}
+    _same(held.state_dict(), plain.state_dict())
 
 
 def test_what_is_looked_up_is_not_held_in_fp8() -> None:

@@ -114,7 +114,7 @@ class Saving:
     tensors: Callable[[Components, ModelWeights], Mapping[str, Tensor]]
     """Return what a single file contains, by key."""
     folder: Callable[[Components, ModelWeights, Path, torch.dtype | None], None] | None = None
-    """Write a diffusers folder into an empty one; None: this family writes single files only."""
+    """Write a diffusers folder into an empty folder; None: this family writes single files only."""
     writes_all: bool = True
     """Whether files hold the VAE and all text encoders too."""
     form: Callable[[Components, str | None], str] = lambda components, save_model_as: "safetensors"
@@ -156,8 +156,8 @@ class Family:
     layouts: Mapping[str, Layout]
     """How each component of the card is made and filled, by name."""
     prepare: Callable[[Components, Settings], None] = lambda components, settings: None
-    """Called with the opened components, none of which is loaded: adds extras, and says which weights are kept as they
-    are in the file or quantized."""
+    """Called with the opened components, none of which is loaded: adds extras, and says which weights keep the dtype of
+    their file or are quantized."""
     problems: Callable[[Mapping[str, WeightSource], Settings], list[str]] = lambda sources, settings: []
     """Return problems of components that do not fit together, and of options that the denoiser limits."""
     remarks: Callable[[Components, Settings], list[str]] = lambda components, settings: []
@@ -219,7 +219,8 @@ class Family:
         sources, problems = open_sources(self.card, self.layouts, settings, find_model, only, online=True)
         if problems := problems or ([] if only else self.problems(sources, settings)):
             raise ValueError(problems[0])
-        dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if options.no_half_vae else dtype}
+        wide_vae = options.no_half_vae and self.card.has("own_vae")
+        dtypes = {DENOISER: denoiser_dtype or dtype, VAE: torch.float32 if wide_vae else dtype}
         for name, source in sources.items():
             sources[name] = replace(source, dtype=dtypes.get(name, encoder_dtype or dtype), device=device)
         if only:

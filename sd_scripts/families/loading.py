@@ -1,4 +1,4 @@
-"""Loading steps shared by the families: find a model, check that tensors fit a module, fill it."""
+"""Steps of opening a component: download it, find its files, make it empty, check that the tensors fit."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,7 +60,7 @@ def _shards(index: Path, option: str) -> list[str]:
 def require_matching_shapes(
     shapes: Shapes, expected: Mapping[str, Tensor], option: str, path: Path | str, kind: str, prefix: str = ""
 ) -> None:
-    """Raise ValueError unless there are exactly the expected keys, in their shapes. Keys are told with `prefix`."""
+    """Raise ValueError unless there are exactly the expected keys, in their shapes; it names keys with `prefix`."""
     if missing := [prefix + key for key in expected if key not in shapes and not OPTIONAL_KEYS.search(key)]:
         raise ValueError(f"{option}: '{path}' is incomplete; missing: {some(missing)}")
     if extra := [prefix + key for key in shapes if key not in expected and not OPTIONAL_KEYS.search(key)]:
@@ -73,7 +73,7 @@ def require_matching_shapes(
 def make_empty(make: Callable[[], Made], option: str, path: Path, prefix: str) -> Made:
     """Return what `make` builds, on the meta device, from the shapes in a file's header. Raises ValueError, one
     sentence that names `option`, if the shapes fit no model: such shapes fail anywhere within the libraries. A missing
-    key is told with `prefix`."""
+    key is named with `prefix`."""
     try:
         with init_empty_weights(), no_init_weights():  # drawing for tensors without storage takes a second
             return make()
@@ -98,7 +98,7 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
     library, local = layout.library, isinstance(place, Path)
     if isinstance(place, Path) and not (place / "config.json").is_file():
         raise ValueError(f"{option}: '{place}' is incomplete; missing: 'config.json'")
-    with _told(option, place), init_empty_weights():
+    with _in_one_sentence(option, place), init_empty_weights(), no_init_weights():
         if issubclass(library, ModelMixin):
             empty = library.from_config(library.load_config(place, local_files_only=local))
         else:
@@ -113,7 +113,7 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
     def read_tensors(dtype: torch.dtype, keep: Keep | None) -> State:
         if files:
             return tensors(read_weights)
-        with _told(option, place):  # downloaded, or a pickle, which is left to the library
+        with _in_one_sentence(option, place):  # downloaded, or a pickle, which is left to the library
             return library.from_pretrained(place, local_files_only=local).state_dict()
 
     if files:
@@ -122,7 +122,7 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
 
 
 @contextmanager
-def _told(option: str, place: Path | str) -> Iterator[None]:
+def _in_one_sentence(option: str, place: Path | str) -> Iterator[None]:
     """Turn the library's errors into ValueErrors of one sentence."""
     try:
         yield

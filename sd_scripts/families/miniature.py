@@ -37,8 +37,8 @@ class Miniature:
 
 
 def caption_words() -> list[str]:
-    """Of the captions of the drawn images. Vocabularies are made from them and not trained: that gives others in each
-    process, where pieces are equally frequent."""
+    """Return the words of the drawn images' captions. Vocabularies are made of them and not trained, because training
+    breaks ties between equally frequent pieces differently in each process."""
     return sorted({word for caption in demo_images.captions() for word in caption.split()})
 
 
@@ -95,7 +95,7 @@ def calibrate(vae: Any) -> Tensor:
 
 
 def images() -> Tensor:
-    """The drawn ones, (12, 3, 128, 128) in -1..1."""
+    """Return the drawn images, (12, 3, 128, 128) in -1..1."""
     drawings = [np.asarray(demo_images.draw(caption, (128, 128)), np.float32) for caption in demo_images.captions()]
     return torch.from_numpy(np.stack(drawings)).permute(0, 3, 1, 2) / 127.5 - 1
 

@@ -1,6 +1,6 @@
-"""FLUX.1's file layouts: BFL's keys and diffusers', and what tensor shapes tell. Speaks in state dicts.
+"""FLUX.1's file layouts: BFL's keys and diffusers', and model configurations from tensor shapes.
 
-Every function works at any width and depth. `parts` below are rows of one matrix, which diffusers keeps as matrices.
+Every function works at any width and depth. `parts` below are rows of one matrix, which diffusers stores separately.
 """
 
 import re
@@ -55,7 +55,7 @@ _SWAPPED = "final_layer.adaLN_modulation.1."
 
 
 def diffusers_modules(module: str) -> tuple[str, ...]:
-    """What diffusers calls a module, in the order of its rows.
+    """Return diffusers' names of a module's parts, in the order of its rows.
 
     `double_blocks.3.txt_attn.proj` -> (`transformer_blocks.3.attn.to_add_out`,). Raises KeyError for any other name.
     """
@@ -66,7 +66,7 @@ def diffusers_modules(module: str) -> tuple[str, ...]:
 
 
 def bfl_key(name: str) -> tuple[int, str]:
-    """diffusers' key -> (number of the part, BFL's key).
+    """Return the number of the part and BFL's key for a key of diffusers.
 
     `single_transformer_blocks.2.proj_mlp.bias` -> (3, `single_blocks.2.linear1.bias`). Raises KeyError for any other.
     """
@@ -81,7 +81,7 @@ def bfl_key(name: str) -> tuple[int, str]:
 
 
 def from_diffusers(state: State) -> State:
-    """A transformer under diffusers' keys -> the same under BFL's. Other keys are left as they are. Tensors are taken
+    """Rename a transformer's tensors from diffusers' keys to BFL's, leaving other keys as they are. Tensors are taken
     out of `state`, so that parts of a matrix can be freed once they are joined.
 
     Raises ValueError if a part of a matrix is missing.
@@ -122,7 +122,7 @@ AUTOENCODER: dict[str, Any] = {
 
 
 def t5_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of transformers' T5Config, from the shapes of a T5 1.1 encoder."""
+    """Return the arguments of transformers' T5Config, from the shapes of a T5 1.1 encoder."""
     vocabulary, width = shapes["shared.weight"]
     buckets, heads = shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
     return {

@@ -1,4 +1,4 @@
-"""What LoRA adapts in FLUX.1, and what the files call it."""
+"""The layers that LoRA adapts in FLUX.1, and their names in LoRA files."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from sd_scripts.networks.targets import LoraTarget
 
 
 def _clip_name(path: str) -> str:
-    """Files have the `text_model` that transformers has left out of the module's paths."""
+    """LoRA files have the prefix `text_model`, which module paths in transformers 5 lack."""
     return _name("lora_te1")("text_model." + path.removeprefix("text_model."))
 
 

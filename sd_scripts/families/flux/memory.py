@@ -1,4 +1,4 @@
-"""Where FLUX.1's weights lie while it learns, and in which form: 24 GB in bf16, less in fp8 or with blocks swapped."""
+"""Place FLUX.1's weights for training: 24 GB on the GPU in bf16, less in fp8 or with swapped blocks."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ from sd_scripts.options.training import TrainingOptions
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:
-    """Bring the transformer to the device block by block, so that it never has to hold all of it. Swapped blocks come
-    back as they are trained where its parameters require a gradient by now."""
+    """Move the transformer to the device block by block, quantizing each, so that the device never holds all of it in
+    full precision. Swapped blocks are copied back after a step if its parameters require gradients by now."""
     flux: Any = components.denoiser
     memory = settings[MemoryOptions]
     quantized = holds_in_fp8(settings)
@@ -46,7 +46,7 @@ def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
 
 
 def holds_in_fp8(settings: Settings) -> bool:
-    """Only beside a network: in full training the transformer's own weights learn, which 8 bits cannot."""
+    """Return whether the transformer is held in fp8: not in full training, where its weights are updated."""
     if not settings.get(NetworkOptions):
         return False
     training = settings[TrainingOptions]
@@ -54,10 +54,10 @@ def holds_in_fp8(settings: Settings) -> bool:
 
 
 def _quantize(block: nn.Module, dtype: torch.dtype, settings: Settings, *, stays: bool) -> None:
-    """Hold a block's Linears in fp8. The modulations see one token for each image and gain nothing by computing so.
+    """Hold a block's Linears in fp8. Modulations read one token for each image, so fp8_compute would not speed them up.
 
-    fp8_compute alone is for speed: blocks that stay keep their weights in both orders, modulations as they are, and
-    need as much as in bf16.
+    fp8_compute alone is for speed: blocks that stay on the device also keep transposed weights, modulations stay in
+    `dtype`, and memory is as in bf16.
     """
     training, compute = settings[TrainingOptions], settings[MemoryOptions].fp8_compute
     spare = training.fp8_base or training.fp8_base_unet
@@ -78,7 +78,7 @@ def holds_t5_in_fp8(settings: Settings) -> bool:
 
 
 def quantize_t5(encoder: T5EncoderModel, dtype: torch.dtype) -> None:
-    """Hold the weights of T5's Linears in fp8; a GPU, where there is one, does the rounding."""
+    """Hold the weights of T5's Linears in fp8, rounded on the GPU if there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for module in list(encoder.modules()):
         if isinstance(module, T5DenseGatedActDense):
@@ -89,7 +89,7 @@ def quantize_t5(encoder: T5EncoderModel, dtype: torch.dtype) -> None:
 
 
 class _GatedDense(T5DenseGatedActDense):
-    """T5's MLP without casting what it computes to the dtype in which weights are held."""
+    """T5's MLP, without its cast of activations to the dtype of the weights."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         gated = self.act(self.wi_0(hidden_states)) * self.wi_1(hidden_states)

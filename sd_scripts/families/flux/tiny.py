@@ -1,8 +1,7 @@
 """FLUX.1 in miniature: files of the real layout with tiny widths and random weights, for the demo and for tests.
 
-Random, but not blind: latents have the spread that FLUX.1's have, and the last layer of the transformer is fitted to
-its random features with attention left out. So attention, which LoRA adapts, disturbs a fair denoiser, and training
-has something to mend: the loss falls within a few dozen steps.
+Latents have the mean and variance of FLUX.1's, and the last layer is fitted to random features, computed without
+attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
 """
 
 import math
@@ -46,10 +45,10 @@ SHAPE = FluxParams(
     double_blocks=3,  # the fewest that can take turns, with blocks_to_swap = 2
     single_blocks=4,
 )
-CALM = 0.2
-"""How quietly the vector of time, guidance and text speaks."""
+CONDITIONING = 0.2
+"""Strength of the vector of time, guidance and text."""
 SHIFT, GUIDANCE = 3.1582, 1.0
-"""The timesteps and the guidance of the fit are those recommended for training."""
+"""Timestep shift and guidance of the fit, as recommended for training."""
 
 
 def write_miniature(folder: Path) -> Miniature:
@@ -71,7 +70,7 @@ def write_miniature(folder: Path) -> Miniature:
 
 
 def t5_tokenizer() -> T5Tokenizer:
-    """T5's kind of tokenizer: whole words of the captions, and letters for all others."""
+    """Make a T5 tokenizer that knows the words of the captions, and letters for all others."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, -9.0) for letter in "▁" + string.ascii_letters + string.digits + string.punctuation]
     return T5Tokenizer(vocab=[*special, *((f"▁{word}", -3.0) for word in caption_words()), *letters], extra_ids=0)
@@ -103,22 +102,22 @@ def tiny_modules(clip_vocabulary: int) -> dict[str, nn.Module]:
     generator = torch.Generator().manual_seed(0)
     for module in modules.values():
         randomize(module, generator)
-    _calm(transformer)
+    _weaken_conditioning(transformer)
     _fit(transformer, calibrate(vae).repeat(4, 1, 1, 1), generator)
     return modules
 
 
-def _calm(transformer: FluxTransformer) -> None:
-    """Let what a token is outweigh what all are told: vectors change little, and each layer adds by half."""
+def _weaken_conditioning(transformer: FluxTransformer) -> None:
+    """Make tokens matter more than the vector, which all share; each layer adds half of its output."""
     for module in transformer.modules():
         if isinstance(module, Modulation):
-            module.lin.weight.mul_(CALM)
+            module.lin.weight.mul_(CONDITIONING)
             module.lin.bias.view(-1, 3, SHAPE.width)[:, 2] = 0.5  # shift, scale, gate
-    transformer.get_parameter("final_layer.adaLN_modulation.1.weight").mul_(CALM)
+    transformer.get_parameter("final_layer.adaLN_modulation.1.weight").mul_(CONDITIONING)
 
 
 def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generator) -> None:
-    """Least squares: the last layer learns to tell the velocity from the features before it, without attention."""
+    """Fit the last layer by least squares to predict the velocity from its input features, without attention."""
     attention_outputs = [_attention_output(block) for block in (*transformer.double_blocks, *transformer.single_blocks)]
     for weight in attention_outputs:
         weight.zero_()
@@ -144,7 +143,7 @@ def _fit(transformer: FluxTransformer, latents: Tensor, generator: torch.Generat
 
 
 def _attention_output(block: Any) -> Tensor:
-    """What brings attention into the stream of image tokens, as a view."""
+    """Return the weight of the projection that adds attention to the image tokens, as a view."""
     if isinstance(block, DoubleBlock):
         return block.img_attn.proj.weight
     assert isinstance(block, SingleBlock)

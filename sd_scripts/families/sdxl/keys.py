@@ -1,8 +1,8 @@
-"""SDXL's single-file layout (SGM): its keys, and what tensor shapes tell about the model. Speaks in state dicts.
+"""SDXL's single-file layout (SGM): its keys, and model configurations from tensor shapes.
 
-Keys are translated in one direction, from the names of diffusers and transformers to those of the file; reading a file
-asks for the names that a module wants, writing one gives all names. So no second table can disagree with the first.
-`names` below are a module's state-dict keys; every function works at any width and depth.
+Keys are translated in one direction only, from the names of diffusers and transformers to those of the file, both for
+reading and for writing, so that there is one table. Keys are without prefix, `names` below are a module's state-dict
+keys; every function works at any width and depth.
 """
 
 import re
@@ -15,11 +15,11 @@ from sd_scripts.library.ldm_layout import HEAD_WIDTH, clip_sizes, replace_start
 from sd_scripts.library.state_dicts import Shapes, State, count, take
 
 LOGIT_SCALE = "conditioner.embedders.1.model.logit_scale"
-"""CLIP's temperature: training images does not use it, but a whole checkpoint has it."""
+"""CLIP's temperature: training does not use it, but a complete checkpoint contains it."""
 
 VAE_SCALE = 0.13025
 LAYERS_PER_BLOCK = 2
-"""Resnets in a down block of SDXL and of all its cousins."""
+"""Resnets in a down block of SDXL and all models of its architecture."""
 
 _UNET_ENDS = {
     "time_embedding.linear_1": "time_embed.0",
@@ -85,7 +85,7 @@ def text_encoder1_key(name: str) -> str:
 
 
 def text_encoder2_key(name: str) -> str:
-    """Transformers' name -> OpenCLIP's. The three projections of an attention share one key, `attn.in_proj_*`."""
+    """Return OpenCLIP's key for a name of transformers. An attention's three projections share `attn.in_proj_*`."""
     name = _QKV.sub(r"attn.in_proj_\2", name)
     for ours, theirs in _OPEN_CLIP.items():
         name = name.replace(ours, theirs)
@@ -93,27 +93,29 @@ def text_encoder2_key(name: str) -> str:
 
 
 def lora_unet_name(path: str) -> str:
-    """Module path in the U-Net -> its name in a LoRA file, without the dot and what follows."""
+    """Return a LoRA file's name for a module path in the U-Net, without the dot and what follows."""
     return "lora_unet_" + unet_key(path).replace(".", "_")
 
 
 def lora_text_encoder_name(index: int, path: str) -> str:
-    """Module path in text encoder 0 or 1 -> its name in a LoRA file: `lora_te1_text_model_encoder_layers_0_...`."""
+    """Return a LoRA file's name for a module path in text encoder 0 or 1: `lora_te1_text_model_encoder_layers_0_...`"""
     full = text_encoder1_key(path) if index == 0 else path
     return f"lora_te{index + 1}_{full.replace('.', '_')}"
 
 
 def read_unet(file: State, names: Iterable[str]) -> State:
-    """The U-Net's tensors by name. A name whose key is not in the file is left out."""
+    """Return the U-Net's tensors by name. A name whose key is not in the file is left out."""
     return take(file, {name: unet_key(name) for name in names})
 
 
 def write_unet(state: State) -> State:
+    """Return the U-Net's tensors by the file's keys."""
     return {unet_key(name): tensor for name, tensor in state.items()}
 
 
 def read_text_encoder2(file: State, names: Iterable[str]) -> State:
-    """OpenCLIP stacks q, k and v in one matrix and multiplies by text_projection from the right."""
+    """Return the tensors by name. OpenCLIP stacks q, k and v in one matrix and multiplies by text_projection from the
+    right."""
     state = take(file, {name: text_encoder2_key(name) for name in names})
     for name in state:
         if part := _QKV.search(name):
@@ -124,7 +126,7 @@ def read_text_encoder2(file: State, names: Iterable[str]) -> State:
 
 
 def write_text_encoder2(state: State) -> State:
-    """The other way round."""
+    """Return the tensors by the file's keys."""
     file = {}
     for name, tensor in state.items():
         part = _QKV.search(name)
@@ -138,7 +140,7 @@ def write_text_encoder2(state: State) -> State:
 
 
 def unet_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of diffusers' UNet2DConditionModel, from the shapes in a file."""
+    """Return the arguments of diffusers' UNet2DConditionModel, from the shapes in a file."""
     per_level = LAYERS_PER_BLOCK + 1
     levels = count(shapes, r"input_blocks\.(\d+)\.0\.op\.weight") + 1
     starts = [f"input_blocks.{1 + level * per_level}." for level in range(levels)]
@@ -163,7 +165,7 @@ def unet_config(shapes: Shapes) -> dict[str, Any]:
 
 
 def text_encoder2_config(shapes: Shapes) -> dict[str, Any]:
-    """Arguments of transformers' CLIPTextConfig for the second encoder (OpenCLIP bigG)."""
+    """Return the arguments of transformers' CLIPTextConfig for the second encoder (OpenCLIP bigG)."""
     vocabulary, width = shapes["token_embedding.weight"]
     return {
         **clip_sizes(vocabulary, width),

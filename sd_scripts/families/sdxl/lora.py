@@ -1,4 +1,4 @@
-"""What LoRA adapts in SDXL, and what the files call it."""
+"""The layers that LoRA adapts in SDXL, and their names in LoRA files."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ LAST = 1 + DOWN + MIDDLE + UP
 
 
 def block_of(name: str) -> int | None:
-    """Number of the U-Net block, 0 to 22: embeddings, 9 down, 3 middle, 9 up, out. None for text encoders.
+    """Return the number of the U-Net block, 0 to 22: embeddings, 9 down, 3 middle, 9 up, out. None for text encoders.
 
     `lora_unet_input_blocks_4_1_proj_in` -> 5
     """

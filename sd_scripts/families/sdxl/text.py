@@ -1,4 +1,4 @@
-"""Captions to what SDXL's U-Net reads: token ids on the CPU, then the states of both text encoders."""
+"""Tokenize captions, and encode them to the hidden states of both text encoders, which SDXL's U-Net reads."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +14,17 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 
 CHUNK = 75
-"""Tokens that the encoders read at once, between a start and an end token."""
+"""Tokens of a chunk, between a start and an end token."""
 TRAINED_LAYER = 2
-"""Counted from the end: the state that SDXL was trained on. clip_skip reads earlier ones, never the last."""
-
-
+"""Counted from the end: the hidden state that SDXL was trained on. clip_skip selects earlier ones, never the last."""
 SECOND = 1
-"""The place of the encoder whose pooled output is read."""
+"""Index of the encoder whose pooled output is used."""
 
 
 def tokenize(components: Components, captions: Sequence[str], settings: Settings) -> Tokens:
-    """For each encoder ids (B, n, 77) int64, one row for each 75 tokens; with weighted_captions also weights.
+    """Return ids (B, n, 77) int64 for each encoder, in chunks of 75 tokens; with weighted_captions also weights.
 
-    max_token_length 150 and 225 make n = 2 and 3; what is longer is cut off. Shapes do not depend on the captions.
+    max_token_length 150 and 225 make n = 2 and 3; longer captions are truncated. Shapes do not depend on the captions.
     """
     chunks = (settings[ModelOptions].max_token_length or CHUNK) // CHUNK
     weighted = settings[CaptionOptions].weighted_captions
@@ -40,9 +38,9 @@ def tokenize(components: Components, captions: Sequence[str], settings: Settings
 
 
 def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
-    """hidden_state1 (B, 75n + 2, 768), hidden_state2 (B, 75n + 2, 1280), pool2 (B, 1280), in the encoders' dtype.
+    """Return hidden_state1 (B, 75n + 2, 768), hidden_state2 (B, 75n + 2, 1280), pool2 (B, 1280), in their own dtype.
 
-    `tokens` as `tokenize` makes them, or slices of them, of both encoders or one; differentiable.
+    `tokens` as returned by `tokenize`, or slices of them, of both encoders or one; differentiable.
     """
     states: dict[str, Tensor] = {}
     layer = -max(TRAINED_LAYER, components.extras.get("clip_skip") or 0)
@@ -62,9 +60,9 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
 
 @contextmanager
 def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
-    """The state that is so far from the end, once the encoder was called: what one of its layers reads.
+    """Yield a list that gets the hidden state at this index from the end, the input of a layer, when the encoder runs.
 
-    output_hidden_states would put hooks within all layers, at which compiled ones break.
+    output_hidden_states would hook all layers, which causes graph breaks in compiled ones.
     """
     layers, read = getattr(encoder, "text_model", encoder).encoder.layers, []
     hook = layers[max(len(layers) + 1 + state, 0)].register_forward_pre_hook(lambda _, args: read.append(args[0]))
@@ -75,13 +73,13 @@ def _read_before(encoder: Any, state: int) -> Iterator[list[Tensor]]:
 
 
 def text_cache_key(components: Components, settings: Settings) -> tuple[object, ...]:
-    """What of the settings changes the states."""
+    """Return the settings that change the hidden states."""
     model = settings[ModelOptions]
     return model.max_token_length, model.clip_skip, settings[CaptionOptions].weighted_captions
 
 
 def _weighted_ids(tokenizer: Any, caption: str, weighted: bool) -> tuple[list[int], list[float]]:
-    """Ids without start and end, and the weight of each."""
+    """Return ids without start and end tokens, and the weight of each."""
     ids: list[int] = []
     weights: list[float] = []
     for text, weight in parse_weights(caption) if weighted else [(caption, 1.0)]:
@@ -105,12 +103,12 @@ def _pieces(values: list[Any], chunks: int) -> list[list[Any]]:
 
 
 def _join(hidden: Tensor) -> Tensor:
-    """(B, n, 77, D) -> (B, 75n + 2, D): the first start, all that lies between starts and ends, the last end."""
+    """Join chunks (B, n, 77, D) -> (B, 75n + 2, D): the first start token, all between start and end, the last end."""
     return torch.cat([hidden[:, 0, :1], hidden[:, :, 1:-1].flatten(1, 2), hidden[:, -1, -1:]], dim=1)
 
 
 def _weigh(hidden: Tensor, weights: Tensor) -> Tensor:
-    """Each token's state times its weight; start, end and the pooled state stay as they are."""
+    """Multiply each token's hidden state by its weight, but not start, end and the pooled output."""
     return hidden * _join(weights.to(hidden.device, hidden.dtype).unsqueeze(-1))
 
 

@@ -1,8 +1,7 @@
 """SDXL in miniature: a checkpoint of the real layout with tiny widths and random weights, for the demo and for tests.
 
-Random, but not blind: latents have the spread that SDXL's have, and the last layer of the U-Net is fitted to its
-random features with attention left out. So attention, which LoRA adapts, disturbs a fair denoiser, and training has
-something to mend: the loss falls within a few dozen steps.
+Latents have the mean and variance of SDXL's, and the last layer is fitted to random features, computed without
+attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
 """
 
 from pathlib import Path
@@ -35,7 +34,7 @@ TEXT_WIDTHS = (64, 128)
 """They must differ: other programs tell the two encoders apart by them."""
 UNET: dict[str, Any] = {
     "sample_size": 32,
-    "block_out_channels": (32, 32, 32),  # equal widths share compiled graphs: the demo shall be quick on two cores
+    "block_out_channels": (32, 32, 32),  # equal widths share compiled graphs: so that the demo is quick on two cores
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
     "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
     "transformer_layers_per_block": (1, 1, 2),
@@ -84,7 +83,7 @@ def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
 
 
 def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:
-    """Least squares: the last convolution learns to tell the noise in `latents` from the features before it."""
+    """Fit the last convolution by least squares to predict the noise in `latents` from its input features."""
     noise = torch.randn(latents.shape, generator=generator)
     steps = torch.randint(1000, (len(latents),), generator=generator)
     signal = _signal(steps)
@@ -102,6 +101,6 @@ def _fit(unet: Any, latents: Tensor, generator: torch.Generator) -> None:
 
 
 def _signal(steps: Tensor) -> Tensor:
-    """SDXL's alphas_cumprod at `steps`, as (B, 1, 1, 1)."""
+    """Return SDXL's alphas_cumprod at `steps`, (B, 1, 1, 1)."""
     betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
     return torch.cumprod(1 - betas, 0)[steps][:, None, None, None]

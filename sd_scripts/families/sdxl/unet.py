@@ -49,7 +49,7 @@ def prepare_unet(unet: Any) -> Any:
 def predict(
     unet: nn.Module, noisy: Tensor, timesteps: Tensor, context: Tensor, pooled: Tensor, sizes: Tensor
 ) -> Tensor:
-    """Noise or velocity, as the model was trained.
+    """Predict the noise or the velocity, as the model was trained.
 
     noisy (B, 4, h, w), timesteps (B,), context (B, T, 2048), pooled (B, 1280), sizes (B, 6) -> (B, 4, h, w) float32.
     """
@@ -58,7 +58,7 @@ def predict(
 
 
 def place(components: Components, settings: Settings, device: torch.device) -> None:
-    """Bring the U-Net to the device whole: it fits wherever SDXL can be trained."""
+    """Move the whole U-Net to the device: it fits wherever SDXL can be trained."""
     components.denoiser.to(device)
 
 
@@ -67,20 +67,20 @@ def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
 
 
 def block_of(name: str) -> int:
-    """Name of a parameter of the U-Net -> its block, 0 to 22, as block_lr counts them."""
+    """Return the block of a parameter of the U-Net, 0 to 22, as block_lr counts them."""
     block = block_of_layer(lora_unet_name(name.rpartition(".")[0]))
     assert block is not None, name
     return block
 
 
 def compile_targets(unet: nn.Module) -> list[list[nn.Module]]:
-    """The repeated blocks inside down_blocks, mid_block and up_blocks, one list for each of the three."""
+    """Return the repeated blocks inside down_blocks, mid_block and up_blocks, one list for each of the three."""
     outer = (unet.get_submodule(name) for name in ("down_blocks", "mid_block", "up_blocks"))
     return [[m for m in part.modules() if isinstance(m, BasicTransformerBlock | ResnetBlock2D)] for part in outer]
 
 
 def graph_kinds(unet: nn.Module) -> dict[str, int]:
-    """How many graphs each class of block needs at one image size: one for each shape of its weights."""
+    """Return how many graphs each class of block needs at one image size: one for each shape of its weights."""
     shapes: dict[str, set[Any]] = {}
     for block in (b for part in compile_targets(unet) for b in part):
         weights = tuple(tuple(p.shape) for p in block.parameters())
