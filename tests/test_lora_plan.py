@@ -11,9 +11,9 @@ import torch
 from scripts_help import SDXL_LORA
 from torch import nn
 
-from sd_scripts.families.sdxl.by_block import BlockRules
+from sd_scripts.families.sdxl.by_block import BlockRules, block_of
 from sd_scripts.families.sdxl.full_size import modules as modules_of_sdxl
-from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET, block_of
+from sd_scripts.families.sdxl.lora import TEXT_ENCODERS, UNET
 from sd_scripts.networks.adapter import LayerPlan
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.network import attach

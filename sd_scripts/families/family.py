@@ -164,7 +164,9 @@ class Family:
     """Return warnings about settings that have no effect on this model."""
     encode_images: Callable[[Components, Tensor], Tensor]
     """Pixels (B, 3, H, W) -> latents as the cache stores them."""
-    place: Callable[[Components, Settings, torch.device], None]
+    place: Callable[[Components, Settings, torch.device], object] = lambda components, settings, device: (
+        components.denoiser.to(device)
+    )
     """Move the denoiser to the device, quantized and with swapped blocks as the options say."""
     checkpoint_gradients: Callable[[nn.Module, Settings], None]
     """Enable gradient checkpointing of the denoiser."""

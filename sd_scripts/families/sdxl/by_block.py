@@ -6,9 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sd_scripts.families.sdxl.checks import U_NET_BLOCKS
 from sd_scripts.networks.rules import Rank, Rate, Rules, Warn
 from sd_scripts.options.network_args import NetworkArguments, numbers
 
+COUNTS = DOWN, MIDDLE, UP = 9, 3, 9
+FIRST_OF = {"input": 1, "middle": 1 + DOWN, "output": 1 + DOWN + MIDDLE}
+"""Blocks of the U-Net: embeddings come before them, the output layers after them."""
 LR_WEIGHTS = ("down_lr_weight", "mid_lr_weight", "up_lr_weight")
 
 SHAPES: dict[str, Callable[[float], float]] = {
@@ -21,10 +25,21 @@ SHAPES: dict[str, Callable[[float], float]] = {
 """Named curves of learning rate weights over the blocks of one direction, from the first (0) to the last (1)."""
 
 
+def block_of(name: str) -> int | None:
+    """Return the number of the U-Net block, 0 to 22, of a layer's name in a LoRA file; None for text encoders.
+
+    `lora_unet_input_blocks_4_1_proj_in` -> 5
+    """
+    if not name.startswith("lora_unet_"):
+        return None
+    words = name.removeprefix("lora_unet_").split("_")
+    if words[0] in FIRST_OF:
+        return FIRST_OF[words[0]] + int(words[2])
+    return 0 if words[0] in ("time", "label") else U_NET_BLOCKS - 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockRules(Rules):
-    block: Callable[[str], int | None]
-    """Layer name in the file -> index of its block; None outside the U-Net."""
     dims: list[int] | None
     alphas: list[float] | None
     conv_dims: list[int] | None
@@ -37,42 +52,38 @@ class BlockRules(Rules):
         return self.conv_dims is not None
 
     def rank(self, name: str, conv: bool, default: Rank) -> Rank:
-        block = self.block(name)
+        block = block_of(name)
         if block is None:
             return default
         dims, alphas = (self.conv_dims, self.conv_alphas) if conv else (self.dims, self.alphas)
         return Rank(dims[block] if dims else default.dim, alphas[block] if alphas else default.alpha)
 
     def rate(self, name: str, default: float) -> Rate | None:
-        block = self.block(name)
+        block = block_of(name)
         if block is None or not self.lr_weights:
             return Rate(default)
         weight = self.lr_weights[block - 1] if 1 <= block <= len(self.lr_weights) else 1.0
         return Rate(default * weight, f"_block{block}") if weight > 0 else None
 
 
-def read_block_rules(
-    arguments: NetworkArguments, warn: Warn, *, block: Callable[[str], int | None], counts: tuple[int, int, int]
-) -> BlockRules:
-    """Parse the block options. `counts`: number of down, middle and up blocks."""
-    blocks = sum(counts) + 2
+def read_block_rules(arguments: NetworkArguments, warn: Warn) -> BlockRules:
+    """Parse the block options."""
     return BlockRules(
-        block=block,
-        dims=arguments.whole_numbers("block_dims", blocks),
-        alphas=arguments.numbers("block_alphas", blocks),
-        conv_dims=arguments.whole_numbers("conv_block_dims", blocks),
-        conv_alphas=arguments.numbers("conv_block_alphas", blocks),
-        lr_weights=_lr_weights(arguments, counts, warn),
+        dims=arguments.whole_numbers("block_dims", U_NET_BLOCKS),
+        alphas=arguments.numbers("block_alphas", U_NET_BLOCKS),
+        conv_dims=arguments.whole_numbers("conv_block_dims", U_NET_BLOCKS),
+        conv_alphas=arguments.numbers("conv_block_alphas", U_NET_BLOCKS),
+        lr_weights=_lr_weights(arguments, warn),
     )
 
 
-def _lr_weights(arguments: NetworkArguments, counts: tuple[int, int, int], warn: Warn) -> list[float] | None:
+def _lr_weights(arguments: NetworkArguments, warn: Warn) -> list[float] | None:
     threshold = arguments.number("block_lr_zero_threshold") or 0.0
     curves = [arguments.text(key) for key in LR_WEIGHTS]
     if not any(curves):
         return None
     weights: list[float] = []
-    for key, text, count in zip(LR_WEIGHTS, curves, counts, strict=True):
+    for key, text, count in zip(LR_WEIGHTS, curves, COUNTS, strict=True):
         weights += _lr_curve(key, text, count, warn) if text else [1.0] * count
     return [weight if weight > threshold else 0.0 for weight in weights]
 

@@ -11,7 +11,7 @@ from sd_scripts.families.sdxl.objective import conditioning, loss, step_inputs, 
 from sd_scripts.families.sdxl.sampling import prompt_captions, sample
 from sd_scripts.families.sdxl.saving import checkpoint, saved_form, write_folder
 from sd_scripts.families.sdxl.text import encode_text, text_cache_key, tokenize
-from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds, place
+from sd_scripts.families.sdxl.unet import block_of, checkpoint_gradients, compile_targets, graph_kinds
 from sd_scripts.families.sdxl.vae import LATENTS, encode_images
 from sd_scripts.options.model import ModelOptions
 
@@ -45,7 +45,6 @@ FAMILY = SDXL = Family(
     layouts=LAYOUTS,
     prepare=prepare,
     encode_images=encode_images,
-    place=place,
     checkpoint_gradients=checkpoint_gradients,
     conditioning=conditioning,
     step_inputs=step_inputs,

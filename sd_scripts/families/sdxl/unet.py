@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import torch
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention
 from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
-from sd_scripts.families.family import Components
+from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
-from sd_scripts.families.sdxl.lora import block_of as block_of_layer
 from sd_scripts.library.attention import attention
 from sd_scripts.networks.layers import project_together
 from sd_scripts.options.settings import Settings
@@ -55,11 +53,6 @@ def predict(
     """
     added = {"text_embeds": pooled, "time_ids": sizes}
     return unet(noisy, timesteps, context, added_cond_kwargs=added, return_dict=False)[0].float()
-
-
-def place(components: Components, settings: Settings, device: torch.device) -> None:
-    """Move the whole U-Net to the device: it fits wherever SDXL can be trained."""
-    components.denoiser.to(device)
 
 
 def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:

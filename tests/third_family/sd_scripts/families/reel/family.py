@@ -67,10 +67,6 @@ def encode_text(components: Components, tokens: Tokens) -> dict[str, Tensor]:
     return {"states": encoder(tokens[0]["ids"].to(encoder.table.weight.device))} if 0 in tokens else {}
 
 
-def place(components: Components, settings: Settings, device: torch.device) -> None:
-    components.denoiser.to(device)
-
-
 def checkpoint_gradients(denoiser: Any, settings: Settings) -> None:
     denoiser.checkpointing = True
 
@@ -139,7 +135,6 @@ FAMILY = Family(
     ),
     layouts=LAYOUTS,
     encode_images=encode_images,
-    place=place,
     checkpoint_gradients=checkpoint_gradients,
     step_inputs=step_inputs,
     validation_timesteps=lambda settings: [0.25, 0.75],
