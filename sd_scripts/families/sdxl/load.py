@@ -56,7 +56,7 @@ def prepare(components: Components, settings: Settings) -> None:
     """Keep what saving writes unchanged beside the components, and what sampling and encoding read."""
     options = settings[ModelOptions]
     components.extras = {
-        **_beside(Path(components.source)),
+        **_read_extras(Path(components.source)),
         "schedule": {
             "velocity": options.v_parameterization,
             "zero_terminal_snr": settings[NoiseOptions].zero_terminal_snr,
@@ -65,7 +65,7 @@ def prepare(components: Components, settings: Settings) -> None:
     }
 
 
-def _beside(source: Path) -> dict[str, Any]:
+def _read_extras(source: Path) -> dict[str, Any]:
     """Return what a checkpoint contains beside the components."""
     file = read_weights(source, MODEL) if source.is_file() else {}
     return {
