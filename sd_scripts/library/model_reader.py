@@ -29,13 +29,6 @@ def read_weights(
     return {key.replace(COMPILED, ""): tensor for key, tensor in _read_pickle(path, option).items()}
 
 
-def read_shapes(path: Path, option: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes by key; of a .safetensors file only the header is read."""
-    if path.suffix in SAFETENSORS:
-        return dict(_header(path, option).shapes)
-    return {key: tuple(tensor.shape) for key, tensor in read_weights(path, option).items()}
-
-
 MAPPED, MAPPINGS = 2**26, 256
 """Minimum bytes of a mapping, maximum mappings of a file: each holds an open file, of which a process may have about
 1,000."""

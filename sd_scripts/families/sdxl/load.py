@@ -67,7 +67,7 @@ def prepare(components: Components, settings: Settings) -> None:
 
 def _read_extras(source: Path) -> dict[str, Any]:
     """Return what a checkpoint contains beside the components."""
-    file = read_weights(source, MODEL) if source.is_file() else {}
+    file = read_weights(source, MODEL, prefix=(sgm.LOGIT_SCALE, *MARKER_KEYS)) if source.is_file() else {}
     return {
         "logit_scale": file.get(sgm.LOGIT_SCALE, torch.tensor(LOGIT_SCALE)).clone(),
         "marks": {key: file[key].clone() for key in MARKER_KEYS if key in file},
