@@ -95,9 +95,9 @@ class FamilyCard:
     components: tuple[ComponentCard, ...] = ()
     """Denoiser, text encoders, VAE."""
     base_file: str = "a model file"
-    """What to choose as the base model: "an SDXL file"."""
+    """What to choose as the base model, with an article."""
     base_model: str = "a model of this family"
-    """What this file contains: "an SDXL checkpoint"."""
+    """What this file contains, in a sentence."""
     network_modules: tuple[str, ...] = ("networks.lora",)
     """Values of network_module that select the built-in LoRA. One that no other family has reveals the family."""
     side_multiple: int = 8
