@@ -267,7 +267,7 @@ def checked(
     # paths first: the other checks reveal what exists there
     problems = allowed_paths.problems(settings.values(), settings.options.values())
     if not problems:
-        problems = list(map(str, preflight.problems(settings) if files else settings.mistakes()))
+        problems = list(map(str, preflight.problems(settings) if files else settings.problems()))
     if told := [*problems, *_leaked_secrets(settings)]:
         raise ValueError("\n".join(told))
     return settings

@@ -24,7 +24,7 @@ def read(line: str):
 
 def mistakes(line: str, start: str = START) -> list[str]:
     settings, problems = read_command_line(SDXL_LORA, [*start.split(), *line.split()])
-    return [*map(str, problems), *settings.problems()]
+    return [str(problem) for problem in (*problems, *settings.problems())]
 
 
 def refused(capsys, line: str) -> list[str]:

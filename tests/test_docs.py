@@ -84,7 +84,7 @@ def settings_are_known(document: dict[str, object], script: Script | None = None
     settings = from_values(script or script_of(document), document)
     assert settings.unknown == {}
     assert settings.wrong_values() == []
-    assert {problem.partition(":")[0] for problem in settings.problems()} <= LEFT_TO_FILL_IN - set(document)
+    assert {name for problem in settings.problems() for name in problem.names} <= LEFT_TO_FILL_IN - set(document)
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda value: value[:24])

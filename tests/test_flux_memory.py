@@ -16,7 +16,7 @@ RIGHT = {"train_data_dir": "images", "resolution": "1024,1024", "output_dir": "o
 
 
 def problems(**options: Any) -> list[str]:
-    return Settings(FLUX_LORA, {**RIGHT, **options}).problems()
+    return list(map(str, Settings(FLUX_LORA, {**RIGHT, **options}).problems()))
 
 
 def remarks(**options: Any) -> dict[str, str]:

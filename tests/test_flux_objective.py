@@ -191,12 +191,12 @@ def test_nothing_in_a_step_waits_for_the_gpu(sampling: str) -> None:
 
 
 def test_huber_by_snr_is_refused_before_anything_is_loaded() -> None:
-    refused = [text for text in flux_settings(loss_type="huber").problems() if text.startswith("huber")]
+    refused = [str(each) for each in flux_settings(loss_type="huber").problems() if each.names == ("huber_schedule",)]
     assert refused == [
         "huber_schedule: snr follows Stable Diffusion's noise schedule; set huber_schedule = constant or exponential"
     ]
     mended = flux_settings(loss_type="huber", huber_schedule="constant").problems()
-    assert not any(text.startswith("huber") for text in mended)
+    assert not any(str(each).startswith("huber") for each in mended)
 
 
 def remarks(**values: Any) -> dict[str, str]:
@@ -240,7 +240,7 @@ def test_what_is_for_sdxl_is_told_once_and_stops_nothing() -> None:
     settings = flux_settings(
         model_prediction_type="raw", zero_terminal_snr=True, scale_v_pred_loss_like_noise_pred=True
     )
-    assert not any(problem.startswith("scale_v_pred") for problem in settings.problems())
+    assert not any(str(problem).startswith("scale_v_pred") for problem in settings.problems())
     assert sorted(map(str, settings.remarks)) == [
         "scale_v_pred_loss_like_noise_pred: has no effect for FLUX.1",
         "zero_terminal_snr: has no effect for FLUX.1",

@@ -111,7 +111,7 @@ def test_an_ordinary_configuration_for_a_whole_model_loses_nothing(tab, family):
     settings = from_values(SDXL_FULL if family == "sdxl" else FLUX_FULL, config.values)
     assert config.family == family
     assert settings.unknown == {}
-    assert {problem.split(":")[0] for problem in settings.problems()} <= {"clip_l", "t5xxl", "ae"}
+    assert {name for problem in settings.problems() for name in problem.names} <= {"clip_l", "t5xxl", "ae"}
     made = ["in_json: not created at the start of a run; create it once under Dataset preparation"]
     assert [str(remark) for remark in config.remarks] == (made if tab == "finetune" else [])
 
@@ -351,7 +351,7 @@ def test_an_ordinary_configuration_for_flux_loses_nothing():
     assert config.family == "flux"
     assert config.remarks == ()
     assert settings.unknown == {}
-    assert {problem.split(":")[0] for problem in settings.problems()} <= {"clip_l", "t5xxl", "ae"}
+    assert {name for problem in settings.problems() for name in problem.names} <= {"clip_l", "t5xxl", "ae"}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_every_tab_has_presets_of_its_own():
 @every_preset
 def test_a_preset_lacks_only_the_paths(preset):
     settings = from_values(script_of(preset), read_toml(preset))
-    assert {problem.split(":")[0] for problem in settings.problems()} - PARTS == PATHS
+    assert {name for problem in settings.problems() for name in problem.names} - PARTS == PATHS
     assert settings.remarks == []
 
 

@@ -35,7 +35,7 @@ def remarks(**values) -> list[str]:
 
 def test_a_start_needs_a_model_images_a_size_and_a_place_for_the_results():
     assert settings().problems() == []
-    missing = Settings(SDXL_LORA, {}).problems()
+    missing = list(map(str, Settings(SDXL_LORA, {}).problems()))
     assert [line.split(":")[0] for line in missing] == [
         "pretrained_model_name_or_path",
         "train_data_dir",
@@ -145,7 +145,7 @@ def test_the_low_default_learning_rate_is_pointed_out():
     ],
 )
 def test_what_cannot_be_is_told_by_name_and_remedy(values, named, remedy):
-    (told,) = settings(**values).problems()
+    (told,) = map(str, settings(**values).problems())
     assert told.startswith(f"{named}: ")
     assert remedy in told
 
@@ -158,7 +158,7 @@ def test_an_optimizer_that_finds_one_rate_needs_all_weights_at_once(values):
 
     def found(optimizer):
         problems = from_values(FLUX_FULL, {**start, **values, "optimizer_type": optimizer}).problems()
-        return [problem for problem in problems if problem.startswith("optimizer_type: ")]
+        return [str(problem) for problem in problems if problem.names == ("optimizer_type",)]
 
     (told,) = found("Prodigy")
     assert f"or turn {next(iter(values))} off" in told
@@ -238,12 +238,12 @@ def test_what_sd_scripts_itself_writes_of_its_compiler_gets_no_remark():
 
 def test_lycoris_takes_a_rank_that_our_lora_does_not():
     assert settings(network_dim=100_000, network_alpha=100_000, network_module="lycoris.kohya").problems() == []
-    (problem,) = settings(network_dim=10_000).problems()
+    (problem,) = map(str, settings(network_dim=10_000).problems())
     assert problem.startswith("network_dim: 10000 is above 4096")
 
 
 def test_flux_loras_are_not_made_for_sdxl():
-    (problem,) = settings(network_module="networks.lora_flux").problems()
+    (problem,) = map(str, settings(network_module="networks.lora_flux").problems())
     assert problem.startswith("network_module: networks.lora_flux makes LoRAs for FLUX.1, but this run trains SDXL")
 
 
@@ -362,5 +362,5 @@ def test_a_saved_file_names_its_family_and_method():
 )
 def test_a_file_of_another_script_is_refused(key, value, told):
     opened = from_values(SDXL_LORA, {**START, key: value})
-    assert told in opened.problems()
+    assert told in map(str, opened.problems())
     assert key not in opened.unknown

@@ -298,7 +298,7 @@ def test_t5_is_adapted_only_if_asked_for(given: dict[str, Any]) -> None:
 
 def cache_problems(**values: Any) -> list[str]:
     problems = flux_settings(cache_text_encoder_outputs=True, **values).problems()
-    return [problem for problem in problems if "cache" in problem]
+    return [str(problem) for problem in problems if "cache" in str(problem)]
 
 
 def test_clip_can_learn_while_t5_is_cached_but_t5_cannot() -> None:

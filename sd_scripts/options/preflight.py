@@ -28,7 +28,7 @@ Check = Callable[[Settings], Iterable[str]]
 def problems(settings: Settings, *more: Check) -> list[Problem]:
     """Return every reason not to start, each once: first of the values, then of the files and folders they name, then
     what the checks `more` find in the rest."""
-    found = settings.mistakes()
+    found = settings.problems()
     for checks in (CHECKS, more):
         valid = settings.without({name for problem in found for name in problem.names})
         found += _found_by(checks, valid)

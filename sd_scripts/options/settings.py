@@ -113,11 +113,7 @@ class Settings:
         """Return a message for each value of the wrong type, out of range or not among the choices."""
         return [f"{name}: {why}" for name, why in self._wrong().items()]
 
-    def problems(self) -> list[str]:
-        """Return the mistakes as sentences that begin with the option's name."""
-        return [str(problem) for problem in self.mistakes()]
-
-    def mistakes(self) -> list[Problem]:
+    def problems(self) -> list[Problem]:
         """Return every error in the values; a value that is wrong by itself does not hide conflicts between others."""
         wrong = self._wrong()
         valid = {group: without(filled, wrong) for group, filled in self.filled.items()}
