@@ -5,12 +5,12 @@ from pathlib import Path
 
 import gradio as gr
 
-from kohya_gui import runs_tab
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import tab_for
 from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
+from kohya_gui.runs_gui import runs_tab
 from kohya_gui.training_tab import TrainingTab
 from kohya_gui.visibility import as_element
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -39,8 +39,8 @@ def build(
             for training in TRAININGS:
                 with gr.Tab(training.tab.title, id=training.tab.name, elem_id=training.tab.name):
                     tabs.append(TrainingTab(training, queue, launch, allowed_paths))
-            with gr.Tab(runs_tab.TITLE, id=runs_tab.NAME, elem_id=runs_tab.NAME):
-                runs_tab.lay_out()
+            with gr.Tab("Runs", id="runs", elem_id="runs"):
+                runs_tab()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
         for tab in tabs:
             tab.connect_others(tabs)

@@ -12,13 +12,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
+from sd_scripts.families.registry import component_cards
 from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, each_image, is_readable
 
 MODELS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 SETTINGS = (".toml", ".json")
+ALSO_FOLDERS = ("pretrained_model_name_or_path", "vae", *component_cards())
+"""Fields that also take a folder, that of a diffusers model."""
 ENDINGS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae"), MODELS),
-    **dict.fromkeys(("network_weights", "base_weights"), MODELS),
+    **dict.fromkeys((*ALSO_FOLDERS, "network_weights", "base_weights"), MODELS),
     **dict.fromkeys(("file", "new-name", "dataset_config", "log_tracker_config"), SETTINGS),
     "in_json": (".json", ".jsonl"),
     "sample_prompts": (".txt", ".toml", ".json"),
@@ -26,8 +28,6 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "console_log_file": (".log", ".txt"),
 }
 """File extensions a field accepts; the other fields take a folder."""
-ALSO_FOLDERS = frozenset({"pretrained_model_name_or_path", "vae", "clip_l", "t5xxl", "ae"})
-"""Fields that also take a folder, that of a diffusers model."""
 MOST = 2000
 """Most names in a listing."""
 

@@ -144,7 +144,7 @@ class Form:
         hinted: Collection[str] = (),
         allowed_paths: AllowedPaths = EVERYWHERE,
     ) -> None:
-        self.tab, self._method, self._hinted, self._allowed_paths = tab, method, hinted, allowed_paths
+        self.tab, self._method, self._hinted, self.allowed_paths = tab, method, hinted, allowed_paths
         self.options: dict[str, Option] = {
             o.name: o
             for group in groups
@@ -233,9 +233,10 @@ class Form:
     def outputs(self) -> list[Any]:
         return [*self.controls.values(), *self.hints.values(), *(row for _, row, _ in self.advice)]
 
-    def read(self, data: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return option values by name from the dict that Gradio passes to a function whose inputs are a set."""
-        return {name: given(self.options[name], data[c]) for name, c in self.controls.items()}
+    def read(self, data: Mapping[Any, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the values of these or all options from the dict that Gradio passes for a set of inputs."""
+        asked = self.controls if names is None else [name for name in names if name in self.controls]
+        return {name: given(self.options[name], data[self.controls[name]]) for name in asked}
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[Any, Any], list[Remark]]:
         """Return updates by control for the defaults overlaid by `values`, and remarks on values it cannot show."""
@@ -274,7 +275,7 @@ class Form:
     def _seen(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values without paths outside the allowed folders."""
         return {
-            name: v for name, v in values.items() if not self._allowed_paths.problems({name: v}, [self.options[name]])
+            name: v for name, v in values.items() if not self.allowed_paths.problems({name: v}, [self.options[name]])
         }
 
     def begin(self, values: Mapping[str, Any], family: str) -> None:
@@ -299,17 +300,14 @@ class Form:
         for advice, row, button in self.advice:
             self._connect_advice(advice, row, button)
 
-    def _given(self, controls: Mapping[str, FormComponent], data: Mapping[Any, Any]) -> dict[str, Any]:
-        return {name: given(self.options[name], data[c]) for name, c in controls.items()}
-
     def _connect_advice(self, advice: Advice, row: gr.Row, button: gr.Button) -> None:
         about = {name: self.controls[name] for name in advice.about}
 
         def show(data: dict[Any, Any]) -> dict[Any, Any]:
-            return {row: gr.update(visible=advice.wanted(self._seen(self._given(about, data))))}
+            return {row: gr.update(visible=advice.wanted(self._seen(self.read(data, about))))}
 
         def take(data: dict[Any, Any]) -> dict[Any, Any]:
-            good = advice.good(self._seen(self._given(about, data)))
+            good = advice.good(self._seen(self.read(data, about)))
             return {about[name]: shown(self.options[name], value) for name, value in good.items()}
 
         changes = [c.change for c in about.values()]  # type: ignore[attr-defined]

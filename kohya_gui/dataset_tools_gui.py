@@ -1,10 +1,7 @@
-"""Dataset preparation panels: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning.
+"""Dataset preparation panels: concept folders for DreamBooth and LoRA, a metadata file for fine-tuning."""
 
-Each is laid out when constructed and connected once all controls of its tab exist, before the draft is connected to
-Form.taken.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,9 +10,8 @@ import gradio as gr
 from gradio.components import FormComponent
 from gradio.context import Context
 
-from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.controls import BROWSE, QUIET, Form, given, shown, unquoted
-from kohya_gui.dataset_tools import Arranged, Concept, arrange
+from kohya_gui.controls import BROWSE, QUIET, Form, shown, unquoted
+from kohya_gui.dataset_tools import Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
 from kohya_gui.messages import Html, message
 from sd_scripts.formats.disk import sentence_of
@@ -33,46 +29,88 @@ BUTTON: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
 Updates = dict[Any, Any]
 
 
+@dataclass(frozen=True)
+class Field:
+    """A field of a tool: a switch, a number or a text, by the type of its value."""
+
+    name: str
+    label: str
+    info: str | None = None
+    value: bool | int | str = ""
+    placeholder: str = ""
+    folder: bool = False
+    """With a link to the folder dialog."""
+    wide: bool = False
+
+    def control(self, tab: str) -> FormComponent:
+        face: dict[str, Any] = {
+            "label": self.label,
+            "info": f"{self.info} {BROWSE}" if self.folder else self.info,
+            "elem_id": f"{tab}-{self.name}".replace("_", "-"),
+            "elem_classes": ["option", "option-told" if self.wide else "option-words"],
+        }
+        match self.value:
+            case bool(on):
+                return gr.Checkbox(on, **face)
+            case int(number):
+                return gr.Number(number, **face)
+            case text:
+                return gr.Textbox(text, placeholder=self.placeholder, max_lines=1, **face)
+
+
+CONCEPT = (
+    Field("instance_prompt", "Instance prompt", "A rare word that stands for the concept.", placeholder="sks"),
+    Field("class_prompt", "Class prompt", "What kind of thing the concept is.", placeholder="cat"),
+    Field("training_images", "Training images", "Folder of the images to train on.", folder=True),
+    Field("repeats", "Repeats", "How often each image is seen per epoch.", 40),
+    Field(
+        "regularisation_images", "Regularisation images", "Optional: folder of other images of the class.", folder=True
+    ),
+    Field("regularisation_repeats", "Regularisation repeats", value=1),
+    Field("destination", "Destination", "Folder in which img, reg, log and model are created.", folder=True, wide=True),
+)
+"""The fields of a Concept."""
+METADATA_FOLDER = "Folder for the metadata files; empty is the image folder."
+GATHERING = (
+    Field("image_folder", "Image folder", "Folder of the training images.", folder=True, wide=True),
+    Field("metadata_folder", "Metadata folder", METADATA_FOLDER, folder=True, wide=True),
+    Field("take_captions", "Include captions", value=True),
+    Field("captions", "Caption extension", "Extension of the caption files.", ".txt"),
+    Field("take_tags", "Include tags", value=False),
+    Field("tags", "Tag extension", "Extension of the tag files.", ".tags"),
+    Field("recursive", "Recursive", "Include images in subfolders.", False),
+    Field("full_path", "Full paths", "Use full paths as keys, for images in several folders.", True),
+    Field("caption_metadata_filename", "Captions file", value="meta_cap.json"),
+    Field("latent_metadata_filename", "Latents file", value="meta_lat.json"),
+)
+"""The fields of a Gathering, and whether it takes captions and tags."""
+
+
+def place_fields(form: Form, note: str, fields: Iterable[Field]) -> dict[str, FormComponent]:
+    """Place a note and these fields here."""
+    gr.Markdown(note, elem_classes="note")
+    with gr.Row(elem_classes="fields"):
+        return {field.name: field.control(form.tab) for field in fields}
+
+
+def typed(fields: Mapping[str, FormComponent], data: Updates) -> dict[str, Any]:
+    """Return what the fields hold, by name."""
+    values = {name: data[control] for name, control in fields.items()}
+    texts = {name for name, control in fields.items() if isinstance(control, gr.Textbox | gr.Dropdown)}
+    return {name: unquoted(value or "") if name in texts else value for name, value in values.items()}
+
+
 class FolderHelper:
     """Copies images into `img/40_sks cat` and `reg/1_cat`, then fills in the tab's folders."""
 
-    def __init__(self, tab: str, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
-        self._tab, self._allowed_paths = tab, allowed_paths
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
+        self._form, tab = form, form.tab
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
-            gr.Markdown(
+            note = (
                 "Copy images and their caption files into the folder layout that training reads. "
-                "The originals stay where they are, and nothing is overwritten.",
-                elem_classes="note",
+                "The originals stay where they are, and nothing is overwritten."
             )
-            with gr.Row(elem_classes="fields"):
-                self._instance = text_field(
-                    tab, "instance-prompt", "Instance prompt", "A rare word that stands for the concept.", "sks"
-                )
-                self._class = text_field(
-                    tab, "class-prompt", "Class prompt", "What kind of thing the concept is.", "cat"
-                )
-                self._images = text_field(
-                    tab, "training-images", "Training images", "Folder of the images to train on.", folder=True
-                )
-                self._repeats = self._number(
-                    "training-repeats", "Repeats", 40, "How often each image is seen per epoch."
-                )
-                self._reg_images = text_field(
-                    tab,
-                    "regularisation-images",
-                    "Regularisation images",
-                    "Optional: folder of other images of the class.",
-                    folder=True,
-                )
-                self._reg_repeats = self._number("regularisation-repeats", "Regularisation repeats", 1)
-                self._destination = text_field(
-                    tab,
-                    "destination",
-                    "Destination",
-                    "Folder in which img, reg, log and model are created.",
-                    folder=True,
-                    wide=True,
-                )
+            self.fields = place_fields(form, note, CONCEPT)
             with gr.Row(elem_classes="actions"):
                 self._copy = gr.Button("Copy images", elem_id=f"{tab}-copy-images", **BUTTON)
                 self._use = gr.Button(
@@ -81,97 +119,38 @@ class FolderHelper:
             self._message = gr.HTML(elem_id=f"{tab}-copied")
         self._options = gr.State({})
 
-    def _number(self, name: str, label: str, value: int, info: str | None = None) -> gr.Number:
-        face: dict[str, Any] = {"elem_id": f"{self._tab}-{name}", "elem_classes": ["option", "option-words"]}
-        return gr.Number(value, label=label, info=info, **face)
-
-    def connect(self, form: Form) -> None:
-        """Connect the buttons to the controls of this form."""
-        controls = form.controls
-        fields = [
-            self._instance, self._class, self._images, self._repeats, self._reg_images, self._reg_repeats,
-            self._destination,
-        ]  # fmt: skip
-        about = [*fields, *([controls["caption_extension"]] if "caption_extension" in controls else [])]
+    def connect(self) -> None:
+        self.fields["caption_extension"] = self._form.controls["caption_extension"]
+        about: set[Any] = set(self.fields.values())
         done = [self._message, self._use, self._options]
         self._copy.click(self._arrange, about, done, show_progress_on=self._message, api_visibility="private")
-        filled_by(self._use, self._options, self._message, form)
+        filled_by(self._use, self._options, self._message, self._form)
 
-    def _arrange(
-        self,
-        instance: str,
-        kind: str,
-        images: str,
-        repeats: int,
-        reg_images: str,
-        reg_repeats: int,
-        destination: str,
-        caption_extension: str = ".txt",
-    ) -> list[Any]:
-        concept = Concept(
-            instance_prompt=instance or "",
-            class_prompt=kind or "",
-            training_images=unquoted(images or ""),
-            repeats=repeats,
-            regularisation_images=unquoted(reg_images or ""),
-            regularisation_repeats=reg_repeats,
-            destination=unquoted(destination or ""),
-            caption_extension=caption_extension or ".txt",
-        )
+    def _arrange(self, data: Updates) -> list[Any]:
+        concept = Concept(**typed(self.fields, data))
         try:
             for name in ("training_images", "regularisation_images", "destination"):
-                self._allowed_paths.check(name.replace("_", " "), getattr(concept, name))
+                self._form.allowed_paths.check(name.replace("_", " "), getattr(concept, name))
             done = arrange(concept)
         except (ValueError, OSError) as error:
             return [message("error", sentence_of(error)), gr.update(visible=False), {}]
-        return [arranged_message(done), gr.update(visible=True), done.options]
-
-
-def arranged_message(done: Arranged) -> str:
-    told = [text for copied in done.copied for text in copied.told()]
-    return message("warning" if told else "ok", "; ".join(map(str, done.copied)), told)
+        told = [text for copied in done.copied for text in copied.told()]
+        said = message("warning" if told else "ok", "; ".join(map(str, done.copied)), told)
+        return [said, gr.update(visible=True), done.options]
 
 
 class MetadataSteps:
     """Collects captions in a metadata file, caches latents in a separate process, then fills both in."""
 
-    def __init__(self, tab: str, queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
-        self._tab, self._allowed_paths = tab, allowed_paths
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
+        self._form, self._family, tab = form, family, form.tab
         self._job = LatentsJob(queue)
         with gr.Accordion("Dataset preparation", open=False, elem_id=f"{tab}-panel-dataset-preparation"):
-            gr.Markdown(
+            note = (
                 "Create the metadata file that this training reads in two steps. The second pays off for large "
-                "datasets: it caches the latents with the settings below, so that later runs start at once.",
-                elem_classes="note",
+                "datasets: it caches the latents with the settings below, so that later runs start at once."
             )
-            with gr.Row(elem_classes="fields"):
-                self._images = text_field(
-                    tab, "image-folder", "Image folder", "Folder of the training images.", wide=True, folder=True
-                )
-                self._metadata = text_field(
-                    tab,
-                    "metadata-folder",
-                    "Metadata folder",
-                    "Folder for the metadata files; empty is the image folder.",
-                    folder=True,
-                    wide=True,
-                )
-                self._captions = self._switch("take-captions", "Include captions", True)
-                self._caption_ending = text_field(
-                    tab, "captions-from", "Caption extension", "Extension of the caption files.", value=".txt"
-                )
-                self._tags = self._switch("take-tags", "Include tags", False)
-                self._tag_ending = text_field(
-                    tab, "tags-from", "Tag extension", "Extension of the tag files.", value=".tags"
-                )
-                self._recursive = self._switch(
-                    "metadata-recursive", "Recursive", False, "Include images in subfolders."
-                )
-                self._full_path = self._switch(
-                    "metadata-full-path", "Full paths", True, "Use full paths as keys, for images in several folders."
-                )
-                self._words_name = text_field(tab, "caption-metadata", "Captions file", value="meta_cap.json")
-                self._latents_name = text_field(tab, "latent-metadata", "Latents file", value="meta_lat.json")
+            self.fields = place_fields(form, note, GATHERING)
             with gr.Row(elem_classes="actions"):
                 self._gather = gr.Button("1. Collect captions", elem_id=f"{tab}-gather", **BUTTON)
                 self._prepare = gr.Button("2. Cache latents", elem_id=f"{tab}-prepare-latents", **BUTTON)
@@ -183,63 +162,49 @@ class MetadataSteps:
             self._progress = gr.HTML(elem_id=f"{tab}-latents-progress")
         self._options, self._seen = gr.State({}), gr.State(())
 
-    def _switch(self, name: str, label: str, on: bool, info: str | None = None) -> gr.Checkbox:
-        face: dict[str, Any] = {"elem_id": f"{self._tab}-{name}", "elem_classes": ["option", "option-words"]}
-        return gr.Checkbox(on, label=label, info=info, **face)
-
-    def connect(self, form: Form, family: FormComponent) -> None:
-        """Connect the buttons to the controls of this form, which also set how latents are cached."""
-        fields: set[Any] = {
-            self._images, self._metadata, self._captions, self._caption_ending, self._tags, self._tag_ending,
-            self._recursive, self._full_path, self._words_name, self._latents_name,
-        }  # fmt: skip
-        needed = {name: form.controls[name] for name in NEEDED_FOR_LATENTS if name in form.controls}
+    def connect(self) -> None:
+        """Connect the buttons; the form's own settings decide how latents are cached."""
+        fields: set[Any] = set(self.fields.values())
+        controls = self._form.controls
+        needed = {controls[name] for name in NEEDED_FOR_LATENTS if name in controls}
         done = [self._message, self._use, self._options]
-
-        def gather_words(data: Updates) -> list[Any]:
-            try:
-                asked = self._asked(data)
-                file, told = gather(asked)
-            except (ValueError, OSError) as error:
-                return [message("error", sentence_of(error)), gr.skip(), gr.skip()]
-            options = {"in_json": str(file), "train_data_dir": str(asked.images)}
-            said = message("warning" if told[1:] else "ok", f"Saved the captions of {told[0]} to {file}", told[1:])
-            return [said, gr.update(visible=True), options]
-
-        def prepare(data: Updates) -> str:
-            values = {name: given(form.options[name], data[control]) for name, control in needed.items()}
-            try:
-                self._job.start(self._asked(data), values, data[family])
-            except (ValueError, OSError) as error:
-                return message("error", sentence_of(error))
-            return ""
-
-        slow: dict[str, Any] = {"show_progress_on": self._message, "api_visibility": "private"}
-        self._gather.click(gather_words, fields, done, **slow)
+        self._gather.click(self._collect, fields, done, show_progress_on=self._message, api_visibility="private")
         timer = gr.Timer(EVERY, active=False)  # active only while the tool runs, to keep the page fast
         look = [self._seen, self._progress, self._prepare, self._stop, self._use, self._options, timer]
-        started = self._prepare.click(prepare, {*fields, *needed.values(), family}, self._message, **QUIET)
+        started = self._prepare.click(self._start, {*fields, *needed, self._family}, self._message, **QUIET)
         for event in (started, self._stop.click(self._job.stop, **QUIET)):
             event.then(self._show, self._seen, look, **QUIET)
         timer.tick(self._show, self._seen, look, **QUIET)
         if page := Context.root_block:
             page.load(self._show, self._seen, look, **QUIET)  # for a page opened while it runs
-        filled_by(self._use, self._options, self._message, form)
+        filled_by(self._use, self._options, self._message, self._form)
+
+    def _collect(self, data: Updates) -> list[Any]:
+        try:
+            asked = self._asked(data)
+            file, told = gather(asked)
+        except (ValueError, OSError) as error:
+            return [message("error", sentence_of(error)), gr.skip(), gr.skip()]
+        options = {"in_json": str(file), "train_data_dir": str(asked.images)}
+        said = message("warning" if told[1:] else "ok", f"Saved the captions of {told[0]} to {file}", told[1:])
+        return [said, gr.update(visible=True), options]
+
+    def _start(self, data: Updates) -> str:
+        try:
+            self._job.start(self._asked(data), self._form.read(data, NEEDED_FOR_LATENTS), data[self._family])
+        except (ValueError, OSError) as error:
+            return message("error", sentence_of(error))
+        return ""
 
     def _asked(self, data: Updates) -> Gathering:
-        asked = Gathering(
-            image_folder=unquoted(data[self._images] or ""),
-            metadata_folder=unquoted(data[self._metadata] or ""),
-            captions=(data[self._caption_ending] or "") if data[self._captions] else None,
-            tags=(data[self._tag_ending] or "") if data[self._tags] else None,
-            recursive=data[self._recursive],
-            full_path=data[self._full_path],
-            caption_metadata_filename=data[self._words_name] or "",
-            latent_metadata_filename=data[self._latents_name] or "",
-        )
-        self._allowed_paths.check("image folder", asked.images)
+        values = typed(self.fields, data)
+        for words in ("captions", "tags"):
+            if not values.pop(f"take_{words}"):
+                values[words] = None
+        asked = Gathering(**values)
+        self._form.allowed_paths.check("image folder", asked.images)
         for file in (asked.words_file, asked.latents_file):
-            self._allowed_paths.check("metadata folder", file)
+            self._form.allowed_paths.check("metadata folder", file)
         return asked
 
     def _show(self, seen: tuple[str, bool, int]) -> list[Any]:
@@ -285,29 +250,6 @@ def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
     return (
         f'<div class="run"><div class="bar{"" if known else " bar-unknown"}"><i style="width:{width:.1f}%"></i></div>'
         f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{count}</div></div>'
-    )
-
-
-def text_field(
-    tab: str,
-    name: str,
-    label: str,
-    info: str | None = None,
-    hint: str = "",
-    *,
-    value: str = "",
-    wide: bool = False,
-    folder: bool = False,
-) -> gr.Textbox:
-    """Return a text field of a tool; `folder` adds the link to the folder dialog."""
-    return gr.Textbox(
-        value,
-        label=label,
-        info=f"{info} {BROWSE}" if folder else info,
-        placeholder=hint,
-        max_lines=1,
-        elem_id=f"{tab}-{name}",
-        elem_classes=["option", "option-told" if wide else "option-words"],
     )
 
 

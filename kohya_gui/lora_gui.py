@@ -1,6 +1,7 @@
 """The LoRA tab: trains a small adapter file for the model."""
 
-from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, OF_FAMILIES, SAMPLES, SAVING, TIMESTEPS, folder_helper
+from kohya_gui.dataset_tools_gui import FolderHelper
+from kohya_gui.panels import BASIC, EMA, MEMORY, METADATA, MODEL, OF_FAMILIES, SAMPLES, SAVING, TIMESTEPS
 from kohya_gui.tabs import TABS
 from kohya_gui.training import Panel, Training
 from sd_scripts.families.registry import cards
@@ -10,7 +11,7 @@ from sd_scripts.options.network import NetworkOptions
 DATA = Panel(
     DatasetOptions.title,
     ("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
-    tool=folder_helper,
+    tool=FolderHelper,
     open=True,
 )
 NETWORK = Panel(

@@ -1,17 +1,13 @@
 """Panels shared by several training tabs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-from gradio.components import FormComponent
-
 from kohya_gui import recognise
-from kohya_gui.allowed_paths import AllowedPaths
-from kohya_gui.controls import Advice, Form
-from kohya_gui.dataset_tools_gui import FolderHelper
-from kohya_gui.prompt_editor import prompt_editor
-from kohya_gui.training import Panel
+from kohya_gui.controls import Advice
+from kohya_gui.prompt_editor import PromptEditor
+from kohya_gui.tabs import TABS
+from kohya_gui.training import Panel, Training
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import cards
 from sd_scripts.options.dataset import CacheOptions
@@ -22,7 +18,6 @@ from sd_scripts.options.metadata import MetadataOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.spec import ALL_METHODS
-from sd_scripts.runs.queue import RunQueue
 
 BASE_MODEL = "pretrained_model_name_or_path"
 
@@ -41,12 +36,6 @@ def _advice(card: FamilyCard) -> Advice:
 
 def _recommended(card: FamilyCard, base_model: str) -> Mapping[str, Any]:
     return card.recommend(recognise.model(base_model, card.name).text) if card.recommend else card.recommended
-
-
-def folder_helper(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Callable[[Form, FormComponent], None]:
-    """Lay out the helper that creates folders named like 10_cat."""
-    helper = FolderHelper(tab, allowed_paths)
-    return lambda form, family: helper.connect(form)
 
 
 MODEL = Panel(
@@ -95,14 +84,15 @@ MEMORY = Panel(
     rest=(MemoryOptions,),
     open=True,
 )
-MEMORY_OF_FULL = replace(
-    MEMORY,
-    names=(
+MEMORY_OF_FULL = Panel(
+    MEMORY.title,
+    (
         *("gradient_checkpointing", "full_bf16", "fused_backward_pass"),
         *("fused_optimizer_groups", "blockwise_fused_optimizers"),
         *("blocks_to_swap", "cpu_offload_checkpointing", "lowram"),
     ),
     rest=(FusedOptions, MemoryOptions),
+    open=True,
 )
 OF_FAMILIES = tuple(
     Panel(own.group.title, own.names, rest=(own.group,))
@@ -112,5 +102,11 @@ OF_FAMILIES = tuple(
 )
 """Options that only one family has, in training by any method."""
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
-SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=prompt_editor, tool_inside=True, late=True)
+SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
+
+
+def full_training(tab: str, data: Panel) -> Training:
+    """Return a tab that trains the whole model, with its own dataset panel."""
+    panels = (MODEL, data, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, *OF_FAMILIES, EMA, SAMPLES, METADATA)
+    return Training(tab=TABS[tab], panels=panels)

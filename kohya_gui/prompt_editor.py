@@ -1,7 +1,7 @@
 """The sample prompt editor of the page, which shows how training reads each prompt."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,12 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.controls import QUIET, Form, given, shown, unquoted
+from kohya_gui.controls import QUIET, Form, shown, unquoted
 from kohya_gui.messages import message
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.options.catalog import FAMILY_TITLES
-from sd_scripts.options.prompt_lines import (
-    LINE_OPTIONS,
-    Entry,
-    SamplePrompt,
-    check_kind,
-    prompts_in,
-    size_of,
-)
+from sd_scripts.options.prompt_lines import LINE_OPTIONS, Entry, SamplePrompt, check_kind, prompts_in, size_of
 from sd_scripts.options.sampling import SAMPLERS
 from sd_scripts.runs.queue import RunQueue
 
@@ -41,16 +34,11 @@ BUTTON: dict[str, Any] = {"size": "sm", "min_width": 120, "scale": 0}
 Updates = dict[Any, Any]
 
 
-def prompt_editor(tab: str, queue: RunQueue, allowed_paths: AllowedPaths) -> Callable[[Form, FormComponent], None]:
-    """Lay out the editor; the function returned connects it."""
-    return PromptEditor(tab, allowed_paths).connect
-
-
 class PromptEditor:
     """A text with one prompt per line, or TOML or JSON as in the file, checked while typing."""
 
-    def __init__(self, tab: str, allowed_paths: AllowedPaths = EVERYWHERE) -> None:
-        self._tab, self._allowed_paths = tab, allowed_paths
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
+        self._form, self._family, tab = form, family, form.tab
         with gr.Row(elem_classes="actions"):
             self._edit = gr.Button("Edit prompts", elem_id=f"{tab}-edit-prompts", **BUTTON)
         with gr.Column(visible=False, elem_classes="prompt-editor", elem_id=f"{tab}-prompt-editor") as self._box:
@@ -73,27 +61,23 @@ class PromptEditor:
         self._kept = gr.State(("", ""))
         """The file opened or saved last, and its text at that time."""
 
-    def connect(self, form: Form, family: FormComponent) -> None:
+    def connect(self) -> None:
         """Connect the editor to the file named in the form; a saved file is filled in there."""
-        self._form, self._family = form, family
+        form = self._form
         about = {form.controls[name] for name in ABOUT if name in form.controls}
-        page: set[Any] = {*about, family, self._text, self._kept, form.prompts}
+        page: set[Any] = {*about, self._family, self._text, self._kept, form.prompts}
         shape = [self._edit, self._box, self._text, self._message, self._kept]
         opened = self._edit.click(self._open, page, shape, **QUIET)
-        opened.then(None, js=f"() => checkPrompts('{self._tab}')", **QUIET)
+        opened.then(None, js=f"() => checkPrompts('{form.tab}')", **QUIET)
         self._close.click(self._shut, None, shape, **QUIET)
         saved = [form.controls[FILE], self._message, self._kept, form.prompts]
         form.taken.append(self._save.click(self._write, page, saved, **QUIET))
 
-    def _values(self, data: Updates) -> dict[str, Any]:
-        controls = self._form.controls
-        return {name: given(self._form.options[name], data[controls[name]]) for name in ABOUT if name in controls}
-
     def _open(self, data: Updates) -> Updates:
         text: str = data[self._text] or ""
         try:
-            values = self._values(data)
-            place = prompt_file(values, self._allowed_paths)
+            values = self._form.read(data, ABOUT)
+            place = prompt_file(values, self._form.allowed_paths)
             there = read_text(place)
         except ValueError as error:
             return {self._message: message("error", str(error))}
@@ -118,9 +102,9 @@ class PromptEditor:
 
     def _write(self, data: Updates) -> Updates:
         text: str = (data[self._text] or "").rstrip() + "\n"
-        values = self._values(data)
+        values = self._form.read(data, ABOUT)
         try:
-            place = prompt_file(values, self._allowed_paths)
+            place = prompt_file(values, self._form.allowed_paths)
             found = prompts_in(text, place, card_of(data[self._family]).sample_defaults)
             there = read_text(place)
         except ValueError as error:

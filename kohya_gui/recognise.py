@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kohya_gui.allowed_paths import AllowedPaths
 from sd_scripts.families.model_file import SAFETENSORS, ModelFile, describe, is_hub_id
-from sd_scripts.families.registry import component_card
+from sd_scripts.families.registry import component_cards
 from sd_scripts.formats.documents import parse_json, read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 
@@ -89,7 +89,7 @@ def _judged(found: ModelFile, place: Path, family: str) -> Recognised:
 
 
 def _part(place: Path, option: str) -> Recognised:
-    wanted = component_card(option)
+    wanted = component_cards()[option]
     if place.is_file() and place.suffix in PICKLED:
         return _pickled(place)
     if not place.exists():

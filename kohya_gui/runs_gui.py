@@ -1,9 +1,9 @@
-"""The run column of a training tab: Start, Print, messages, and the slot of the live view (live.js)."""
+"""Where runs are shown: the run column of a training tab, and the Runs tab."""
 
 import gradio as gr
 
 SLOT = '<div data-live="{place}"></div>'
-"""Slot for the page's single live view while this tab is shown."""
+"""Slot for the page's single live view (live.js) while this tab is shown."""
 
 
 class RunPanel:
@@ -22,9 +22,18 @@ class RunPanel:
             elem_id=f"{tab}-command",
             elem_classes="command",
         )
-        self.view = gr.HTML(SLOT.format(place=tab), elem_id=f"{tab}-run", apply_default_css=False)
+        gr.HTML(SLOT.format(place=tab), elem_id=f"{tab}-run", apply_default_css=False)
         # runs.js (Studio.load) fills in the number of a past run and presses the button
         self.past = gr.Textbox(elem_id=f"{tab}-load-run", elem_classes="offstage", container=False)
         self.load = gr.Button("Load settings", elem_id=f"{tab}-load", elem_classes="offstage")
         # fields.js fills in the answer to a question of Start and presses Start again
         self.answer = gr.Textbox(elem_id=f"{tab}-answer", elem_classes="offstage", container=False)
+
+
+def runs_tab() -> None:
+    """Lay out the Runs tab: the queue and past runs on the left, the selected one on the right (runs.js)."""
+    with gr.Row(elem_classes="columns runs-columns"):
+        with gr.Column(elem_classes="settings runs-left"):
+            gr.HTML("<div data-board></div>", elem_id="runs-board", apply_default_css=False)
+        with gr.Column(elem_classes="running runs-right"):
+            gr.HTML(SLOT.format(place="runs"), elem_id="runs-run", apply_default_css=False)

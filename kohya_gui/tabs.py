@@ -11,7 +11,8 @@ class Tab:
     method: str
 
 
-LORA = Tab("lora", "LoRA", "lora")
-DREAMBOOTH = Tab("dreambooth", "DreamBooth", "full")
-FINETUNE = Tab("finetune", "Fine-tune", "full")
-TABS = {tab.name: tab for tab in (LORA, DREAMBOOTH, FINETUNE)}
+TABS = {
+    "lora": Tab("lora", "LoRA", "lora"),
+    "dreambooth": Tab("dreambooth", "DreamBooth", "full"),
+    "finetune": Tab("finetune", "Fine-tune", "full"),
+}

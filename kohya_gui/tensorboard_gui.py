@@ -1,7 +1,6 @@
 """Buttons that start and stop TensorBoard on a tab's log folder."""
 
 import os
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -9,43 +8,43 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 
-from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import QUIET, Form, unquoted
 from kohya_gui.messages import message
-from kohya_gui.tensorboard import TENSORBOARD, TensorBoard
+from kohya_gui.tensorboard import TENSORBOARD
 from sd_scripts.runs.queue import RunQueue
 
 
-def tensorboard_tool(
-    tab: str, queue: RunQueue, allowed_paths: AllowedPaths, board: TensorBoard = TENSORBOARD
-) -> Callable[[Form, FormComponent], None]:
-    """Lay out the buttons; the function returned connects them to the form's logging_dir."""
-    small: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
-    with gr.Row(elem_classes="actions"):
-        start = gr.Button("Start TensorBoard", elem_id=f"{tab}-tensorboard", **small)
-        stop = gr.Button("Stop TensorBoard", visible=False, elem_id=f"{tab}-stop-tensorboard", **small)
-    told = gr.HTML(elem_id=f"{tab}-tensorboard-told")
+class TensorBoardButtons:
+    """Start and stop TensorBoard on the form's logging_dir."""
 
-    def begin(logging_dir: str | None) -> list[Any]:
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None:
+        self._form = form
+        small: dict[str, Any] = {"size": "sm", "min_width": 170, "scale": 0}
+        with gr.Row(elem_classes="actions"):
+            self._start = gr.Button("Start TensorBoard", elem_id=f"{form.tab}-tensorboard", **small)
+            self._stop = gr.Button("Stop TensorBoard", visible=False, elem_id=f"{form.tab}-stop-tensorboard", **small)
+        self._message = gr.HTML(elem_id=f"{form.tab}-tensorboard-told")
+
+    def connect(self) -> None:
+        done = [self._message, self._stop]
+        slow = {**QUIET, "queue": True, "show_progress": "minimal", "show_progress_on": self._message}
+        self._start.click(self._begin, self._form.controls["logging_dir"], done, **slow)
+        self._stop.click(self._end, None, done, **QUIET)
+
+    def _begin(self, logging_dir: str | None) -> list[Any]:
         try:
             folder = unquoted(logging_dir or "").strip()
             if not folder:
                 raise ValueError("logging_dir: not set; choose the folder that TensorBoard shows")
-            said = address(board.start(allowed_paths.check("logging_dir", folder)), Path(os.path.expanduser(folder)))
+            url = TENSORBOARD.start(self._form.allowed_paths.check("logging_dir", folder))
+            said = address(url, Path(os.path.expanduser(folder)))
         except ValueError as error:
             said = message("error", str(error))
-        return [said, gr.update(visible=board.running)]
+        return [said, gr.update(visible=TENSORBOARD.running)]
 
-    def end() -> list[Any]:
-        board.stop()
+    def _end(self) -> list[Any]:
+        TENSORBOARD.stop()
         return [message("ok", "TensorBoard stopped"), gr.update(visible=False)]
-
-    def connect(form: Form, family: FormComponent) -> None:
-        slow = {**QUIET, "queue": True, "show_progress": "minimal", "show_progress_on": told}
-        start.click(begin, form.controls["logging_dir"], [told, stop], **slow)
-        stop.click(end, None, [told, stop], **QUIET)
-
-    return connect
 
 
 def address(url: str, folder: Path) -> str:

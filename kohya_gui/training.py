@@ -1,9 +1,9 @@
 """A training tab as data: its panels, and how it opens, saves and starts a training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gradio.components import FormComponent
 
@@ -16,8 +16,13 @@ from sd_scripts.options.catalog import script_for
 from sd_scripts.options.spec import OptionGroup
 from sd_scripts.runs.queue import RunQueue
 
-DataTool = Callable[[str, RunQueue, AllowedPaths], Callable[[Form, FormComponent], None]]
-"""Lays out a tool in the named tab and returns a function that connects it to the tab's form and family radio."""
+
+class Tool(Protocol):
+    """Contents of a tab besides options: laid out when constructed, connected once the form has all its controls."""
+
+    def __init__(self, form: Form, family: FormComponent, queue: RunQueue) -> None: ...
+
+    def connect(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Panel:
     """Folded away, together with `rest`."""
     rest: tuple[type[OptionGroup], ...] = ()
     advice: tuple[Advice, ...] = ()
-    tool: DataTool | None = None
+    tool: type[Tool] | None = None
     """Placed below the panel or, with tool_inside, at its end."""
     tool_inside: bool = False
     open: bool = False

@@ -25,14 +25,15 @@ from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
 from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
+from kohya_gui.panels import BASE_MODEL
 from kohya_gui.past_runs import opened_run
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
 from kohya_gui.shell_line import shell_line
 from kohya_gui.tabs import TABS, Tab
-from kohya_gui.tensorboard_gui import tensorboard_tool
-from kohya_gui.training import DataTool, Panel, Training
-from sd_scripts.families.registry import card_of, cards
+from kohya_gui.tensorboard_gui import TensorBoardButtons
+from kohya_gui.training import Panel, Tool, Training
+from sd_scripts.families.registry import card_of, component_cards
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
@@ -43,21 +44,9 @@ logger = logging.getLogger("sd_scripts")
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KEPT_BY_PRESETS = (
-    "pretrained_model_name_or_path",
-    "vae",
-    "clip_l",
-    "t5xxl",
-    "ae",
-    "train_data_dir",
-    "num_repeats",
-    "reg_data_dir",
-    "dataset_config",
-    "in_json",
-    "conditioning_data_dir",
-    "output_dir",
-    "output_name",
-    "logging_dir",
-    "sample_prompts",
+    *(BASE_MODEL, "vae", *component_cards()),
+    *("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    *("output_dir", "output_name", "logging_dir", "sample_prompts"),
 )
 """Paths and names, which a preset leaves alone: it is about how to train."""
 SHARED = (*(name for name in KEPT_BY_PRESETS if name not in ("output_name", "sample_prompts")), "caption_extension")
@@ -68,9 +57,7 @@ FIRST_OUTPUT = "outputs"
 """Output folder of a fresh page."""
 ABOUT_IMAGES = ("caption_extension", "in_json", "num_repeats", "allow_many_repeats")
 """Options that decide how the images in train_data_dir are read."""
-COMPONENTS = {component.option for card in cards() for component in card.separate_components}
-"""Options that name a file of one component of the model."""
-HINTED = ("pretrained_model_name_or_path", "train_data_dir", "in_json", *COMPONENTS)
+HINTED = (BASE_MODEL, "train_data_dir", "in_json", *component_cards())
 WITHOUT = ("run_dir",)
 """Options that the GUI sets itself."""
 RECENT = 12
@@ -88,7 +75,7 @@ class TrainingTab:
         self._families = families = families_of(method)
         groups = tuple(dict.fromkeys(g for family in families for g in script_for(family, method).groups))
         self.form = Form(self.name, groups, method, WITHOUT, HINTED, allowed_paths)
-        self._tools: list[Callable[[Form, FormComponent], None]] = []
+        self._tools: list[Tool] = []
         self._configuration_row()
         with gr.Row(elem_classes="columns"):
             with gr.Column(elem_classes="settings"):
@@ -106,8 +93,8 @@ class TrainingTab:
         self.form.begin(self._first_values(families), families[0])
         self.form.connect(self.family)
         self._connect_compile()
-        for connect in self._tools:
-            connect(self.form, self.family)
+        for tool in self._tools:
+            tool.connect()
         self._connect_hints()
         self._wire()
         self._others: dict[str, TrainingTab] = {}
@@ -179,7 +166,7 @@ class TrainingTab:
             if not panel.late:
                 self._panel(panel)
         late = [name for panel in self.training.panels if panel.late for name in panel.names]
-        AdvancedTraining(self.form, spoken_for, late, {LoggingOptions.title: partial(self._tool, tensorboard_tool)})
+        AdvancedTraining(self.form, spoken_for, late, {LoggingOptions.title: partial(self._tool, TensorBoardButtons)})
         for panel in self.training.panels:
             if panel.late:
                 self._panel(panel)
@@ -194,22 +181,22 @@ class TrainingTab:
         if below:
             below()
 
-    def _tool(self, tool: DataTool) -> None:
-        self._tools.append(tool(self.name, self._queue, self._allowed_paths))
+    def _tool(self, tool: type[Tool]) -> None:
+        self._tools.append(tool(self.form, self.family, self._queue))
 
     def _connect_hints(self) -> None:
         """Show a hint under each path field: what was found there."""
         controls = self.form.controls
 
         def model_hint(path: str, family: str) -> str:
-            found = self._seen("pretrained_model_name_or_path", path, lambda place: recognise.model(place, family))
+            found = self._seen(BASE_MODEL, path, lambda place: recognise.model(place, family))
             other = found.family if found.family in self._families else None
             return hint(found, offer(self.family.elem_id or "", other) if other and other != family else "")
 
-        self._connect_hint("pretrained_model_name_or_path", model_hint, self.family)
+        self._connect_hint(BASE_MODEL, model_hint, self.family)
         self._connect_hint("train_data_dir", self._image_hint, *(controls[n] for n in ABOUT_IMAGES))
         self._connect_hint("in_json", lambda path: hint(self._seen("in_json", path, recognise.metadata)))
-        for name in self.form.hints.keys() & COMPONENTS:
+        for name in self.form.hints.keys() & component_cards().keys():
             self._connect_hint(name, self._component_hint(name))
 
     def _connect_hint(self, name: str, tell: Callable[..., str], *others: Any) -> None:

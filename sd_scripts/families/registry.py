@@ -28,9 +28,9 @@ def names() -> set[str]:
     return {card.name for card in cards()}
 
 
-def component_card(option: str) -> ComponentCard:
-    """Return the component whose file an option names. Raises KeyError if the option names none."""
-    return {component.option: component for card in cards() for component in card.separate_components}[option]
+def component_cards() -> dict[str, ComponentCard]:
+    """Return the components that can have a file of their own, by the option that names it."""
+    return {component.option: component for card in cards() for component in card.separate_components}
 
 
 def card_of(name: str) -> FamilyCard:
