@@ -17,33 +17,33 @@ from urllib.parse import urlsplit
 
 from kohya_gui import credentials
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
-from kohya_gui.auth import OWN_NAMES, AccessPolicy
 from kohya_gui.login_throttle import LoginLog
 from kohya_gui.sessions import Credential, Sessions
 from kohya_gui.tabs import TABS
 from sd_scripts.runs.private import private_file, private_folder
 from sd_scripts.runs.store import state_folder
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Gradio takes seconds to import; --help, errors in flags and --print-command need none
     from gradio.routes import App
+
+    from kohya_gui.auth import AccessPolicy
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument(
-        "--listen", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; default: this machine only"
-    )
-    made.add_argument(
+    add = made.add_argument
+    add("--listen", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; default: this machine only")
+    add(
         "--server_port",
         type=int,
         default=0,
         metavar="PORT",
         help="port to listen on; default: the first free one from 7860",
     )
-    made.add_argument("--username", default="", help="login name")
-    made.add_argument(
+    add("--username", default="", help="login name")
+    add(
         "--password",
         nargs="?",
         const=credentials.ASK,
@@ -51,23 +51,23 @@ def parser() -> argparse.ArgumentParser:
         help="login password, required by --share and by addresses beyond this machine; prompted for without WORD. "
         "Prefer STUDIO_PASSWORD in the environment or --password_file: the process list shows WORD to every account",
     )
-    made.add_argument("--password_file", type=Path, metavar="FILE", help="file whose first line is the password")
-    made.add_argument(
+    add("--password_file", type=Path, metavar="FILE", help="file whose first line is the password")
+    add(
         "--token",
         metavar="WORD",
         help="token in the printed address if no password is set; STUDIO_TOKEN in the environment works too. Default: "
         "generated once and kept in the state folder",
     )
-    made.add_argument(
+    add(
         "--no-token",
         action="store_true",
         help="let every account of this machine in, for use behind a proxy with its own login",
     )
-    made.add_argument("--share", action="store_true", help="create a public link through Gradio's servers")
-    made.add_argument("--inbrowser", action="store_true", help="open the browser")
-    made.add_argument("--headless", action="store_true", help="never open a browser; overrides --inbrowser")
-    made.add_argument("--root_path", default="", metavar="PATH", help="path or URL of the page behind a reverse proxy")
-    made.add_argument(
+    add("--share", action="store_true", help="create a public link through Gradio's servers")
+    add("--inbrowser", action="store_true", help="open the browser")
+    add("--headless", action="store_true", help="never open a browser; overrides --inbrowser")
+    add("--root_path", default="", metavar="PATH", help="path or URL of the page behind a reverse proxy")
+    add(
         "--allowed_path",
         type=Path,
         action="append",
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         help="folder the page may read and write when served to others, in addition to the home folder and the "
         "current one; repeatable",
     )
-    made.add_argument(
+    add(
         "--find_runs",
         type=Path,
         action="append",
@@ -84,14 +84,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="output folder, or a folder of several, whose runs are added back to the list if it lost them; repeatable",
     )
-    made.add_argument("--config", type=Path, metavar="FILE", help="TOML or kohya_ss JSON file to open in the page")
-    made.add_argument(
+    add("--config", type=Path, metavar="FILE", help="TOML or kohya_ss JSON file to open in the page")
+    add(
         "--insecure",
         action="store_true",
         help="serve to others without a password; anyone who can reach the page can run programs on this machine",
     )
-    made.add_argument("--print-command", action="store_true", help="print the training command of --config and exit")
-    made.add_argument("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
+    add("--print-command", action="store_true", help="print the training command of --config and exit")
+    add("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
     return made
 
 
@@ -117,10 +117,9 @@ def refusal(flags: argparse.Namespace) -> str | None:
         return f"{how} opens the page to others: set --username and --password, or pass --insecure"
     if flags.config and not flags.config.is_file():
         return f"--config: file not found: {flags.config}"
-    if missing := [folder for folder in flags.allowed_path if not folder.expanduser().is_dir()]:
-        return f"--allowed_path: folder not found: {missing[0]}"
-    if missing := [folder for folder in flags.find_runs if not folder.expanduser().is_dir()]:
-        return f"--find_runs: folder not found: {missing[0]}"
+    for name in ("allowed_path", "find_runs"):
+        if missing := [folder for folder in getattr(flags, name) if not folder.expanduser().is_dir()]:
+            return f"--{name}: folder not found: {missing[0]}"
     if flags.print_command and not flags.config:
         return "--print-command requires --config FILE"
     return None
@@ -147,12 +146,14 @@ def credential(flags: argparse.Namespace) -> Credential | None:
     return Credential("token", credentials.token(flags, state_folder()))
 
 
-def access(flags: argparse.Namespace, opens: Credential | None) -> AccessPolicy:
+def access(flags: argparse.Namespace, opens: Credential | None) -> "AccessPolicy":
     """Return who is let in, and by which host names the page may be reached.
 
     A foreign name pointed at this machine (DNS rebinding) is refused if every legitimate name is known. If a
     proxy serves the page under an unknown name, the session cookie keeps others out; without one, names are checked.
     """
+    from kohya_gui.auth import OWN_NAMES, AccessPolicy
+
     others, shown = open_to_others(flags), urlsplit(flags.root_path)
     listen = f"[{flags.listen}]" if ":" in flags.listen else flags.listen
     names = {*OWN_NAMES, listen, shown.hostname or "localhost", *(machine_names() if others else ())}
@@ -201,7 +202,6 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     """Serve the page until the process is terminated or, without `wait`, in a thread."""
     opens = credential(flags)
     prepare_state_folder()
-    # imported late so that --help and flag errors answer at once
     from kohya_gui import browse, live_routes, prompt_editor
     from kohya_gui.app import build
     from kohya_gui.past_runs import why_not

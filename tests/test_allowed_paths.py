@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.configuration import open_file, prepare, save_file
 from kohya_gui.controls import Form
 from kohya_gui.dataset_tools_gui import FolderHelper, MetadataSteps
+from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS
 from kohya_gui.tabs import TABS
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunStore
 
 OUTSIDE = "outside the allowed folders"
 
@@ -255,48 +258,55 @@ def test_advice_does_not_tell_which_model_lies_elsewhere(inside, flux_miniature)
     assert looked_at == [model, None]
 
 
-def test_the_dataset_tools_stay_inside(allowed_paths, inside):
-    with gr.Blocks():
-        helper = FolderHelper("lora", allowed_paths)
+@pytest.fixture
+def tool(tmp_path: Path) -> Callable[..., Any]:
+    """Return a tool of the page, and a function that says what its fields would send, some of them typed."""
+
+    def make(kind: type[FolderHelper | MetadataSteps], allowed_paths: AllowedPaths = EVERYWHERE) -> Any:
+        with gr.Blocks():
+            form = Form("lora", SDXL_LORA.groups, "lora", allowed_paths=allowed_paths)
+            form.place([*NEEDED_FOR_LATENTS, "caption_extension"])
+            made = kind(form, gr.Radio(["sdxl"]), RunQueue(RunStore(tmp_path / "runs.sqlite")))
+            made.connect()
+        return made, lambda **typed: {c: typed.get(name, c.value) for name, c in made.fields.items()}
+
+    return make
+
+
+def test_the_dataset_tools_stay_inside(tool, allowed_paths, inside):
+    helper, fields = tool(FolderHelper, allowed_paths)
     for folders in (("/etc", "", str(inside)), (str(inside), "/etc", str(inside)), (str(inside), "", "/etc")):
-        images, reg, destination = folders
-        said, _, options = helper._arrange("sks", "cat", images, 1, reg, 1, destination)
+        names = ("training_images", "regularisation_images", "destination")
+        data = fields(instance_prompt="sks", class_prompt="cat", **dict(zip(names, folders, strict=True)))
+        said, _, options = helper._arrange(data)
         assert OUTSIDE in said
         assert options == {}
 
 
-def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(inside):
+def test_the_dataset_tools_tell_in_a_sentence_what_no_path_can_be(tool, inside):
     (inside / "loop").symlink_to(inside / "loop")
     (inside / "images").mkdir()
     (inside / "images" / "a.png").write_bytes(b"")
-    with gr.Blocks():
-        helper = FolderHelper("lora")
-    for images, destination, ending, why in (
-        (inside / "loop", inside / "to", ".txt", "points back to itself"),
-        (inside / "images", inside / ("x" * 300), ".txt", "255 bytes"),
-        (inside / "images" / "a.png" / "b", inside / "to", ".txt", "training images"),
-        (inside / "images", inside / "images" / "a.png" / "to", ".txt", "destination"),
+    helper, fields = tool(FolderHelper)
+    for images, destination, why in (
+        (inside / "loop", inside / "to", "points back to itself"),
+        (inside / "images", inside / ("x" * 300), "255 bytes"),
+        (inside / "images" / "a.png" / "b", inside / "to", "training images"),
+        (inside / "images", inside / "images" / "a.png" / "to", "destination"),
     ):
-        said, _, options = helper._arrange("sks", "cat", str(images), 1, "", 1, str(destination), ending)
+        data = fields(instance_prompt="sks", training_images=str(images), destination=str(destination))
+        said, _, options = helper._arrange(data)
         assert why in said
         assert options == {}
 
 
-def test_gathering_captions_stays_inside(allowed_paths, inside):
-    names = (
-        "_images _metadata _captions _caption_ending _tags _tag_ending _recursive _full_path _words_name _latents_name"
-    )
-    steps = MetadataSteps.__new__(MetadataSteps)
-    vars(steps).update({name: name for name in names.split()}, _allowed_paths=allowed_paths)
-
-    def asked(*typed: Any) -> Any:
-        rest = (True, "", False, "", False, True, "a.json", "b.json")
-        return steps._asked(dict(zip(names.split(), (*typed, *rest), strict=True)))
-
+def test_gathering_captions_stays_inside(tool, allowed_paths, inside):
+    steps, fields = tool(MetadataSteps, allowed_paths)
     for images, metadata in (("/etc", ""), (str(inside), "/etc")):
         with pytest.raises(ValueError, match=OUTSIDE):
-            asked(images, metadata)
-    assert asked(str(inside), "").images == inside
+            steps._asked(fields(image_folder=images, metadata_folder=metadata))
+    asked = steps._asked(fields(image_folder=str(inside)))
+    assert (asked.images, asked.captions, asked.tags) == (inside, ".txt", None)
 
 
 def served(words: str) -> AllowedPaths:

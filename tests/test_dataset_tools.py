@@ -287,12 +287,13 @@ def test_the_page_shows_how_far_a_preparation_is(state: dict[str, Any], shown: s
 
 def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queue: RunQueue) -> None:
     names = ["train_data_dir", "reg_data_dir", "output_dir", "logging_dir", "in_json", "cache_latents_to_disk"]
+    names.append("caption_extension")
     with gr.Blocks():
         form, family = Form("finetune", SDXL_FULL.groups, "full"), gr.Radio(["sdxl"])
-        tools = FolderHelper("dreambooth"), MetadataSteps("finetune", queue)
+        tools = [tool(form, family, queue) for tool in (FolderHelper, MetadataSteps)]
         form.panel("Dataset", names)
-        tools[0].connect(form)
-        tools[1].connect(form, family)
+        for tool in tools:
+            tool.connect()
     assert len(form.taken) == 2
     assert fill(form, arrange(concept).options) == {
         form.controls["train_data_dir"]: str(source.parent / "data/img"),

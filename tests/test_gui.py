@@ -1151,3 +1151,8 @@ def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(t
 def test_the_form_of_a_draft_is_named_by_option(tab):
     assert isinstance(tab.draft, Draft)
     assert tab.draft.values({"option:seed": 3, "family": "sdxl", "option:gone": 1}) == {"seed": 3}
+
+
+def test_the_flags_and_a_printed_command_need_no_gradio():
+    code = "import sys, gui, kohya_gui.print_command; sys.exit('gradio' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0

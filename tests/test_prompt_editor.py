@@ -15,18 +15,20 @@ from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
 from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, read_text, routes
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompts
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.store import RunStore
 
 
 class Page:
     """The editor with the controls of a form, and what a browser would hold of them."""
 
-    def __init__(self, allowed_paths: AllowedPaths, **values: str) -> None:
+    def __init__(self, allowed_paths: AllowedPaths, queue: RunQueue, **values: str) -> None:
         with gr.Blocks():
-            self.form = Form("lora", SDXL_LORA.groups, "lora")
+            self.form = Form("lora", SDXL_LORA.groups, "lora", allowed_paths=allowed_paths)
             self.form.place(["sample_prompts", "output_dir", "output_name", "sample_sampler"])
             self.family: FormComponent = gr.Radio(["sdxl", "flux"], value="sdxl")
-            self.editor = PromptEditor("lora", allowed_paths)
-            self.editor.connect(self.form, self.family)
+            self.editor = PromptEditor(self.form, self.family, queue)
+            self.editor.connect()
         self.data: dict[Any, Any] = {control: "" for control in self.form.controls.values()}
         self.data |= {self.family: "sdxl", self.editor._text: "", self.editor._kept: ("", "")}
         self.data[self.form.prompts] = ""
@@ -63,7 +65,8 @@ class Page:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
-    return Page(AllowedPaths.within([tmp_path]), output_dir=str(tmp_path / "out"), output_name="cat")
+    queue = RunQueue(RunStore(tmp_path / "runs.sqlite"))
+    return Page(AllowedPaths.within([tmp_path]), queue, output_dir=str(tmp_path / "out"), output_name="cat")
 
 
 def test_new_prompts_lie_beside_the_results_and_are_filled_in(page, tmp_path):

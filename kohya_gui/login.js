@@ -1,0 +1,14 @@
+// The login form: sends username and password, and reloads the page once they are right.
+const form = document.querySelector("form");
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const says = (text) => (document.querySelector("[role=alert]").textContent = text);
+  const where = location.pathname.replace(/\/$/, "") + "/login"; // also below a prefix
+  try {
+    const answer = await fetch(where, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+    if (answer.ok) return location.reload();
+    says(answer.status === 400 ? "Wrong username or password" : await answer.text());
+  } catch {
+    says("The GUI is not responding");
+  }
+});
