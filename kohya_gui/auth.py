@@ -3,7 +3,8 @@
 import ipaddress
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+from typing import Literal
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,11 +22,7 @@ from kohya_gui.sessions import LIFETIME, Sessions
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine. Served locally only, any other Host means that a foreign name points at it."""
-HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-    "X-Frame-Options": "SAMEORIGIN",
-}
+HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "X-Frame-Options": "SAMEORIGIN"}
 API = "/gradio_api"
 STARTUP = f"{API}/startup-events"
 NOT_OURS = (
@@ -112,7 +109,8 @@ class AuthMiddleware:
         if sessions and not _is_launch(scope, path) and not _is_logged_in(scope, sessions):
             token = _token(scope) if path == "/" and scope["method"] == "GET" else None
             if token is not None and sessions.credential.kind == "token":
-                return self._open_with_token(sessions, scope, token)
+                wrong = self._guess(sessions, scope, "token", token)
+                return wrong or self._with_session(sessions, scope, self._clean_address(scope))
             if not self._bears_token(sessions, scope, headers):
                 return _login_page(sessions) if reads and path == "/" else Response(status_code=401)
         if sessions and path == "/logout" and reads:
@@ -131,7 +129,9 @@ class AuthMiddleware:
                 f"{_name(host) or 'No name'} is not a name of this machine. Open http://localhost, or start the GUI "
                 "with --root_path and the address of your proxy"
             )
-        ours = {host, self._policy.outside, *(_names_outside(scope, headers) if self._policy.behind_proxy else ())}
+        ours = {host, self._policy.outside}
+        if self._policy.behind_proxy:
+            ours |= {headers.get("x-forwarded-host", "").partition(",")[0].strip(), _shared(scope)}
         origin = headers.get("origin")
         if origin is not None and (not urlsplit(origin).netloc or urlsplit(origin).netloc not in ours):
             return f"The request comes from another site ({origin}). Behind a proxy, set its address with --root_path"
@@ -148,43 +148,32 @@ class AuthMiddleware:
             username, password = form["username"][0], form["password"][0]
         except (ValueError, KeyError):
             return PlainTextResponse("Username and password are required", 422)
-        if too_often := self._too_often(scope, "passwords"):
-            return too_often
-        if sessions.credential.kind != "password" or not sessions.credential.fits(password, username):
-            return self._wrong(scope, "password", JSONResponse({"detail": "Incorrect credentials."}, 400))
-        self._throttle.right(_address(scope))
-        return self._with_session(sessions, scope, JSONResponse({"success": True}))
-
-    def _open_with_token(self, sessions: Sessions, scope: Scope, token: str) -> Response:
-        """Give the browser a session for the token and redirect it to the address without the token."""
-        if too_often := self._too_often(scope, "tokens"):
-            return too_often
-        if not sessions.credential.fits(token):
-            return self._wrong(scope, "token", _html(token_page(wrong=True), 401))
-        self._throttle.right(_address(scope))
-        return self._with_session(sessions, scope, self._clean_address(scope))
+        wrong = self._guess(sessions, scope, "password", password, username)
+        return wrong or self._with_session(sessions, scope, JSONResponse({"success": True}))
 
     def _bears_token(self, sessions: Sessions, scope: Scope, headers: Headers) -> bool:
         """Return whether the request carries the token as a bearer token, as scripts send it."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or sessions.credential.kind != "token" or self._too_often(scope, "tokens"):
+        if scheme.lower() != "bearer" or sessions.credential.kind != "token":
             return False
-        if not sessions.credential.fits(token.strip()):
-            self._wrong(scope, "token", Response())
-            return False
-        self._throttle.right(_address(scope))
-        return True
+        return self._guess(sessions, scope, "token", token.strip()) is None
 
-    def _too_often(self, scope: Scope, what: str) -> Response | None:
-        if wait := self._throttle.wait(_address(scope)):
+    def _guess(
+        self, sessions: Sessions, scope: Scope, kind: Literal["password", "token"], secret: str, username: str = ""
+    ) -> Response | None:
+        """Return None if the secret opens the page, or the response to a wrong guess or to one too many."""
+        address, credential = _address(scope), sessions.credential
+        if wait := self._throttle.wait(address):
             headers = {"Retry-After": f"{wait:.0f}"}
-            return PlainTextResponse(f"Too many wrong {what}. Try again in {wait:.0f} s", 429, headers)
-        return None
-
-    def _wrong(self, scope: Scope, what: str, answer: Response) -> Response:
+            return PlainTextResponse(f"Too many wrong {kind}s. Try again in {wait:.0f} s", 429, headers)
+        if credential.kind == kind and credential.fits(secret, username):
+            self._throttle.right(address)
+            return None
         if self._policy.log:
-            self._policy.log.failed(_address(scope), what)
-        return answer
+            self._policy.log.failed(address, kind)
+        if kind == "password":
+            return JSONResponse({"detail": "Incorrect credentials."}, 400)
+        return _html(token_page(wrong=True), 401)
 
     def _log_out(self, sessions: Sessions, scope: Scope) -> Response:
         name = _cookie_name(sessions, scope)
@@ -208,10 +197,10 @@ class AuthMiddleware:
 
     def _clean_address(self, scope: Scope) -> Response:
         """Redirect to the page without the token, to keep it out of the address bar and the history."""
-        rest = urlencode([(name, value) for name, value in parse_qsl(_query(scope)) if name != "token"])
-        return RedirectResponse(
-            f"{self._policy.prefix}/{'?' if rest else ''}{rest}", 303, {"Cache-Control": "no-store"}
-        )
+        query = HTTPConnection(scope).query_params.multi_items()
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        address = f"{self._policy.prefix}/{'?' if rest else ''}{rest}"
+        return RedirectResponse(address, 303, {"Cache-Control": "no-store"})
 
 
 def _path(scope: Scope) -> str:
@@ -226,12 +215,8 @@ def _name(host: str) -> str:
     return found[1].lower() if found else ""
 
 
-def _names_outside(scope: Scope, headers: Headers) -> tuple[str, ...]:
-    """Return the page's public host names: from the proxy's header and from the --share link."""
-    return headers.get("x-forwarded-host", "").partition(",")[0].strip(), _shared(scope)
-
-
 def _shared(scope: Scope) -> str:
+    """Return the host of the --share link, if there is one."""
     return urlsplit(scope["app"].get_blocks().share_url or "").netloc
 
 
@@ -247,13 +232,9 @@ def _is_ip(name: str) -> bool:
     return True
 
 
-def _query(scope: Scope) -> str:
-    return str(scope["query_string"].decode("latin-1"))
-
-
 def _token(scope: Scope) -> str | None:
     """Return the token in the address, or None."""
-    return next((value for name, value in parse_qsl(_query(scope), True) if name == "token"), None)
+    return HTTPConnection(scope).query_params.get("token")
 
 
 def _cookie_name(sessions: Sessions, scope: Scope) -> str:
@@ -356,13 +337,9 @@ class _WithHeaders:
             self._parts.append(message.get("body", b""))
             if message.get("more_body", False):
                 return
-            await self._send_page(self._start, b"".join(self._parts))
-            return
+            page = b"".join(self._parts)
+            policy = await run_in_threadpool(page_policy, page, self._scripts)
+            MutableHeaders(scope=self._start)["Content-Security-Policy"] = policy
+            await self._send(self._start)
+            message = {"type": "http.response.body", "body": page}
         await self._send(message)
-
-    async def _send_page(self, start: Message, page: bytes) -> None:
-        self._start = None
-        policy = await run_in_threadpool(page_policy, page, self._scripts)
-        MutableHeaders(scope=start)["Content-Security-Policy"] = policy
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": page})

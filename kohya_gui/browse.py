@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.json_routes import get
 from sd_scripts.families.registry import component_cards
 from sd_scripts.formats.image_folders import IMAGE_SUFFIXES, each_image, is_readable
 
@@ -35,16 +34,10 @@ MOST = 2000
 def routes(allowed_paths: AllowedPaths) -> list[Route]:
     """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
 
-    async def list_folder(request: Request) -> Response:
-        asked = request.query_params.get("path", ""), request.query_params.get("field", "")
-        try:
-            return JSONResponse(
-                await run_in_threadpool(listing, *asked, allowed_paths), headers={"Cache-Control": "no-store"}
-            )
-        except ValueError as error:
-            return JSONResponse({"error": str(error)}, 400)
+    def list_folder(request: Request) -> dict[str, Any]:
+        return listing(request.query_params.get("path", ""), request.query_params.get("field", ""), allowed_paths)
 
-    return [Route("/studio/files", list_folder, methods=["GET"])]
+    return [get("files", list_folder)]
 
 
 def listing(path: str, field: str, allowed_paths: AllowedPaths) -> dict[str, Any]:

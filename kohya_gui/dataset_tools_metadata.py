@@ -8,9 +8,9 @@ from typing import Any
 
 import sd_scripts
 from kohya_gui.dataset_tools import place
-from kohya_gui.launch_command import sees_no_gpu
+from kohya_gui.launch_command import sees_no_gpu, setting_flags
 from sd_scripts.formats.folder_names import dotted
-from sd_scripts.formats.metadata_file import Merged, Words, merge_words, read_metadata, write_metadata
+from sd_scripts.formats.metadata_file import Words, merge_words, read_metadata, write_metadata
 from sd_scripts.options.encoding import ENCODING_OPTIONS
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import new_run_folder
@@ -81,14 +81,12 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
             raise ValueError(f"{name}: {ending[:LONGEST_ENDING]!r} is not a file extension")
     images, file = asked.images, asked.words_file
     entries = read_metadata(file, "metadata file") if file.exists() else {}
-    merged: Merged | None = None
-    told = []
     how: dict[str, Any] = {"full_path": asked.full_path, "recursive": asked.recursive, "option": "image folder"}
+    told = []
     for words, extension in wanted.items():
         merged = merge_words(images, entries, words, extension, **how)
         entries = merged.entries
         told.append(merged.wordless_text(extension))
-    assert merged
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -161,12 +159,5 @@ def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) ->
         *(["--recursive"] if asked.recursive else []),
     ]
     flags = {name: name for name in ENCODING_OPTIONS} | RENAMED_FLAGS
-    for name, flag in flags.items():
-        value = values.get(name)
-        if name == "enable_bucket":
-            argv.append("--enable_bucket" if value else "--no-enable_bucket")
-        elif value is True:
-            argv.append(f"--{flag}")
-        elif value not in (None, False, ""):
-            argv += [f"--{flag}", str(value)]
-    return argv
+    given = {flag: value for name, flag in flags.items() if (value := values.get(name)) not in (None, False, "")}
+    return argv + setting_flags(given | {"enable_bucket": bool(values.get("enable_bucket"))})

@@ -3,25 +3,24 @@
 The page polls them; 204 means nothing changed. Access is checked before them (auth.py).
 """
 
-import json
 import os
 import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-from starlette.concurrency import run_in_threadpool
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.staticfiles import NotModifiedResponse
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
+from kohya_gui.json_routes import NotFound, get, post
 from kohya_gui.past_runs import continued, differences, tab_of
 from kohya_gui.run_view import WORDS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
@@ -61,30 +60,20 @@ class RowNumber(IntegerConvertor):
 register_url_convertor("row", RowNumber())
 
 
-class NotThere(ValueError):
-    """The requested thing does not exist, or no longer does."""
-
-
 def routes(queue: RunQueue, allowed_paths: AllowedPaths = EVERYWHERE) -> list[Route]:
     """Return all routes of a queue, for `launch(app_kwargs={"routes": ...})`."""
     live = LiveRoutes(queue, allowed_paths)
-    asked: list[tuple[str, Callable[[Request], Any]]] = [
-        ("board", live.board),
-        ("compare", live.compare),
-        ("run/{id:row}", live.run),
-        ("run/{id:row}/curves", live.curves),
-        ("run/{id:row}/console", live.console),
-        ("run/{id:row}/sample/{number:row}", live.sample),
-        ("run/{id:row}/file/{number:row}", live.file),
-    ]
-    told: list[tuple[str, Callable[[Request, Mapping[str, Any]], Any]]] = [
-        ("queue", live.set_queue),
-        ("runs/forget", live.forget),
-        ("run/{id:row}/{action}", live.act),
-    ]
     return [
-        *(Route(f"/studio/{path}", _answering(answer), methods=["GET"]) for path, answer in asked),
-        *(Route(f"/studio/{path}", _obeying(answer), methods=["POST"]) for path, answer in told),
+        get("board", live.board),
+        get("compare", live.compare),
+        get("run/{id:row}", live.run),
+        get("run/{id:row}/curves", live.curves),
+        get("run/{id:row}/console", live.console),
+        get("run/{id:row}/sample/{number:row}", live.sample),
+        get("run/{id:row}/file/{number:row}", live.file),
+        post("queue", live.set_queue),
+        post("runs/forget", live.forget),
+        post("run/{id:row}/{action}", live.act),
     ]
 
 
@@ -174,7 +163,7 @@ class LiveRoutes:
         """Return a sample of the run: an image, or a clip as an animated one."""
         path = self._made(request, "samples")
         if path.suffix.lower() not in MEDIA:
-            raise NotThere("This sample is not an image or clip")
+            raise NotFound("This sample is not an image or clip")
         return _file(request, path, MEDIA[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
@@ -225,7 +214,7 @@ class LiveRoutes:
             run_state = self._queue.watch(row.id).refresh()
             return {"ok": True, "id": self._queue.add(continued(row, newest_state(run_state), self._allowed_paths))}
         else:
-            raise NotThere(f"Unknown action: {action}")
+            raise NotFound(f"Unknown action: {action}")
         return {"ok": True}
 
     def forget(self, request: Request, body: Mapping[str, Any]) -> Any:
@@ -275,7 +264,7 @@ class LiveRoutes:
     def _row(self, request: Request) -> RunRow:
         row = self._queue.store.row(request.path_params["id"])
         if row is None:
-            raise NotThere("This run is no longer in the list")
+            raise NotFound("This run is no longer in the list")
         return row
 
     def _brief(self, row: RunRow) -> dict[str, Any]:
@@ -305,47 +294,14 @@ class LiveRoutes:
         row, number = self._row(request), request.path_params["number"]
         made = getattr(self._queue.watch(row.id).refresh(), kind)
         if number >= len(made):
-            raise NotThere("This run has no such file")
+            raise NotFound("This run has no such file")
         path = made[number].find() if kind == "saved" else made[number].path
         if path is None:
-            raise NotThere(f"{made[number].path.name} of this run was overwritten by a later run")
+            raise NotFound(f"{made[number].path.name} of this run was overwritten by a later run")
         try:
             return self._allowed_paths.check("file", path)
         except ValueError as error:
-            raise NotThere(str(error)) from error
-
-
-def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    def route(request: Request) -> Response:
-        return _answer(lambda: answer(request))
-
-    return route
-
-
-def _obeying(answer: Callable[[Request, Mapping[str, Any]], Any]) -> Callable[[Request], Any]:
-    async def route(request: Request) -> Response:
-        try:
-            body = json.loads(await request.body() or b"{}")
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict):
-            return JSONResponse({"error": "The request is not a JSON object"}, 400)
-        return await run_in_threadpool(_answer, lambda: answer(request, body))
-
-    return route
-
-
-def _answer(work: Callable[[], Any]) -> Response:
-    try:
-        told = work()
-    except NotThere as error:
-        return JSONResponse({"error": str(error)}, 404)
-    except ValueError as error:
-        return JSONResponse({"error": str(error)}, 400)
-    if isinstance(told, Response):
-        return told
-    headers = {"Cache-Control": "no-store"}
-    return Response(status_code=204, headers=headers) if told is None else JSONResponse(told, headers=headers)
+            raise NotFound(str(error)) from error
 
 
 def _file(request: Request, path: Path, kind: str, download: bool = False) -> Response:
@@ -353,9 +309,9 @@ def _file(request: Request, path: Path, kind: str, download: bool = False) -> Re
     try:
         found = os.lstat(path)
     except OSError as error:
-        raise NotThere(f"{path.name} no longer exists") from error
+        raise NotFound(f"{path.name} no longer exists") from error
     if not stat.S_ISREG(found.st_mode):
-        raise NotThere(f"{path.name} is not a regular file")
+        raise NotFound(f"{path.name} is not a regular file")
     headers, name = {"Cache-Control": "private, no-cache"}, path.name if download else None
     response = FileResponse(path, media_type=kind, headers=headers, stat_result=found, filename=name)
     unchanged = request.headers.get("if-none-match") == response.headers["etag"]

@@ -1,6 +1,5 @@
 """The sample prompt editor of the page, which shows how training reads each prompt."""
 
-import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 import gradio as gr
 from gradio.components import FormComponent
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.controls import QUIET, Form, shown, unquoted
+from kohya_gui.json_routes import post
 from kohya_gui.messages import message
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
@@ -153,19 +152,18 @@ def read_text(place: Path) -> str:
 
 def routes() -> list[Route]:
     """Return the route that checks prompts while typing, for `launch(app_kwargs={"routes": ...})`."""
-    return [Route("/studio/prompts", _check, methods=["POST"])]
+    return [post("prompts", _check)]
 
 
-async def _check(request: Request) -> JSONResponse:
+def _check(request: Request, body: Mapping[str, Any]) -> dict[str, str]:
     """Check the text in the page; no file is read."""
     try:
-        asked = json.loads(await request.body())
-        text, file, family, sampler = (str(asked[key]) for key in ("text", "file", "family", "sampler"))
+        text, file, family, sampler = (str(body[key]) for key in ("text", "file", "family", "sampler"))
         place, options = Path(unquoted(file).strip() or "prompts.txt"), inserts(family)
         check = meaning(text[:LARGEST], place, family, sampler)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return JSONResponse({"error": "text, file, family and sampler are required"}, 400)
-    return JSONResponse({"options": options if place.suffix == ".txt" else "", "check": check})
+    except (ValueError, KeyError) as error:
+        raise ValueError("text, file, family and sampler are required") from error
+    return {"options": options if place.suffix == ".txt" else "", "check": check}
 
 
 def meaning(text: str, place: Path, family: str, sampler: str) -> str:

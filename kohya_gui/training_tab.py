@@ -101,16 +101,13 @@ class TrainingTab:
 
     def _first_values(self, families: Sequence[str]) -> dict[str, Any]:
         """Return the first family's preset plus, from the other families' presets, the options only they have."""
-        values: dict[str, Any] = {"output_dir": FIRST_OUTPUT}
+        values, options = {"output_dir": FIRST_OUTPUT}, self.form.options
         for family in reversed(families):
             preset = preset_file(self.name, first_preset(family))
             found = preset.is_file()  # a family may come without presets
             said = self.training.open_configuration(preset, family).values if found else card_of(family).recommended
-            values |= {n: v for n, v in said.items() if family == families[0] or self._is_of_one(n)}
+            values |= {n: v for n, v in said.items() if family == families[0] or len(options[n].families) == 1}
         return values
-
-    def _is_of_one(self, name: str) -> bool:
-        return len(self.form.options[name].families) == 1
 
     # Layout
 
@@ -437,13 +434,10 @@ class TrainingTab:
             path = self.training.save_configuration(place, values, family, data[self.unknown], self._allowed_paths)
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error)}
+        in_file = {self.form.controls["sample_prompts"]: values["sample_prompts"], self.form.prompts: ""}
         return {
             **self._remember(path, data[self.recent]),
-            **(
-                {self.form.controls["sample_prompts"]: values["sample_prompts"], self.form.prompts: ""}
-                if prompts
-                else {}
-            ),
+            **(in_file if prompts else {}),
             self.draft.state: self.draft.of(values, family, str(path), data[self.preset]),
             **self._not_saving(),
             self.run.message: self._message(self._left_out(values), f"Saved to {path}"),
@@ -461,7 +455,8 @@ class TrainingTab:
         answer, again = data[self.run.answer] or "", {self.run.answer: ""}
         values = self.form.read(data)
         try:
-            if taken := find_taken(self._in_places(values), self._queue):
+            outside = self._allowed_paths.problem("output_dir", values.get("output_dir") or ".")
+            if taken := None if outside else find_taken(values, self._queue):
                 self.training.check(values, data[self.family], data[self.unknown], self._allowed_paths)
                 decided = answered(values, answer, taken)
                 if decided is None:
@@ -480,10 +475,6 @@ class TrainingTab:
             **({self.form.controls["output_name"]: values["output_name"]} if answer.startswith("rename") else {}),
             **again,
         }
-
-    def _in_places(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings, or nothing where their output folder is outside the allowed paths."""
-        return {} if self._allowed_paths.problem("output_dir", values.get("output_dir") or ".") else values
 
     def _why_waiting(self, run: int) -> str:
         """Return why a run does not start at once; empty if it does."""
@@ -565,12 +556,8 @@ class TrainingTab:
             return {self.run.message: self.form.links.refused(error)}
         line = shell_line(prepared.command.argv)
         print(line, flush=True)
-        return {
-            self.run.message: self._message(
-                prepared.remarks, "The command below contains all settings and needs no file"
-            ),
-            self.run.command: gr.update(value=line, visible=True),
-        }
+        said = self._message(prepared.remarks, "The command below contains all settings and needs no file")
+        return {self.run.message: said, self.run.command: gr.update(value=line, visible=True)}
 
     def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
         family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)
