@@ -34,7 +34,7 @@ NOT_OURS = (
 """Prefixes of Gradio routes that the page does not use and that are blocked: some store or fetch data."""
 LARGEST_LOGIN = 4096
 """Bytes of a login request."""
-LARGEST_ASK = 1_000_000
+LARGEST_STUDIO_BODY = 1_000_000
 """Bytes of a request to a /studio route."""
 LARGEST_BODY = 16_000_000
 """Bytes of a request to a Gradio route: all settings of a tab and the texts in it."""
@@ -85,7 +85,7 @@ class AuthMiddleware:
             await send({"type": "websocket.close", "code": 1008})
         else:
             answer = self._refusal(scope) or await self._login(scope, receive) or _too_long(scope)
-            receive = _at_most(_most(scope), receive)
+            receive = _limited(_limit(scope), receive)
             if answer is None and scope["method"] == "POST" and _path(scope).startswith(f"{API}/"):
                 answer, receive = await _read(scope, receive)
             await (answer or self._app)(scope, receive, _WithHeaders(send, self._policy.scripts))
@@ -166,8 +166,8 @@ class AuthMiddleware:
         if wait := self._throttle.wait(address):
             headers = {"Retry-After": f"{wait:.0f}"}
             return PlainTextResponse(f"Too many wrong {kind}s. Try again in {wait:.0f} s", 429, headers)
-        if credential.kind == kind and credential.fits(secret, username):
-            self._throttle.right(address)
+        if credential.kind == kind and credential.matches(secret, username):
+            self._throttle.succeeded(address)
             return None
         if self._policy.log:
             self._policy.log.failed(address, kind)
@@ -260,17 +260,17 @@ def _length(scope: Scope) -> int:
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 16 else 10**16
 
 
-def _most(scope: Scope) -> int:
+def _limit(scope: Scope) -> int:
     """Return how many bytes a request may have."""
-    return LARGEST_ASK if _path(scope).startswith("/studio/") else LARGEST_BODY
+    return LARGEST_STUDIO_BODY if _path(scope).startswith("/studio/") else LARGEST_BODY
 
 
 def _too_long(scope: Scope) -> Response | None:
-    most = _most(scope)
+    most = _limit(scope)
     return PlainTextResponse(f"The request is larger than {most} bytes", 413) if _length(scope) > most else None
 
 
-def _at_most(most: int, receive: Receive) -> Receive:
+def _limited(most: int, receive: Receive) -> Receive:
     """Cut off a request at the limit even if it declares no length, or too little."""
     got = 0
 

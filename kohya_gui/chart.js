@@ -10,9 +10,9 @@ window.StudioChart = (() => {
   const DRAG = 5; // pixels after which a click is a drag
   const finite = Number.isFinite;
 
-  function make(tag, name, facts = {}, ...children) {
+  function make(tag, name, attributes = {}, ...children) {
     const element = Object.assign(document.createElement(tag), { className: name });
-    for (const [key, value] of Object.entries(facts)) element.setAttribute(key, value);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     element.append(...children);
     return element;
   }
@@ -136,11 +136,11 @@ window.StudioChart = (() => {
   // A fingerprint that tells new data from old: a bin no longer changes once another one follows it.
   function signature(runs, maxSteps) {
     const ends = (points = []) => [points.length, points[0], points.at(-1)];
-    const facts = runs.map((run) => [
+    const parts = runs.map((run) => [
       ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation)],
       Object.entries(run.rates ?? {}).map(([group, points]) => [group, ends(points)]),
     ]);
-    return JSON.stringify([maxSteps, facts]);
+    return JSON.stringify([maxSteps, parts]);
   }
 
   return class StudioChart {
@@ -270,8 +270,8 @@ window.StudioChart = (() => {
       if (spelled === this.spelled) return;
       this.spelled = spelled;
       const buttons = entries.map(([key, words, colour]) => {
-        const facts = { type: "button", "data-series": key, "aria-pressed": !this.hidden.has(key), title: words };
-        const button = make("button", colour ? "" : "plain", facts, make("span", "", {}, words));
+        const attributes = { type: "button", "data-series": key, "aria-pressed": !this.hidden.has(key), title: words };
+        const button = make("button", colour ? "" : "plain", attributes, make("span", "", {}, words));
         button.style.setProperty("--key", colour);
         return button;
       });

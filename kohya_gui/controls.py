@@ -159,7 +159,7 @@ class Form:
         self.hints: dict[str, gr.HTML] = {}
         """Line under a path control that says what was found there."""
         self.advice: list[tuple[Advice, gr.Row, gr.Button]] = []
-        self.taken: list[Any] = []
+        self.write_events: list[Any] = []
         """Events of tools and advice that write values into the form."""
         self._panels: list[tuple[gr.Accordion, list[str]]] = []
 
@@ -172,14 +172,14 @@ class Form:
                         self.options[name], self.tab, self._width(name), others=self.options, method=self._method
                     )
                 if name in self._hinted:
-                    self.hints[name] = gr.HTML(elem_id=f"{self.tab}-{name}-fact", elem_classes="found")
+                    self.hints[name] = gr.HTML(elem_id=f"{self.tab}-{name}-hint", elem_classes="found")
 
     def _width(self, name: str) -> str:
         """Return the width class: texts get more room than numbers, a path with a hint gets the whole row."""
         if name in self._hinted:
-            return "option-told"
+            return "option-wide"
         option = self.options[name]
-        return "option-words" if kind(option) == "text" and option.type is str else "option-small"
+        return "option-text" if kind(option) == "text" and option.type is str else "option-small"
 
     def panel(
         self,
@@ -312,7 +312,7 @@ class Form:
 
         changes = [c.change for c in about.values()]  # type: ignore[attr-defined]
         gr.on(changes, show, set(about.values()), row, trigger_mode="always_last", **QUIET)
-        self.taken.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
+        self.write_events.append(button.click(take, set(about.values()), list(about.values()), **QUIET))
 
 
 def slug(title: str) -> str:

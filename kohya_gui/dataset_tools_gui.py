@@ -47,7 +47,7 @@ class Field:
             "label": self.label,
             "info": f"{self.info} {BROWSE}" if self.folder else self.info,
             "elem_id": f"{tab}-{self.name}".replace("_", "-"),
-            "elem_classes": ["option", "option-told" if self.wide else "option-words"],
+            "elem_classes": ["option", "option-wide" if self.wide else "option-text"],
         }
         match self.value:
             case bool(on):
@@ -256,7 +256,7 @@ def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
 def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:
     """Let a button write a tool's options into their controls."""
     outputs = [*(form.controls[name] for name in FILLED if name in form.controls), told]
-    form.taken.append(
+    form.write_events.append(
         button.click(lambda made: {**fill(form, made), told: filled_message(form, made)}, options, outputs, **QUIET)
     )
 

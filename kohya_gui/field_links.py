@@ -54,8 +54,8 @@ class FieldLinks:
         wrong = " ".join(dict.fromkeys(self._id(name) for name in names))
         face = f' data-wrong="{wrong}"{" data-go" if start and wrong else ""}'
         if len(sentences) == 1:
-            return message("error", self.sentence(sentences[0]), face=face)
-        return message("error", f"{len(sentences)} problems to fix", map(self.sentence, sentences), face=face)
+            return message("error", self.sentence(sentences[0]), attributes=face)
+        return message("error", f"{len(sentences)} problems to fix", map(self.sentence, sentences), attributes=face)
 
     def _linked(self, text: str) -> Html:
         """Link option names within a sentence to their fields, keeping the names."""

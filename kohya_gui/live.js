@@ -67,7 +67,7 @@
     /** Show another run; null shows none. */
     show(id) {
       if (id === this.id) return;
-      Object.assign(this, { id, known: "", facts: null });
+      Object.assign(this, { id, known: "", told: null });
       this.run.hidden = this.none.hidden = true; // until its own sections arrive
       this.curves.forget();
       this.samples.show([]);
@@ -92,17 +92,17 @@
       }
       if (id !== this.id) return; // another run was chosen meanwhile
       if (told) this.draw(told);
-      if (this.facts)
+      if (this.told)
         await Promise.all([
-          this.curves.show([{ id, name: this.facts.name, curves: this.facts.curves, joined: this.isJoined }]),
+          this.curves.show([{ id, name: this.told.name, curves: this.told.curves, joined: this.isJoined }]),
           this.console.ask(id),
         ]);
     }
 
     draw(told) {
-      if (this.facts?.state !== told.state) write(this.status, `${told.name}: ${told.word}`);
-      this.facts = told;
-      this.known = told.told;
+      if (this.told?.state !== told.state) write(this.status, `${told.name}: ${told.word}`);
+      this.told = told;
+      this.known = told.known;
       this.behind = told.now - Date.now() / 1000; // the server's clock may differ
       this.none.hidden = true;
       this.run.hidden = false;
@@ -117,13 +117,13 @@
 
     /** Whether the curve includes the runs that this one continues. */
     get isJoined() {
-      return this.facts.before > 0 && this.join.checked;
+      return this.told.before > 0 && this.join.checked;
     }
 
     /** Let the user rename the run and add a note. */
     describe() {
       if (this.about.firstChild) return this.about.replaceChildren();
-      const { id, name, note } = this.facts;
+      const { id, name, note } = this.told;
       const called = el("input", { type: "text", maxlength: 200, "aria-label": "Run name" });
       const noted = el("textarea", { rows: 3, maxlength: 4000, "aria-label": "Note", placeholder: "Note" });
       [called.value, noted.value] = [name, note];
@@ -156,7 +156,7 @@
       const button = event.target.closest("[data-action]");
       if (!button || this.id == null) return;
       const action = button.dataset.action;
-      if (action === "load") return Studio.load(this.facts);
+      if (action === "load") return Studio.load(this.told);
       button.disabled = true;
       if (["save", "sample", "stop"].includes(action)) button.textContent = "Requested…";
       await this.act(this.id, action);
@@ -164,7 +164,7 @@
 
     async act(id, action) {
       try {
-        const told = action === "remove" ? await removeQueued(this.facts) : await send(`run/${id}/${action}`);
+        const told = action === "remove" ? await removeQueued(this.told) : await send(`run/${id}/${action}`);
         this.said.replaceChildren();
         if (told.id) choose(told.id);
         if (["remove", "forget"].includes(action)) choose(null);

@@ -22,7 +22,7 @@ from starlette.staticfiles import NotModifiedResponse
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.json_routes import NotFound, get, post
 from kohya_gui.past_runs import continued, differences, tab_of
-from kohya_gui.run_view import WORDS, newest_state, sections, shown_state
+from kohya_gui.run_view import STATE_LABELS, newest_state, sections, shown_state
 from kohya_gui.tabs import TABS
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.runs.events import Command, read_event
@@ -45,7 +45,7 @@ TAIL_BYTES = 65_536
 """Bytes read from the end of a finished run's event log when only its final values are needed."""
 MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 MOVES = ("up", "down", "first", "last")
-BRIEF = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started", "error")
+ROW_FIELDS = ("id", "name", "note", "tab", "family", "gpus", "place", "created", "started", "error")
 """What the board shows of a run's row as it is."""
 ID = re.compile("[0-9]{1,18}")
 """A valid row or file number: it must fit in 64 bits."""
@@ -93,14 +93,14 @@ class LiveRoutes:
         version = f"{self._launch}.{self._queue.store.version}"
         if request.query_params.get("known") == version:
             return None
-        limit = min(_number(request, "limit", 200), MOST_RUNS)
+        limit = min(_int(request, "limit", 200), MOST_RUNS)
         return {
             "version": version,
             "launch": self._launch,
             "paused": self._queue.store.paused,
             "notice": self._queue.store.pause_reason or self._queue.store.notice,
             "after_failure": self._queue.store.after_failure,
-            "runs": [self._brief(row) for row in self._shown_rows(limit)],
+            "runs": [self._summary(row) for row in self._shown_rows(limit)],
         }
 
     def run(self, request: Request) -> Any:
@@ -118,15 +118,15 @@ class LiveRoutes:
             "name": row.name,
             "note": row.note,
             "tab": tab_of(row).name,
-            "told": known,
+            "known": known,
             "now": time.time(),
             "state": state,
-            "word": WORDS[state],
+            "word": STATE_LABELS[state],
             "over": state in ENDED,
             "sections": sections(run_state, row),
             "curves": len(run_state.losses) + len(run_state.validation),
             "before": len(self._predecessors(row, run_state)),
-            **({"samples": samples} if _number(request, "samples", -1) != len(samples) else {}),
+            **({"samples": samples} if _int(request, "samples", -1) != len(samples) else {}),
         }
 
     def curves(self, request: Request) -> Any:
@@ -136,16 +136,16 @@ class LiveRoutes:
         """
         row = self._row(request)
         run_state = self._queue.watch(row.id).refresh()
-        curves = self._join(row, run_state) if request.query_params.get("joined") else run_state
-        first, last = _real(request, "first"), _real(request, "last")
-        level = _number(request, "level", curves.losses.level(MOST_BINS, first, last))
-        bins = curves.losses.bins(min(level, 40), _number(request, "after", 0), first, last)
+        curves = self._joined_curves(row, run_state) if request.query_params.get("joined") else run_state
+        first, last = _float(request, "first"), _float(request, "last")
+        level = _int(request, "level", curves.losses.level(MOST_BINS, first, last))
+        bins = curves.losses.bins(min(level, 40), _int(request, "after", 0), first, last)
         return {
             "level": bins.level,
             "start": bins.start,
-            "bins": [[_short(value) for value in each] for each in bins.bins],
-            "validation": _thin(curves.validation, first, last),
-            "rates": {name: _thin(rate, first, last) for name, rate in curves.rates.items()},
+            "bins": [[_rounded(value) for value in each] for each in bins.bins],
+            "validation": _thinned(curves.validation, first, last),
+            "rates": {name: _thinned(rate, first, last) for name, rate in curves.rates.items()},
             "max_steps": run_state.max_steps,
         }
 
@@ -156,19 +156,19 @@ class LiveRoutes:
         known = f"{folder.console.stat().st_size if folder.console.exists() else 0}.{find}"
         if request.query_params.get("known") == known:
             return None
-        lines, total = folder.console_lines(find, min(_number(request, "lines", 400), MOST_LINES))
+        lines, total = folder.console_lines(find, min(_int(request, "lines", 400), MOST_LINES))
         return {"known": known, "lines": lines, "total": total}
 
     def sample(self, request: Request) -> Response:
         """Return a sample of the run: an image, or a clip as an animated one."""
-        path = self._made(request, "samples")
+        path = self._file_of(request, "samples")
         if path.suffix.lower() not in MEDIA:
             raise NotFound("This sample is not an image or clip")
         return _file(request, path, MEDIA[path.suffix.lower()])
 
     def file(self, request: Request) -> Response:
         """Return a model that the run saved, as a download."""
-        return _file(request, self._made(request, "saved"), "application/octet-stream", download=True)
+        return _file(request, self._file_of(request, "saved"), "application/octet-stream", download=True)
 
     def compare(self, request: Request) -> Any:
         """Return the settings in which some runs differ."""
@@ -208,8 +208,8 @@ class LiveRoutes:
         elif action == "forget":
             self._queue.forget(row.id)
         elif action == "describe":
-            name = _written(body, "name", MOST_NAME).replace("\n", " ") or row.name
-            self._queue.describe(row.id, name, _written(body, "note", MOST_NOTE))
+            name = _text(body, "name", MOST_NAME).replace("\n", " ") or row.name
+            self._queue.describe(row.id, name, _text(body, "note", MOST_NOTE))
         elif action == "continue":
             run_state = self._queue.watch(row.id).refresh()
             return {"ok": True, "id": self._queue.add(continued(row, newest_state(run_state), self._allowed_paths))}
@@ -251,12 +251,12 @@ class LiveRoutes:
             self._before[key] = predecessors(row, run_state, rows, lambda id: self._queue.watch(id).refresh())
         return self._before[key]
 
-    def _join(self, row: RunRow, run_state: RunState) -> JoinedCurves:
+    def _joined_curves(self, row: RunRow, run_state: RunState) -> JoinedCurves:
         before = [id for id in self._predecessors(row, run_state) if self._queue.store.row(id)]
         kept = self._joined.get(row.id)
         if kept is None or kept[0] != before:
-            stories = [self._queue.watch(id).refresh() for id in before]
-            kept = before, JoinedCurves(stories)
+            states = [self._queue.watch(id).refresh() for id in before]
+            kept = before, JoinedCurves(states)
             self._joined = {**dict(list(self._joined.items())[-3:]), row.id: kept}  # each holds all its points
         kept[1].extend(run_state)
         return kept[1]
@@ -267,29 +267,29 @@ class LiveRoutes:
             raise NotFound("This run is no longer in the list")
         return row
 
-    def _brief(self, row: RunRow) -> dict[str, Any]:
+    def _summary(self, row: RunRow) -> dict[str, Any]:
         run_state = self._queue.watch(row.id).refresh() if row.state in LIVING else None
         now = run_state or row
-        loss, can_continue = _last_words(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
+        loss, can_continue = _final_loss(row.folder, row.state, row.ended) if row.state in ENDED else (None, False)
         return {
-            **{name: getattr(row, name) for name in BRIEF},
+            **{name: getattr(row, name) for name in ROW_FIELDS},
             "tab_title": TABS[row.tab].title if row.tab in TABS else row.tab,
             "family_title": FAMILY_TITLES.get(row.family, row.family),
             "state": now.state,
-            "word": WORDS[now.state],
+            "word": STATE_LABELS[now.state],
             "ended": row.ended or (run_state.ended if run_state else row.started or row.created),
             "step": now.step,
             "max_steps": now.max_steps,
             "fraction": run_state.fraction if run_state else 0.0,
             "phase": run_state.phase if run_state else "",
             "seconds_left": run_state.seconds_left if run_state else None,
-            "loss": _short(run_state.average) if run_state else loss,
+            "loss": _rounded(run_state.average) if run_state else loss,
             "result": Path(row.results[-1]).name if row.results else "",
             "folder": str(row.folder),
             "can_continue": can_continue,
         }
 
-    def _made(self, request: Request, kind: str) -> Path:
+    def _file_of(self, request: Request, kind: str) -> Path:
         """Return a file by its number among those the run reported."""
         row, number = self._row(request), request.path_params["number"]
         made = getattr(self._queue.watch(row.id).refresh(), kind)
@@ -331,7 +331,7 @@ def _samples(run: int, run_state: RunState) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=4096)
-def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | None, bool]:
+def _final_loss(folder: Path, state: str, ended: float | None) -> tuple[float | None, bool]:
     """Return the last loss of a finished run and whether it can be continued, from the end of its event log."""
     run_state = RunState()
     try:
@@ -346,10 +346,10 @@ def _last_words(folder: Path, state: str, ended: float | None) -> tuple[float | 
         if event is not None and event.get("kind") in ("step", "saved"):
             run_state.apply(event)
     loss = run_state.average if run_state.average is not None else run_state.loss
-    return _short(loss), newest_state(run_state) is not None
+    return _rounded(loss), newest_state(run_state) is not None
 
 
-def _written(body: Mapping[str, Any], name: str, most: int) -> str:
+def _text(body: Mapping[str, Any], name: str, most: int) -> str:
     """Return user text as lines without control characters."""
     text = body.get(name, "")
     if not isinstance(text, str):
@@ -360,12 +360,12 @@ def _written(body: Mapping[str, Any], name: str, most: int) -> str:
     return "\n".join("".join(filter(str.isprintable, line)).rstrip() for line in lines).strip()
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _int(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name, "")
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 12 else default
 
 
-def _real(request: Request, name: str) -> float | None:
+def _float(request: Request, name: str) -> float | None:
     try:
         value = float(request.query_params[name])
     except (KeyError, ValueError):
@@ -373,13 +373,13 @@ def _real(request: Request, name: str) -> float | None:
     return value if abs(value) < 1e12 else None  # not inf, not NaN
 
 
-def _short(value: float | None) -> float | None:
+def _rounded(value: float | None) -> float | None:
     """Round to six digits, more than a chart shows."""
     if value is None or value != value or abs(value) == float("inf"):
         return None
     return float(f"{value:.6g}") if abs(value) < 1e6 else value
 
 
-def _thin(series: Series, first: float | None, last: float | None) -> list[list[float | None]]:
+def _thinned(series: Series, first: float | None, last: float | None) -> list[list[float | None]]:
     level = series.level(MOST_RATES, first, last)
-    return [[_short(step), _short(mean)] for step, _, _, mean in series.bins(level, 0, first, last).bins]
+    return [[_rounded(step), _rounded(mean)] for step, _, _, mean in series.bins(level, 0, first, last).bins]

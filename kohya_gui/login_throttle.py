@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 FREE_GUESSES = 5
 LONGEST_WAIT = 60.0
-FREE_FOR_ALL = 50
+FREE_GUESSES_OF_ALL = 50
 """Wrong guesses of all addresses together before addresses that never logged in have to wait too."""
-LONGEST_FOR_ALL = 10.0
-FORGOTTEN = 3600.0
+LONGEST_WAIT_OF_ALL = 10.0
+FORGET_AFTER = 3600.0
 """Seconds without a wrong guess after which earlier ones are forgotten."""
-REMEMBERED = 10_000
+MAX_NETWORKS = 10_000
 """Addresses whose wrong guesses are counted."""
 LINES_A_MINUTE = 10
 LARGEST_LOG = 1_000_000
@@ -37,7 +37,7 @@ class Count:
     until: float = 0.0
 
     def add(self, now: float, free: int, longest: float) -> None:
-        if now - self.until > FORGOTTEN:
+        if now - self.until > FORGET_AFTER:
             self.failed = 0
         # bound the exponent: 2.0 ** 1024 overflows
         pause = 0.0 if self.failed < free else min(2.0 ** min(self.failed - free, 16), longest)
@@ -62,11 +62,11 @@ class LoginThrottle:
         if left > 0:
             return left
         mine.add(now, FREE_GUESSES, LONGEST_WAIT)
-        self._all.add(now, FREE_FOR_ALL, LONGEST_FOR_ALL)
+        self._all.add(now, FREE_GUESSES_OF_ALL, LONGEST_WAIT_OF_ALL)
         _keep(self._failed, network, mine)
         return 0.0
 
-    def right(self, address: str) -> None:
+    def succeeded(self, address: str) -> None:
         """Forget the wrong guesses of this address."""
         network = network_of(address)
         self._failed.pop(network, None)
@@ -77,7 +77,7 @@ class LoginThrottle:
 def _keep(where: OrderedDict[str, T], key: str, value: T) -> None:
     where[key] = value
     where.move_to_end(key)
-    if len(where) > REMEMBERED:
+    if len(where) > MAX_NETWORKS:
         where.popitem(last=False)
 
 

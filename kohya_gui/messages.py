@@ -16,11 +16,13 @@ def html(text: object) -> str:
     return text if isinstance(text, Html) else escape(str(text))
 
 
-def message(kind: Kind, text: object, details: Iterable[object] = (), *, more: Html | str = "", face: str = "") -> str:
-    """Return a box with a sentence, a list of details and `more` below; `face` holds attributes of the box."""
+def message(
+    kind: Kind, text: object, details: Iterable[object] = (), *, more: Html | str = "", attributes: str = ""
+) -> str:
+    """Return a box with a sentence, a list of details and `more` below; `attributes` are those of its HTML element."""
     rows = "".join(f"<li>{html(detail)}</li>" for detail in details)
     return (
-        f'<div class="message message-{kind}" role="{"alert" if kind == "error" else "status"}"{face}>'
+        f'<div class="message message-{kind}" role="{"alert" if kind == "error" else "status"}"{attributes}>'
         f'<span class="sign">{SIGNS[kind]}</span>'
         f"<div><p>{html(text)}</p>{f'<ul>{rows}</ul>' if rows else ''}{html(more)}</div></div>"
     )

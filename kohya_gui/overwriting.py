@@ -61,7 +61,7 @@ def question(taken: Taken) -> str:
         f'<button type="button" data-answer="{escape(f"{way}:{name}")}" title="{escape(why)}">{escape(words)}</button>'
         for way, words, why in ways
     )
-    return message("warning", told(taken), more=Html(f'<div class="ways">{buttons}</div>'), face=" data-question")
+    return message("warning", told(taken), more=Html(f'<div class="ways">{buttons}</div>'), attributes=" data-question")
 
 
 def told(taken: Taken) -> str:

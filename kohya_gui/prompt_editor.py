@@ -70,7 +70,7 @@ class PromptEditor:
         opened.then(None, js=f"() => checkPrompts('{form.tab}')", **QUIET)
         self._close.click(self._shut, None, shape, **QUIET)
         saved = [form.controls[FILE], self._message, self._kept, form.prompts]
-        form.taken.append(self._save.click(self._write, page, saved, **QUIET))
+        form.write_events.append(self._save.click(self._write, page, saved, **QUIET))
 
     def _open(self, data: Updates) -> Updates:
         text: str = data[self._text] or ""

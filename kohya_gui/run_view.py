@@ -14,7 +14,7 @@ from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
-WORDS = {
+STATE_LABELS = {
     "queued": "Waiting",
     "starting": "Starting",
     "running": "Running",
@@ -28,7 +28,7 @@ FIRST_FILES = 6
 """Saved files shown before the rest is folded away."""
 MOST_FILES = 60
 """Saved files listed at most; the folder has the others."""
-AVERAGE = "-ema"
+EMA_SUFFIX = "-ema"
 """Suffix of the file that holds the moving average (EMA) of the weights."""
 REPLACED = '<span class="warn">overwritten by a later run</span>'
 LORA_HINT = "Your LoRA. To use it, put it into <b>models/loras</b> (ComfyUI) or <b>models/Lora</b> (WebUI)."
@@ -39,8 +39,8 @@ COMMANDS = (
     ("stop", "Stop after this step", "Save the state and exit; the run can be continued later"),
 )
 """Commands to a run: name, label, tooltip."""
-AVERAGED = "mean of the last 100 steps; the chart shows every step"
-DOING = {"save": "saving", "sample": "sampling"}
+LOSS_HINT = "mean of the last 100 steps; the chart shows every step"
+PHASE_OF = {"save": "saving", "sample": "sampling"}
 """The phase in which a run carries out a command."""
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
@@ -60,7 +60,7 @@ def sections(run_state: RunState, row: RunRow, now: float | None = None) -> dict
         "files": files(run_state, row.id),
         "warnings": warnings(run_state),
         "compile": compile_section(run_state),
-        "where": f'<p class="where">Run folder: {copied(str(folder))}</p>',
+        "where": f'<p class="where">Run folder: {with_copy_button(str(folder))}</p>',
     }
 
 
@@ -72,7 +72,7 @@ def head(run_state: RunState, row: RunRow) -> str:
     if row.state == "queued" and row.place:
         where = "next in the queue" if row.place == 1 else f"position {row.place} in the queue"
     return (
-        f'<div class="run-head"><span class="badge">{WORDS[shown_state(run_state, row)]}</span>'
+        f'<div class="run-head"><span class="badge">{STATE_LABELS[shown_state(run_state, row)]}</span>'
         f'<span class="run-name" title="{escape(str(row.folder))}">{escape(row.name)}</span>'
         f'<button type="button" class="link" data-describe title="Rename this run or add a note">Edit</button>'
         f'<span class="run-where">{where}</span></div>{note}'
@@ -150,7 +150,7 @@ def living_controls(run_state: RunState) -> str:
         "</div></details>"
     )
     heard = {asked.kind: asked.handled_step for asked in run_state.commands if asked.handled_step is not None}
-    heard = {kind: step for kind, step in heard.items() if DOING.get(kind) != run_state.phase}
+    heard = {kind: step for kind, step in heard.items() if PHASE_OF.get(kind) != run_state.phase}
     done = " · ".join(
         f"{DONE[kind]} at step {step}" for kind, step in heard.items() if kind not in run_state.pending_commands
     )
@@ -189,7 +189,7 @@ def newest_state(run_state: RunState) -> Path | None:
     return next((path for path in states if path and (path / "progress.json").is_file()), None)
 
 
-def copied(path: str) -> str:
+def with_copy_button(path: str) -> str:
     """Return a path with a Copy button."""
     path = escape(path)
     return f'<code>{path}</code> <button type="button" class="link" data-copy="{path}">Copy</button>'
@@ -214,7 +214,7 @@ def result(run_state: RunState, family: str) -> str:
     made = [made for made in run_state.saved if not made.path.name.endswith(STATE_ENDING)]
     if run_state.state != "finished" or not made:
         return ""
-    plain = [each for each in made if not each.path.stem.endswith(AVERAGE)] or made
+    plain = [each for each in made if not each.path.stem.endswith(EMA_SUFFIX)] or made
     found, last = plain[-1].find(), made[-1].find()
     if found is None:
         return message("warning", f"{plain[-1].path}: overwritten by a later run")
@@ -238,7 +238,7 @@ def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
     ticks = "" if run_state.over or not began else f" {ticking(began)}"
     loss = run_state.average if run_state.average is not None else run_state.loss
     shown = [
-        ("Loss, mean", formatted(loss, "{:.4f}"), AVERAGED),
+        ("Loss, mean", formatted(loss, "{:.4f}"), LOSS_HINT),
         ("Speed", speed(run_state.seconds_per_step), "without warmup and compilation"),
         time_tile,
         ("Images", formatted(run_state.images_per_second, "{:.3g}/s"), "training images per second"),
@@ -318,7 +318,7 @@ def files(run_state: RunState, run: int) -> str:
     )
     return (
         f'<div class="section"><h4>Saved files</h4><ul class="files">{"".join(first)}</ul>{rest}'
-        f'<p class="where">in {copied(str(run_state.saved[-1].path.parent))}</p></div>'
+        f'<p class="where">in {with_copy_button(str(run_state.saved[-1].path.parent))}</p></div>'
     )
 
 

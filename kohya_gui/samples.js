@@ -62,7 +62,7 @@ window.StudioSamples = class {
       this.large,
       el(
         "div",
-        { class: "sample-facts" },
+        { class: "sample-details" },
         el("div", { class: "sample-steps" }, step(-1, "←", "Earlier step"), this.slider, step(1, "→", "Later step")),
         this.words,
         el("p", {}, this.place, " ", this.download),
@@ -95,7 +95,7 @@ window.StudioSamples = class {
     if (key === this.drawn) return;
     [this.samples, this.drawn] = [samples, key];
     this.draw();
-    if (this.dialog.open && this.shown) this.facts();
+    if (this.dialog.open && this.shown) this.details();
     if (this.matrix.open) this.openMatrix();
   }
 
@@ -153,11 +153,11 @@ window.StudioSamples = class {
     if (!sample) return;
     this.shown = sample;
     this.large.src = Studio.url(sample.url);
-    this.facts();
+    this.details();
     if (!this.dialog.open) this.dialog.showModal();
   }
 
-  facts() {
+  details() {
     const { write } = Studio;
     const sample = this.shown;
     const series = this.series(sample);

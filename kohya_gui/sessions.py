@@ -28,7 +28,7 @@ class Credential:
     secret: str
     username: str = ""
 
-    def fits(self, secret: str, username: str = "") -> bool:
+    def matches(self, secret: str, username: str = "") -> bool:
         """Return whether this opens the page, in constant time."""
         same = [hmac.compare_digest(_digest(mine), _digest(other)) for mine, other in
                 ((self.secret, secret), (self.username, username))]  # fmt: skip

@@ -254,7 +254,7 @@ class TrainingTab:
         started = self.run.start.click(self._answering(self._start), page, self._everything, **slow)
         saved = self.save.click(self._answering(self._save), page, self._everything, **QUIET)
         saved_as = self.save_new.click(self._answering(self._save_as), page, self._everything, **QUIET)
-        for event in (family, opened, preset, started, saved, saved_as, *self.form.taken):
+        for event in (family, opened, preset, started, saved, saved_as, *self.form.write_events):
             self.draft.keep_after(event)
         self.save_as.click(lambda file: self._ask_name(file or ""), self.file, self._saving(), **QUIET)
         self.cancel.click(self._not_saving, None, self._saving(), **QUIET)
@@ -468,7 +468,7 @@ class TrainingTab:
         except ValueError as error:
             return {self.run.message: self.form.links.refused(error, start=True), **again}
         remarks = self._message(prepared.remarks, f"{waits}. Note:" if waits else "Started. Note:")
-        waiting = message("ok", waits, face=f' data-waits="{run}"') if waits else ""
+        waiting = message("ok", waits, attributes=f' data-waits="{run}"') if waits else ""
         return {
             self.run.message: remarks if prepared.remarks else waiting,
             self.run.command: gr.update(visible=False),
@@ -596,7 +596,7 @@ def hint(found: Recognised, more: str = "") -> str:
     if not found.text:
         return ""
     tone = "warning" if found.warning else {True: "good", False: "bad", None: "plain"}[found.good]
-    return f'<p class="fact fact-{tone}">{escape(found.text)}{more}</p>'
+    return f'<p class="hint hint-{tone}">{escape(found.text)}{more}</p>'
 
 
 def offer(choice: str, family: str) -> str:

@@ -22,7 +22,7 @@ window.Forms = (() => {
     for (const [tab, form] of Object.entries(forms)) {
       const names = Object.keys(form.options);
       const unseen = new Set(names.filter((name) => !shows(form, name)));
-      for (const name of unseen) hidden.push(`${tab}-${name}`, `${tab}-${name}-fact`);
+      for (const name of unseen) hidden.push(`${tab}-${name}`, `${tab}-${name}-hint`);
       for (const [panel, inside] of Object.entries(form.panels))
         if (inside.every((name) => unseen.has(name))) hidden.push(panel);
       for (const [row, family] of Object.entries(form.advice)) if (family !== form.family) hidden.push(row);

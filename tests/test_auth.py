@@ -16,17 +16,17 @@ from urllib.parse import quote, urlencode
 import pytest
 
 import gui
-from kohya_gui.auth import LARGEST_ASK, LARGEST_BODY, NOT_OURS, OWN_NAMES
+from kohya_gui.auth import LARGEST_BODY, LARGEST_STUDIO_BODY, NOT_OURS, OWN_NAMES
 from kohya_gui.content_policy import page_policy
 from kohya_gui.login_pages import LOGIN_PAGE, token_page
 from kohya_gui.login_throttle import (
-    FORGOTTEN,
-    FREE_FOR_ALL,
+    FORGET_AFTER,
     FREE_GUESSES,
+    FREE_GUESSES_OF_ALL,
     LINES_A_MINUTE,
-    LONGEST_FOR_ALL,
     LONGEST_WAIT,
-    REMEMBERED,
+    LONGEST_WAIT_OF_ALL,
+    MAX_NETWORKS,
     LoginLog,
     LoginThrottle,
     network_of,
@@ -375,16 +375,16 @@ def test_wrong_passwords_make_the_next_guess_wait_longer():
         assert guesses.wait("a") == 0.0
     assert waits[:4] == [1.0, 2.0, 4.0, 8.0]
     assert waits[-1] == LONGEST_WAIT
-    guesses.right("a")
+    guesses.succeeded("a")
     assert guesses.wait("a") == 0.0
 
 
 def test_guesses_of_a_whole_network_do_not_fill_the_memory():
-    clock = count(0.0, LONGEST_FOR_ALL)
+    clock = count(0.0, LONGEST_WAIT_OF_ALL)
     guesses = LoginThrottle(now=lambda: next(clock))
-    for number in range(REMEMBERED + 10):
+    for number in range(MAX_NETWORKS + 10):
         guesses.wait(str(number))
-    assert len(guesses._failed) == REMEMBERED
+    assert len(guesses._failed) == MAX_NETWORKS
 
 
 def test_a_guesser_is_told_to_wait_and_the_right_password_then_works(locked):
@@ -532,16 +532,16 @@ def test_guesses_from_many_addresses_wait_together_and_spare_who_logged_in_befor
     clock = [0.0]
     guesses = LoginThrottle(now=lambda: clock[0])
     guesses.wait("home")
-    guesses.right("home")
+    guesses.succeeded("home")
     tried = sum(guesses.wait(f"10.0.{n // 250}.{n % 250}") == 0.0 for n in range(2000))
-    assert tried == FREE_FOR_ALL + 1
+    assert tried == FREE_GUESSES_OF_ALL + 1
     assert guesses.wait("home") == 0.0
     clock[0] += 600.0
     for _ in range(600):  # ten minutes of guessing with ever new addresses
         clock[0] += 1.0
         tried += guesses.wait(f"new {clock[0]}") == 0.0
-    assert tried <= FREE_FOR_ALL + 10 + 600 / LONGEST_FOR_ALL
-    clock[0] += FORGOTTEN + LONGEST_FOR_ALL + 1
+    assert tried <= FREE_GUESSES_OF_ALL + 10 + 600 / LONGEST_WAIT_OF_ALL
+    clock[0] += FORGET_AFTER + LONGEST_WAIT_OF_ALL + 1
     assert [guesses.wait("a") for _ in range(FREE_GUESSES)] == [0.0] * FREE_GUESSES
 
 
@@ -576,7 +576,9 @@ def test_failed_logins_are_logged_and_a_flood_of_them_in_some_lines_a_minute(tmp
 # Bodies
 
 
-@pytest.mark.parametrize(("path", "most"), [("/studio/queue", LARGEST_ASK), ("/gradio_api/queue/join", LARGEST_BODY)])
+@pytest.mark.parametrize(
+    ("path", "most"), [("/studio/queue", LARGEST_STUDIO_BODY), ("/gradio_api/queue/join", LARGEST_BODY)]
+)
 def test_a_body_that_is_too_large_is_not_read(open_, path, most):
     assert open_.ask("POST", path, Content_Length=str(most + 1), X_Studio="1")[0] == 413
     assert open_.ask("POST", path, Content_Length="9" * 30, X_Studio="1")[0] in (400, 413)
@@ -590,7 +592,7 @@ def test_a_body_that_does_not_tell_its_length_is_cut_off(open_):
     connection.endheaders()
     part = b"x" * 100_000
     with suppress(OSError):  # it answers before all is sent
-        for _ in range(LARGEST_ASK // len(part) + 2):
+        for _ in range(LARGEST_STUDIO_BODY // len(part) + 2):
             connection.send(b"%x\r\n%b\r\n" % (len(part), part))
         connection.send(b"0\r\n\r\n")
     assert connection.getresponse().status == 413

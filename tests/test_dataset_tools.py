@@ -294,7 +294,7 @@ def test_the_tools_fill_in_what_the_tab_has(source: Path, concept: Concept, queu
         form.panel("Dataset", names)
         for tool in tools:
             tool.connect()
-    assert len(form.taken) == 2
+    assert len(form.write_events) == 2
     assert fill(form, arrange(concept).options) == {
         form.controls["train_data_dir"]: str(source.parent / "data/img"),
         form.controls["output_dir"]: str(source.parent / "data/model"),

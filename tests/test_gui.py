@@ -672,13 +672,13 @@ def test_folders_that_are_never_seen_are_reported(tmp_path):
 def test_a_flat_folder_can_be_used_as_it_is(tab, tmp_path):
     images(tmp_path / "flat", "a.png", "a.txt")
     refused = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "", False)
-    assert "fact-bad" in refused
+    assert "hint-bad" in refused
     assert 'data-set="lora-num_repeats" data-value="1"' in refused
     taken = tab._image_hint(str(tmp_path / "flat"), ".txt", "", "3", False)
-    assert "fact-good" in taken
+    assert "hint-good" in taken
     assert "1 image, all captioned, 3 per epoch" in taken
     images(tmp_path / "20241122_cats", "a.png")
-    assert "fact-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
+    assert "hint-bad" in tab._image_hint(str(tmp_path / "20241122_cats"), ".txt", "", "", False)
 
 
 def test_the_ending_of_the_captions_that_lie_there_is_taken_with_one_click(tab, tmp_path):

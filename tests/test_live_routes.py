@@ -119,7 +119,7 @@ def test_a_run_is_sent_as_sections_and_again_only_when_it_told_something(studio)
     assert {"head", "controls", "tiles", "where"} <= told["sections"].keys()
     assert "step 5 of 5" in told["sections"]["head"]
     assert (told["state"], told["over"], told["curves"]) == ("finished", True, 6)
-    assert studio.get(f"run/{run}", params={"known": told["told"]}).status_code == 204
+    assert studio.get(f"run/{run}", params={"known": told["known"]}).status_code == 204
 
 
 def test_a_run_that_is_not_on_the_list_is_told_in_a_sentence(studio):
@@ -388,7 +388,7 @@ def test_a_run_removed_from_the_queue_is_put_back(studio):
 
 def test_a_run_is_renamed_and_gets_a_note(studio):
     run = studio.over("cat", steps(1))
-    known = studio.get(f"run/{run}").json()["told"]
+    known = studio.get(f"run/{run}").json()["known"]
     assert studio.post(f"run/{run}/describe", {"name": " the\tgood\none ", "note": "a\0b\nc"}).json() == {"ok": True}
     told = studio.get(f"run/{run}?known={known}").json()
     assert (told["name"], told["note"]) == ("the good one", "ab\nc")

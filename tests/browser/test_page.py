@@ -369,8 +369,8 @@ def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(p
     settings = variant(demo, "printed")
     open_file(page, settings)
     unfold(page, "saving-more", "network-more", "advanced-training", "noise")  # what comes into view stays unset
-    expect(page.locator("#lora-pretrained_model_name_or_path-fact")).to_contain_text("SDXL checkpoint")
-    expect(page.locator("#lora-train_data_dir-fact")).to_contain_text("12 images")
+    expect(page.locator("#lora-pretrained_model_name_or_path-hint")).to_contain_text("SDXL checkpoint")
+    expect(page.locator("#lora-train_data_dir-hint")).to_contain_text("12 images")
     page.locator("#lora-print").click()
     command = page.locator("#lora-command")
     expect(command).to_contain_text("sdxl_train_network.py")
@@ -385,7 +385,7 @@ def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(p
 
 def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, flux_demo):
     model = read_toml(flux_demo)["pretrained_model_name_or_path"]
-    found = page.locator("#lora-pretrained_model_name_or_path-fact")
+    found = page.locator("#lora-pretrained_model_name_or_path-hint")
     field(page, "pretrained_model_name_or_path").fill(model)
     expect(found).to_contain_text("FLUX.1 dev")
     expect(found).to_contain_text("not a base model for SDXL")
@@ -393,15 +393,15 @@ def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, f
     expect(page.locator("#lora-clip_l")).to_be_visible()
     expect(found).not_to_contain_text("not a base model")
     field(page, "t5xxl").fill(read_toml(demo)["pretrained_model_name_or_path"])
-    expect(page.locator("#lora-t5xxl-fact")).to_contain_text("SDXL checkpoint")
-    expect(page.locator("#lora-t5xxl-fact")).to_contain_text("not the T5-XXL text encoder")
+    expect(page.locator("#lora-t5xxl-hint")).to_contain_text("SDXL checkpoint")
+    expect(page.locator("#lora-t5xxl-hint")).to_contain_text("not the T5-XXL text encoder")
 
 
 def test_flux_is_printed_trained_and_finished(page, flux_demo):
     settings = variant(flux_demo, "flux", max_train_steps=6)
     open_file(page, settings)
     for name, found in (("clip_l", "CLIP text encoder"), ("t5xxl", "T5 text encoder"), ("ae", "FLUX.1 autoencoder")):
-        expect(page.locator(f"#lora-{name}-fact")).to_contain_text(found)
+        expect(page.locator(f"#lora-{name}-hint")).to_contain_text(found)
     page.locator("#lora-print").click()
     expect(page.locator("#lora-command")).to_contain_text("flux_train_network.py")
     line = page.locator("#lora-command .cm-content").inner_text()
@@ -514,15 +514,15 @@ def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
     for image in flat.iterdir():
         (demo.parent / "flat" / image.name).write_bytes(image.read_bytes())
     field(page, "train_data_dir").fill(str(demo.parent / "flat"))
-    found = page.locator("#lora-train_data_dir-fact")
+    found = page.locator("#lora-train_data_dir-hint")
     expect(found).to_contain_text("12 images in the folder itself")
     found.get_by_role("button", name="Use this folder as it is").click()
     expect(field(page, "num_repeats")).to_have_value("1")
-    expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned, 12 per epoch")
+    expect(found.locator(".hint-good")).to_contain_text("12 images, all captioned, 12 per epoch")
     choose_or_type(page, "caption_extension", ".caption", "lora")
     found.get_by_role("button", name="Use the .txt files").click()
     expect(field(page, "caption_extension")).to_have_value(".txt")
-    expect(found.locator(".fact-good")).to_contain_text("12 images, all captioned")
+    expect(found.locator(".hint-good")).to_contain_text("12 images, all captioned")
 
 
 def test_the_preset_of_a_family_is_one_click_away_and_can_be_undone(page):
@@ -552,7 +552,7 @@ def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo):
     expect(dialog.locator(".where")).to_have_value(str(wanted))
     dialog.get_by_role("button", name="Use this folder").press("Enter")
     expect(field(page, "train_data_dir")).to_have_value(str(wanted))
-    expect(page.locator("#lora-train_data_dir-fact")).to_contain_text("12 images")
+    expect(page.locator("#lora-train_data_dir-hint")).to_contain_text("12 images")
     field(page, "file").fill(str(demo.parent / "x"))
     page.locator("#lora-browse").click()
     dialog.get_by_role("button", name=demo.name).click()
@@ -689,7 +689,7 @@ def test_dreambooth_goes_from_an_empty_form_to_a_trained_model(page, demo):
     go_to(page, tab)
     output = demo.parent / "whole output"
     fill_in(page, tab, {name: made[name] for name in ("pretrained_model_name_or_path", "train_data_dir")})
-    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text("12 images")
+    expect(page.locator(f"#{tab}-train_data_dir-hint")).to_contain_text("12 images")
     fill_in(page, tab, {"output_dir": output, "output_name": "kind", "max_train_epochs": "", "max_train_steps": 3})
     choose_or_type(page, "resolution", "128,128", tab)
     field(page, "enable_bucket", tab).uncheck()
@@ -729,9 +729,9 @@ def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(pag
     expect(page.locator(f"#{tab}-gathered")).to_contain_text("12")
     page.locator(f"#{tab}-use-metadata").click()
     expect(field(page, "in_json", tab)).to_have_value(str(images / "meta_cap.json"))
-    expect(page.locator(f"#{tab}-in_json-fact")).to_contain_text("12 images")
+    expect(page.locator(f"#{tab}-in_json-hint")).to_contain_text("12 images")
     said = "12 images; the metadata file says which are trained"
-    expect(page.locator(f"#{tab}-train_data_dir-fact")).to_contain_text(said)
+    expect(page.locator(f"#{tab}-train_data_dir-hint")).to_contain_text(said)
     files = ("pretrained_model_name_or_path", "clip_l", "t5xxl", "ae", "t5xxl_max_token_length")
     output = flux_demo.parent / "whole output"
     fill_in(page, tab, {name: made[name] for name in files})
