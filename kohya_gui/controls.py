@@ -25,20 +25,18 @@ UNSET = ("not set", "")
 """Gradio reserves None for "nothing chosen", so an unset choice is the empty string; Option.read understands it."""
 
 
-def control(
-    option: Option, tab: str, *classes: str, others: Mapping[str, Option] | None = None, method: str = ""
-) -> FormComponent:
+def control(option: Option, tab: str, width: str, others: Mapping[str, Option], method: str) -> FormComponent:
     """Return the control of an option, with the element id `tab-name`.
 
     Its help text is the one for this training method and names the `others` by their labels.
     """
-    hint = labelled(option.help_for(method).replace("<", "&lt;"), others or {})  # Gradio renders it as Markdown
+    hint = labelled(option.help_for(method).replace("<", "&lt;"), others)  # Gradio renders it as Markdown
     face: dict[str, Any] = {
         "label": option.label,
         "info": f"{hint} {BROWSE}" if option.path else hint,
         "value": shown(option, option.default),
         "elem_id": f"{tab}-{option.name}",
-        "elem_classes": ["option", *classes],
+        "elem_classes": ["option", width],
         "interactive": True,
     }
     match kind(option):
@@ -168,9 +166,8 @@ class Form:
         with gr.Row(elem_classes="fields"):
             for name in names:
                 if name in self.options:
-                    self.controls[name] = control(
-                        self.options[name], self.tab, self._width(name), others=self.options, method=self._method
-                    )
+                    option, width = self.options[name], self._width(name)
+                    self.controls[name] = control(option, self.tab, width, self.options, self._method)
                 if name in self._hinted:
                     self.hints[name] = gr.HTML(elem_id=f"{self.tab}-{name}-hint", elem_classes="found")
 

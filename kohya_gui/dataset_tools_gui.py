@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from kohya_gui.controls import BROWSE, QUIET, Form, shown, unquoted
 from kohya_gui.dataset_tools import Concept, arrange
 from kohya_gui.dataset_tools_metadata import NEEDED_FOR_LATENTS, Gathering, LatentsJob, gather
 from kohya_gui.messages import Html, message
+from kohya_gui.run_view import progress_bar
 from sd_scripts.formats.disk import sentence_of
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.run_state import RunState
@@ -244,13 +244,10 @@ def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
         return message("error", run_state.failure.get("error", ""), run_state.warnings)
     doing = "starting Python and PyTorch" if run_state.state == "starting" else run_state.phase
     doing = "stopping" if run_state.state == "stopping" else doing
-    known = bool(run_state.total)
-    width = 100 * run_state.done / run_state.total if known else 0
-    count = f" {run_state.done} of {run_state.total}" if known else ""
-    return (
-        f'<div class="run"><div class="bar{"" if known else " bar-unknown"}"><i style="width:{width:.1f}%"></i></div>'
-        f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{count}</div></div>'
-    )
+    if not run_state.total:
+        return f'<div class="run">{progress_bar(None, doing)}</div>'
+    count = f"{doing} {run_state.done} of {run_state.total}"
+    return f'<div class="run">{progress_bar(run_state.done / run_state.total, count)}</div>'
 
 
 def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:

@@ -23,13 +23,12 @@ class Draft:
         self.state = gr.BrowserState({}, storage_key=f"{form.tab}-draft", secret=BROWSER_SECRET, render=False)
         kept = {"family": family, "file": file, "preset": preset}
         kept |= {f"option:{name}": c for name, c in form.controls.items() if not form.options[name].secret}
-        names = json.dumps(list(kept))
-        self._names = names
+        self._names = json.dumps(list(kept))
         self._held: dict[str, Any] = {"fn": None, "inputs": [*kept.values(), self.state], "api_visibility": "private"}
         self._write: dict[str, Any] = {
             **self._held,
             "outputs": self.state,
-            "js": f"(...now) => Drafts.written('{form.tab}', {names}, now, '{launch}')",
+            "js": f"(...now) => Drafts.written('{form.tab}', {self._names}, now, '{launch}')",
         }
         gr.Button("Keep", elem_classes="keep-draft offstage").click(**self._write)
 

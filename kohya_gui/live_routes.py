@@ -197,16 +197,13 @@ class LiveRoutes:
             self._queue.put_back(request.path_params["id"])
             return {"ok": True}
         row = self._row(request)
+        simple = {"end": self._queue.end_now, "remove": self._queue.remove, "forget": self._queue.forget}
         if action in get_args(Command):
             self._queue.ask(row.id, action)
         elif action in MOVES:
             self._queue.move(row.id, action)
-        elif action == "end":
-            self._queue.end_now(row.id)
-        elif action == "remove":
-            self._queue.remove(row.id)
-        elif action == "forget":
-            self._queue.forget(row.id)
+        elif action in simple:
+            simple[action](row.id)
         elif action == "describe":
             name = _text(body, "name", MOST_NAME).replace("\n", " ") or row.name
             self._queue.describe(row.id, name, _text(body, "note", MOST_NOTE))

@@ -9,13 +9,11 @@ from typing import Any
 
 from kohya_gui.messages import Html, message
 from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.formats.words import some
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.outputs import LAST, STATE_ENDING, existing_outputs, free_name
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunRow
-
-SHOWN = 3
-"""Files named in the question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +66,7 @@ def told(taken: Taken) -> str:
     """Say which files or runs use the output name."""
     used = []
     if taken.files:
-        names = [path.name for path in taken.files]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        used.append(f"{', '.join(names[:SHOWN])}{more} in {taken.files[0].parent}")
+        used.append(f"{some([path.name for path in taken.files])} in {taken.files[0].parent}")
     used += [f"a run that is {'queued' if run.state == 'queued' else 'active'}" for run in taken.runs]
     return f"The output name {taken.name} is already in use: {'; '.join(used)}"
 

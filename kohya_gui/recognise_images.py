@@ -9,9 +9,12 @@ from pathlib import Path
 from kohya_gui.recognise import Recognised, glance
 from sd_scripts.formats.folder_names import dotted, numbered
 from sd_scripts.formats.image_folders import ImageFolder, each_image, image_folders, is_readable
+from sd_scripts.formats.words import some
 
 CAPTIONS = (".txt", ".caption", ".cap", ".tags")
 """Extensions to look for where captions with the chosen one are missing."""
+SHOWN = 4
+"""Folders named in a hint."""
 MOST_FILES = 20_000
 """Counting stops here, so that even the root of a disk gets a quick hint."""
 
@@ -38,7 +41,7 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool)
     images = {folder.path: _images(folder.path) for folder in found.folders}
     total = sum(map(len, images.values()))
     if not total:
-        return Recognised(f"No images in {_named([folder.path.name for folder in found.folders])}", good=False)
+        return Recognised(f"No images in {some([folder.path.name for folder in found.folders], SHOWN)}", good=False)
     seen = sum(folder.repeats * len(images[folder.path]) for folder in found.folders)
     captions, complete, other = _captions(images.values(), extension)
     shown = _shown(found.folders, images, root)
@@ -50,7 +53,7 @@ def _train_data(root: Path, extension: str, num_repeats: int | None, many: bool)
 def _shown(folders: Iterable[ImageFolder], images: dict[Path, list[Path]], root: Path) -> str:
     """List folders with their image counts as ": 10_cat (12), 2_dog (3)"."""
     names = [f"{folder.path.name} ({len(images[folder.path])})" for folder in folders if folder.path != root]
-    return f": {_named(names)}" if names else ""
+    return f": {some(names, SHOWN)}" if names else ""
 
 
 def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool, str]:
@@ -66,11 +69,9 @@ def _captions(folders: Iterable[list[Path]], extension: str) -> tuple[str, bool,
                 others.update(ending for ending in CAPTIONS if f"{image.stem}{ending}" in there)
     if captioned == total:
         return "all captioned", True, ""
-    elsewhere = "".join(
-        f", {count} {'have' if count > 1 else 'has'} a {ending} file" for ending, count in others.most_common(1)
-    )
-    better = next((ending for ending, count in others.most_common(1) if count > captioned), "")
-    return f"{captioned or 'none'} with a {extension} file{elsewhere}", False, better
+    ending, count = next(iter(others.most_common(1)), ("", 0))
+    elsewhere = f", {count} {'have' if count > 1 else 'has'} a {ending} file" if count else ""
+    return f"{captioned or 'none'} with a {extension} file{elsewhere}", False, ending if count > captioned else ""
 
 
 def _beside_metadata(root: Path) -> Recognised:
@@ -90,11 +91,6 @@ def _images(folder: Path, *, recursive: bool = False) -> list[Path]:
 
 def _counted(count: int) -> str:
     return f"{count} image{'s' * (count != 1)}"
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
 
 
 def _is_flat(root: Path) -> bool:

@@ -81,21 +81,17 @@ def head(run_state: RunState, row: RunRow) -> str:
 
 def shown_state(run_state: RunState, row: RunRow) -> State:
     """Return the state to show: the event log's, or the store's for a run that never began."""
-    return (
-        row.state
-        if row.state == "queued" or (run_state.state == "starting" and row.state in ENDED)
-        else run_state.state
-    )
+    never_began = run_state.state == "starting" and row.state in ENDED
+    return row.state if row.state == "queued" or never_began else run_state.state
 
 
 def progress(run_state: RunState, row: RunRow) -> str:
-    doing = "" if run_state.over or not run_state.phase else run_state.phase
+    doing = "" if run_state.over else run_state.phase
     waiting = run_state.state in LIVING and run_state.phase != "training"
-    if waiting and run_state.total:
-        fraction, doing = run_state.done / run_state.total, f"{doing} {run_state.done} of {run_state.total}"
-    else:
-        fraction = run_state.fraction
-    unknown = waiting and not run_state.total
+    fraction: float | None = run_state.fraction
+    if waiting:
+        fraction = run_state.done / run_state.total if run_state.total else None
+        doing += f" {run_state.done} of {run_state.total}" if run_state.total else ""
     since = run_state.phase_since if waiting else None
     if doing and run_state.phase_note:
         doing += f" · {run_state.phase_note}"
@@ -104,16 +100,18 @@ def progress(run_state: RunState, row: RunRow) -> str:
         since = next((asked.time for asked in run_state.commands if asked.kind in ("stop", END)), None)
     if run_state.state == "starting":
         doing, since = "starting Python and PyTorch", row.started
-    percent = f"{100 * fraction:.1f}"
-    now = "" if unknown else f' aria-valuenow="{percent}"'
-    bar = (
-        f'<div class="bar{" bar-unknown" if unknown else ""}" role="progressbar" aria-label="Progress"{now}>'
-        f'<i style="width:{percent}%"></i></div>'
+    return progress_bar(fraction, doing, f' · <span class="ticks" {ticking(since)}></span>' if since else "")
+
+
+def progress_bar(fraction: float | None, doing: str, more: str = "") -> str:
+    """Return a bar, filled to the fraction if it is known, and below it what is being done; `more` is HTML."""
+    percent = f"{100 * (fraction or 0):.1f}"
+    now = "" if fraction is None else f' aria-valuenow="{percent}"'
+    phase = f'<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{more}</div>' if doing else ""
+    return (
+        f'<div class="bar{" bar-unknown" if fraction is None else ""}" role="progressbar" aria-label="Progress"{now}>'
+        f'<i style="width:{percent}%"></i></div>{phase}'
     )
-    if not doing:
-        return bar
-    ticks = f' · <span class="ticks" {ticking(since)}></span>' if since else ""
-    return f'{bar}<div class="run-phase">{escape(doing[:1].upper() + doing[1:])}{ticks}</div>'
 
 
 def ticking(since: float) -> str:

@@ -11,9 +11,9 @@ def shell_words(text: str) -> list[str]:
     return list(lexer)
 
 
-def some(names: Sequence[str]) -> str:
-    """List the first three names: a, b, c and 7 more"""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def some(names: Sequence[str], most: int = 3) -> str:
+    """List the first names: a, b, c and 7 more"""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 LONGEST_SENTENCE = 600
