@@ -110,21 +110,21 @@ class LatentsJob:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
         if self.watched and not self.watched.refresh().over:  # one that reported its end may still be exiting
             raise ValueError("latents are already being cached: stop that job or wait for it to finish")
-        cards = gpu_set("", sees_no_gpu())
+        gpus = gpu_set("", sees_no_gpu())
         argv = latents_command(asked, values, family)
         try:
             folder = new_run_folder(state_folder() / "tools", "latents")
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
         argv += ["--run_dir", str(folder.path)]
-        self.asked, run = asked, self._queue.run_on(cards)
+        self.asked, run = asked, self._queue.run_on(gpus)
         self.waits_for = run.name if run else ""
         if run:
             self.watched = waiting = WatchedRun(folder, None, waiting=True)
-            self._queue.when_free(cards, lambda: self._begin(waiting, argv))
+            self._queue.when_free(gpus, lambda: self._begin(waiting, argv))
         else:
             self.watched = WatchedRun(folder, process.start(argv, {}, folder))
-            self._queue.reserve(cards, self.watched)
+            self._queue.reserve(gpus, self.watched)
 
     def _begin(self, waiting: WatchedRun, argv: list[str]) -> WatchedRun | None:
         """Start the waiting job, unless it was stopped meanwhile."""

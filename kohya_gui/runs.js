@@ -56,20 +56,20 @@
       {},
       el("span", { class: "badge" }),
       el("button", { type: "button", class: "link run-link", onclick: () => choose(run.id) }),
-      el("span", { class: "quiet cards" }),
+      el("span", { class: "quiet gpus" }),
       el("span", { class: "bar" }, el("i")),
       el("span", { class: "order" }, ...ORDER.map(button)),
     );
   };
 
   const fillQueueRow = (row, run, label) => {
-    const [badge, name, cards, bar, order] = row.children;
+    const [badge, name, gpus, bar, order] = row.children;
     const waits = run.state === "queued";
     row.className = `run-${run.state}${run.id === Studio.shown() ? " chosen" : ""}`;
     write(badge, waits ? `${run.place}` : run.word);
     write(name, label);
     write(
-      cards,
+      gpus,
       waits && run.error
         ? run.error
         : `${run.tab_title}${run.gpus === "all" || run.gpus === "cpu" ? "" : ` · GPU ${run.gpus}`}`,
