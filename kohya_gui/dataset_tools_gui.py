@@ -253,16 +253,14 @@ def latents_view(run_state: RunState, file: Path, waits_for: str = "") -> str:
 def filled_by(button: gr.Button, options: gr.State, told: gr.HTML, form: Form) -> None:
     """Let a button write a tool's options into their controls."""
     outputs = [*(form.controls[name] for name in FILLED if name in form.controls), told]
-    form.write_events.append(
-        button.click(lambda made: {**fill(form, made), told: filled_message(form, made)}, options, outputs, **QUIET)
-    )
+
+    def write(made: Mapping[str, Any]) -> Updates:
+        named = ", ".join(form.links.named(name) for name in made if name in form.controls)
+        return {**fill(form, made), told: message("ok", Html(f"Filled in: {named}"))}
+
+    form.write_events.append(button.click(write, options, outputs, **QUIET))
 
 
 def fill(form: Form, made: Mapping[str, Any]) -> Updates:
     """Return updates that write these options into their controls."""
     return {form.controls[name]: shown(form.options[name], made[name]) for name in made if name in form.controls}
-
-
-def filled_message(form: Form, made: Mapping[str, Any]) -> str:
-    named = ", ".join(form.links.named(name) for name in made if name in form.controls)
-    return message("ok", Html(f"Filled in: {named}"))

@@ -1,7 +1,7 @@
 """The DreamBooth tab: trains the whole model on a few concepts, one folder each."""
 
 from kohya_gui.dataset_tools_gui import FolderHelper
-from kohya_gui.panels import full_training
+from kohya_gui.panels import training
 from kohya_gui.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
@@ -12,7 +12,7 @@ DATA = Panel(
     tool=FolderHelper,
     open=True,
 )
-DREAMBOOTH = full_training("dreambooth", DATA)
+DREAMBOOTH = training("dreambooth", DATA)
 save_configuration = DREAMBOOTH.save_configuration
 open_configuration = DREAMBOOTH.open_configuration
 train_model = DREAMBOOTH.train_model

@@ -1,7 +1,7 @@
 """The Fine-tune tab: trains the whole model on many images described by a metadata file."""
 
 from kohya_gui.dataset_tools_gui import MetadataSteps
-from kohya_gui.panels import full_training
+from kohya_gui.panels import training
 from kohya_gui.training import Panel
 from sd_scripts.options.dataset import DatasetOptions
 
@@ -12,7 +12,7 @@ DATA = Panel(
     tool=MetadataSteps,
     open=True,
 )
-FINETUNE = full_training("finetune", DATA)
+FINETUNE = training("finetune", DATA)
 save_configuration = FINETUNE.save_configuration
 open_configuration = FINETUNE.open_configuration
 train_model = FINETUNE.train_model

@@ -1,4 +1,4 @@
-"""Panels shared by several training tabs."""
+"""The panels of the training tabs, and a tab made of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +15,7 @@ from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.metadata import MetadataOptions
+from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import EmaOptions, LoraFileOptions, SavingOptions
 from sd_scripts.options.spec import ALL_METHODS
@@ -50,6 +51,12 @@ MODEL = Panel(
 )
 SAVING = Panel(
     "Saving", ("output_dir", "output_name"), rest=(ModelFileOptions, SavingOptions, LoraFileOptions), open=True
+)
+NETWORK = Panel(
+    "Network",
+    ("network_dim", "network_alpha", "network_train_unet_only", "network_train_text_encoder_only", "network_args"),
+    rest=(NetworkOptions,),
+    open=True,
 )
 FULL = Panel(FullOptions.title, ("train_text_encoder", "learning_rate_te1", "learning_rate_te2", "block_lr"), open=True)
 BASIC = Panel(
@@ -96,17 +103,18 @@ MEMORY_OF_FULL = Panel(
 )
 OF_FAMILIES = tuple(
     Panel(own.group.title, own.names, rest=(own.group,))
-    for card in cards()
-    for own in card.panels
-    if own.group.methods == ALL_METHODS
+    for own in sorted(
+        (own for card in cards() for own in card.panels), key=lambda own: own.group.methods == ALL_METHODS
+    )
 )
-"""Options that only one family has, in training by any method."""
+"""Options that only one family has, those of a single method first."""
 EMA = Panel(EmaOptions.title, rest=(EmaOptions,))
 SAMPLES = Panel("Samples", rest=(SampleOptions,), tool=PromptEditor, tool_inside=True, late=True)
 METADATA = Panel("Metadata", rest=(MetadataOptions,), late=True)
 
 
-def full_training(tab: str, data: Panel) -> Training:
-    """Return a tab that trains the whole model, with its own dataset panel."""
-    panels = (MODEL, data, SAVING, FULL, BASIC, TIMESTEPS, MEMORY_OF_FULL, *OF_FAMILIES, EMA, SAMPLES, METADATA)
+def training(tab: str, data: Panel) -> Training:
+    """Return a training tab with this dataset panel."""
+    weights, memory = (NETWORK, MEMORY) if TABS[tab].method == "lora" else (FULL, MEMORY_OF_FULL)
+    panels = (MODEL, data, SAVING, weights, BASIC, TIMESTEPS, memory, *OF_FAMILIES, EMA, SAMPLES, METADATA)
     return Training(tab=TABS[tab], panels=panels)

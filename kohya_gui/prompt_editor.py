@@ -16,6 +16,7 @@ from kohya_gui.json_routes import post
 from kohya_gui.messages import message
 from sd_scripts.families.registry import card_of
 from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.documents import read_text
 from sd_scripts.options.catalog import FAMILY_TITLES
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, Entry, SamplePrompt, check_kind, prompts_in, size_of
 from sd_scripts.options.sampling import SAMPLERS
@@ -77,7 +78,7 @@ class PromptEditor:
         try:
             values = self._form.read(data, ABOUT)
             place = prompt_file(values, self._form.allowed_paths)
-            there = read_text(place)
+            there = saved_text(place)
         except ValueError as error:
             return {self._message: message("error", str(error))}
         if waiting := not there and not values.get(FILE) and data[self._form.prompts]:
@@ -105,7 +106,7 @@ class PromptEditor:
         try:
             place = prompt_file(values, self._form.allowed_paths)
             found = prompts_in(text, place, card_of(data[self._family]).sample_defaults)
-            there = read_text(place)
+            there = saved_text(place)
         except ValueError as error:
             return {self._message: message("error", f"Not saved: {error}")}
         if there and data[self._kept] != (str(place), there) and there != text:
@@ -136,18 +137,14 @@ def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWH
     return allowed_paths.check("output_name", folder / f"{values.get('output_name') or 'last'}-prompts.txt")
 
 
-def read_text(place: Path) -> str:
+def saved_text(place: Path) -> str:
     """Return the text of a prompt file, empty if it does not exist. Raises ValueError, one sentence."""
     try:
-        if not place.exists():
-            return ""
-        if not place.is_file() or place.stat().st_size > LARGEST:
-            raise ValueError(f"{FILE}: '{place}' is not a text file of at most 1 MB; edit it elsewhere")
-        return place.read_text(encoding="utf-8-sig")
+        return read_text(place, most=LARGEST) if place.exists() else ""
     except OSError as error:
         raise ValueError(f"{FILE}: '{place}' cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{FILE}: '{place}' is not text in UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"{FILE}: {error}") from error
 
 
 def routes() -> list[Route]:
@@ -186,8 +183,8 @@ def meaning(text: str, place: Path, family: str, sampler: str) -> str:
 
 def summary(prompt: SamplePrompt, family: str, sampler: str) -> str:
     """Summarise a prompt as "1024 × 768, 30 steps, seed 1, CFG 7.5, sampler euler_a"."""
-    height, width = size_of(prompt, card_of(family).side_multiple)
     card = card_of(family)
+    height, width = size_of(prompt, card.side_multiple)
     embedded, sampled = card.has("guidance"), card.has("noise_schedule")
     said = [
         f"{width} × {height}",

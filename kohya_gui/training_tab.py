@@ -123,13 +123,9 @@ class TrainingTab:
             self.open = gr.Button("Open", elem_id=f"{tab}-open", **small)
             self.save = gr.Button("Save", elem_id=f"{tab}-save", **small)
             self.save_as = gr.Button("Save as…", elem_id=f"{tab}-save-as", **small)
+            first = first_preset(self._families[0])
             self.preset = gr.Dropdown(
-                presets,
-                value=first_preset(self._families[0]),
-                label="Preset",
-                elem_id=f"{tab}-preset",
-                scale=2,
-                filterable=False,
+                presets, value=first, label="Preset", elem_id=f"{tab}-preset", scale=2, filterable=False
             )
             self.compile = gr.Checkbox(
                 label=self.form.options[COMPILE].label,
@@ -171,12 +167,12 @@ class TrainingTab:
     def _panel(self, panel: Panel) -> None:
         named = {name for each in self.training.panels for name in (*each.names, *each.more)}
         rest = [name for name in self.form.left_of(*panel.rest) if name not in named]
-        lay_out = partial(self._tool, panel.tool) if panel.tool else None
-        inside, below = (lay_out, None) if panel.tool_inside else (None, lay_out)
+        tool = partial(self._tool, panel.tool) if panel.tool else None
+        inside = tool if panel.tool_inside else None
         more = [*panel.more, *rest]
         self.form.panel(panel.title, panel.names, more, advice=panel.advice, tool=inside, open=panel.open)
-        if below:
-            below()
+        if tool and not inside:
+            tool()
 
     def _tool(self, tool: type[Tool]) -> None:
         self._tools.append(tool(self.form, self.family, self._queue))

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from kohya_gui.allowed_paths import AllowedPaths
 from kohya_gui.controls import Form
-from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, read_text, routes
+from kohya_gui.prompt_editor import LARGEST, PromptEditor, inserts, meaning, prompt_file, routes, saved_text
 from sd_scripts.options.prompt_lines import LINE_OPTIONS, SamplePrompt, read_prompts
 from sd_scripts.runs.queue import RunQueue
 from sd_scripts.runs.store import RunStore
@@ -148,9 +148,9 @@ def test_what_is_written_and_not_saved_survives_closing(page):
     [
         ("/etc/hostname.txt", "outside the allowed folders"),
         ("{}/x.yaml", "is not a .txt, .toml or .json file"),
-        ("{}/folder.txt", "is not a text file of at most 1 MB"),
-        ("{}/big.txt", "is not a text file of at most 1 MB"),
-        ("{}/bytes.txt", "is not text in UTF-8"),
+        ("{}/folder.txt", "is a folder; name a file"),
+        ("{}/big.txt", "the maximum is 1,000,000"),
+        ("{}/bytes.txt", "is not UTF-8 text"),
         ("{}/link.txt", "outside the allowed folders"),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_edited_is_told_in_one_sentence(page, tmp_path, na
 def test_a_name_that_leads_elsewhere_is_no_place_for_prompts(tmp_path):
     with pytest.raises(ValueError, match=r"output_name: .* outside the allowed folders"):
         prompt_file({"output_dir": str(tmp_path), "output_name": "../../x"}, AllowedPaths.within([tmp_path]))
-    assert read_text(tmp_path / "none.txt") == ""
+    assert saved_text(tmp_path / "none.txt") == ""
 
 
 def test_each_prompt_is_said_in_words():
