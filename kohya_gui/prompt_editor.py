@@ -140,7 +140,9 @@ def prompt_file(values: Mapping[str, Any], allowed_paths: AllowedPaths = EVERYWH
 def saved_text(place: Path) -> str:
     """Return the text of a prompt file, empty if it does not exist. Raises ValueError, one sentence."""
     try:
-        return read_text(place, most=LARGEST) if place.exists() else ""
+        if place.is_file() and place.stat().st_size > LARGEST:
+            raise ValueError(f"'{place}' has more than 1 MB; edit it elsewhere")
+        return read_text(place) if place.exists() else ""
     except OSError as error:
         raise ValueError(f"{FILE}: '{place}' cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -149,7 +149,7 @@ def test_what_is_written_and_not_saved_survives_closing(page):
         ("/etc/hostname.txt", "outside the allowed folders"),
         ("{}/x.yaml", "is not a .txt, .toml or .json file"),
         ("{}/folder.txt", "is a folder; name a file"),
-        ("{}/big.txt", "the maximum is 1,000,000"),
+        ("{}/big.txt", "more than 1 MB"),
         ("{}/bytes.txt", "is not UTF-8 text"),
         ("{}/link.txt", "outside the allowed folders"),
     ],
