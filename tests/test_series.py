@@ -69,7 +69,6 @@ def test_a_reader_that_has_all_gets_nothing_new():
 
 def test_steps_that_are_trained_again_take_the_place_of_the_former_ones():
     curve = series([1.0] * 100)
-    curve.bins(4)  # coarser levels are there already
     for step in range(51, 101):
         curve.add(step, 2.0)
     assert len(curve) == 100

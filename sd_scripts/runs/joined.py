@@ -16,7 +16,7 @@ MOST_RUNS = 50
 
 
 def predecessors(
-    row: RunRow, run_state: RunState, rows: Sequence[RunRow], story_of: Callable[[int], RunState]
+    row: RunRow, run_state: RunState, rows: Sequence[RunRow], state_of: Callable[[int], RunState]
 ) -> list[int]:
     """Return the ids of the runs that this one continues, oldest first; `rows` is the list, newest first."""
     found: list[int] = []
@@ -25,7 +25,7 @@ def predecessors(
         if before is None or before.id in found:
             break
         found.append(before.id)
-        row, run_state = before, story_of(before.id)
+        row, run_state = before, state_of(before.id)
     return found[::-1]
 
 
@@ -50,8 +50,8 @@ def _saved_paths(events: Path, size: int) -> frozenset[str]:
     """Return the paths that a run reported as saved; `size` invalidates the cache when the log grows."""
     with events.open("rb") as file:
         lines = [line for line in file if b'"saved"' in line]
-    events_told = (read_event(line) for line in lines)
-    return frozenset(str(event.get("path")) for event in events_told if event and event.get("kind") == "saved")
+    found = (read_event(line) for line in lines)
+    return frozenset(str(event.get("path")) for event in found if event and event.get("kind") == "saved")
 
 
 class JoinedCurves:

@@ -117,9 +117,9 @@ class RunQueue:
 
     def add(self, planned: PlannedRun) -> int:
         """Append a run to the queue. Raises ValueError if its folder cannot be written."""
-        row_facts = {name: getattr(planned, name) for name in ("name", "tab", "family", "gpus")}
+        described = {name: getattr(planned, name) for name in ("name", "tab", "family", "gpus")}
         launch = {
-            **row_facts,  # a lost list is rebuilt from them
+            **described,  # a lost list is rebuilt from them
             "owner": self._me,
             "created": time.time(),
             "argv": list(planned.argv),
@@ -131,7 +131,7 @@ class RunQueue:
         except OSError as error:
             raise ValueError(f"run folder: '{planned.folder.path}' cannot be written ({error.strerror})") from error
         with self._lock:  # the thread must not meet the row before its secrets are here
-            row = self.store.add(planned.folder, owner=self._me, **row_facts)
+            row = self.store.add(planned.folder, owner=self._me, **described)
             self._secrets[row.id] = planned.secrets
         self._wake.set()
         return row.id
@@ -332,12 +332,12 @@ class RunQueue:
             run_state.mark_stopping()
         elif watched.run and run_state.state == "stopping":
             watched.run.end_after_grace(self._grace)
-        facts = _row_values(run_state)
+        columns = _row_values(run_state)
         if watched.alive or not run_state.over:
-            self._write_down(row, facts | {"state": "stopping" if run_state.over else run_state.state})
+            self._write_down(row, columns | {"state": "stopping" if run_state.over else run_state.state})
             return
-        facts["results"] = [path for path in facts["results"] if Path(path).exists()]
-        if self.store.end(row.id, run_state.state, run_state.ended, **facts) and not watched.stopped_by_user:
+        columns["results"] = [path for path in columns["results"] if Path(path).exists()]
+        if self.store.end(row.id, run_state.state, run_state.ended, **columns) and not watched.stopped_by_user:
             self._pause_after(row, run_state.state)
         self._written.pop(row.id, None)
 
@@ -359,12 +359,12 @@ class RunQueue:
         self.store.update(row.id, state="queued", started=None)
         return False
 
-    def _write_down(self, row: RunRow, facts: dict[str, Any]) -> None:
+    def _write_down(self, row: RunRow, columns: dict[str, Any]) -> None:
         when, before = self._written.get(row.id, (0.0, {}))
-        changed = facts != before
-        if changed and (facts["state"] != row.state or time.monotonic() - when >= UPDATE_EVERY):
-            self.store.update(row.id, **facts)
-            self._written[row.id] = time.monotonic(), facts
+        changed = columns != before
+        if changed and (columns["state"] != row.state or time.monotonic() - when >= UPDATE_EVERY):
+            self.store.update(row.id, **columns)
+            self._written[row.id] = time.monotonic(), columns
 
     def _pause_after(self, row: RunRow, state: State) -> None:
         if state in ("failed", "lost") and not self.store.after_failure and not self.store.paused:
