@@ -1,7 +1,7 @@
 """The LoRA method on the miniature SDXL, without a trainer: prepare, one loss, what was warned of."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,26 @@ def context(model: Path, folder: Path, **values: Any) -> Context:
     return make_context(settings)
 
 
+@cache
+def _opened(model: Path) -> Components:
+    return SDXL.open(sdxl_settings(model), torch.float32, torch.device("cpu"))
+
+
+def opened(model: Path) -> Components:
+    """Components of which nothing is loaded; the file is checked once in a process."""
+    once = _opened(model)
+    return replace(once, text_encoders=[*once.text_encoders], extras={**once.extras})
+
+
 def base(model: Path) -> Components:
-    return SDXL.open(sdxl_settings(model), torch.float32, torch.device("cpu")).load()
+    return opened(model).load()
 
 
 def prepare(model: Path, folder: Path, **values: Any) -> Prepared:
     """As the trainer does it, up to the first step."""
     given, method = context(model, folder, **values), Lora()
     assert method.check(SDXL, given.settings) == []
-    components = SDXL.open(sdxl_settings(model), torch.float32)
+    components = opened(model)
     components.on_load = partial(method.change_base, SDXL, components, given)
     components.load()
     return Prepared(given, components, method.prepare(SDXL, components, given))

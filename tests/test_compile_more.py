@@ -113,7 +113,7 @@ def test_samples_add_no_graphs(miniature: Any, tmp_path: Path) -> None:
     prompts.write_text("a fox --w 64 --h 64 --s 1 --d 1")
     plain = train(miniature, tmp_path / "plain", **values)
     samples = {"sample_prompts": prompts, "sample_every_n_steps": 1}
-    watched = train(miniature, tmp_path / "watched", **values, **TEXT, **VAE, **samples)
+    watched = train(miniature, tmp_path / "watched", **{**values, **TEXT, **VAE, **samples})
     assert len(watched.told("sample")) == 3
     losses_agree(watched, plain)
     assert [event["step"] for event in watched.told("compile")] == [1]

@@ -134,22 +134,7 @@ def test_a_loss_that_is_no_number_ends_both_processes(miniature: Any, tmp_path: 
     assert told.count("lower learning_rate (now 1000.0)") == 1
 
 
-def test_a_resumed_run_of_two_is_the_undisturbed_one(miniature: Any, tmp_path: Path) -> None:
-    kept = {"save_state": True, "max_train_steps": 4, "save_every_n_steps": 2}
-    statuses, told = train_group(configure(tmp_path, miniature, **kept))
-    assert statuses == [0, 0], told
-    output = tmp_path / "out"
-    whole = Run(0, output, RunFolder(output / "run"))
-    losses, tensors = whole.losses, whole.tensors()
-    output.rename(tmp_path / "whole")
-    state = tmp_path / "whole" / "short-step00000002-state"
-    statuses, told = train_group(configure(tmp_path, miniature, resume=str(state), **kept))
-    assert statuses == [0, 0], told
-    assert whole.losses == losses[2:]
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.tensors().items())
-
-
-def test_two_processes_find_the_newest_state_together(miniature: Any, tmp_path: Path) -> None:
+def test_two_processes_find_the_newest_state_together_and_resume_exactly(miniature: Any, tmp_path: Path) -> None:
     kept = {"save_state": True, "max_train_steps": 4, "save_every_n_steps": 2, "resume": "latest"}
     statuses, told = train_group(configure(tmp_path, miniature, **kept))
     assert statuses == [0, 0], told
@@ -275,21 +260,19 @@ def apart(one: Run, other: Run, miniature: Any, file: str = "short.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("values", "more"),
-    [({}, {}), ({"max_grad_norm": 0.0}, WITHIN)],
-    ids=["at the end", "within backward"],
+    ("family", "values", "more"),
+    [("flux", {}, {}), ("sdxl", {"max_grad_norm": 0.0}, WITHIN)],
+    ids=["flux at the end", "sdxl within backward"],
 )
 def test_two_processes_train_the_model_that_one_trains_with_twice_the_batch(
-    values: dict[str, Any],
-    more: dict[str, Any],
-    each_miniature: Any,
-    tmp_path: Path,
+    family: str, values: dict[str, Any], more: dict[str, Any], miniature: Any, flux_miniature: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    two = train_two(tmp_path / "two", each_miniature, **values, **more)
-    one = train_as_two(two, each_miniature, monkeypatch, **values)
+) -> None:  # fmt: skip
+    model = {"sdxl": miniature, "flux": flux_miniature}[family]
+    two = train_two(tmp_path / "two", model, **values, **more)
+    one = train_as_two(two, model, monkeypatch, **values)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
-    assert apart(two, one, each_miniature) < TOLERANCE
+    assert apart(two, one, model) < TOLERANCE
     assert torch.load(tmp_path / "two" / "underway0.pt") == [0 if more else MAX_IN_FLIGHT] * 3  # when backward is done
     assert two.files == ["short.safetensors"]
 
@@ -306,14 +289,15 @@ def test_gradients_in_half_precision_are_averaged_as_they_come(
     assert apart(two, one, flux_miniature) < TOLERANCE
 
 
-@pytest.mark.parametrize("chosen", [WITHIN, {"fused_optimizer_groups": 3}], ids=["blocks", "groups"])
 def test_encoders_whose_last_layers_are_not_used_learn_within_backward_too(
-    chosen: dict[str, Any], miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {"max_grad_norm": 0.0, "max_train_steps": 4, **ENCODERS}
-    two = train_two(tmp_path / "two", miniature, **values, **chosen)
-    one = train_as_two(two, miniature, monkeypatch, **values)
-    assert apart(two, one, miniature) < TOLERANCE
+    blocks = train_two(tmp_path / "blocks", miniature, **values, **WITHIN)
+    groups = train_two(tmp_path / "groups", miniature, **values, fused_optimizer_groups=3)
+    one = train_as_two(blocks, miniature, monkeypatch, **values)
+    assert apart(blocks, one, miniature) < TOLERANCE
+    assert apart(groups, one, miniature) < TOLERANCE
 
 
 @pytest.mark.parametrize("more", [{}, WITHIN], ids=["at the end", "within backward"])
@@ -327,12 +311,12 @@ def test_blocks_that_learn_and_take_turns_learn_what_resident_ones_do(
     assert equal(swapped.tensors(), resident.tensors())
 
 
-def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(each_miniature: Any, tmp_path: Path) -> None:
+def test_full_training_of_two_that_was_resumed_is_the_undisturbed_one(flux_miniature: Any, tmp_path: Path) -> None:
     values = {**HALF, **WITHIN, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2}
-    whole = train_two(tmp_path / "runs", each_miniature, **values)
+    whole = train_two(tmp_path / "runs", flux_miniature, **values)
     losses, files = whole.losses, ("short.safetensors", "short-ema.safetensors")
     tensors = [whole.tensors(file) for file in files]
     state = whole.output.rename(tmp_path / "whole") / "short-step00000002-state"
-    again = train_two(tmp_path / "runs", each_miniature, **values, resume=str(state))
+    again = train_two(tmp_path / "runs", flux_miniature, **values, resume=str(state))
     assert again.losses == losses[2:]
     assert all(equal(again.tensors(file), before) for file, before in zip(files, tensors, strict=True))

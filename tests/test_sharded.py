@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
 from fresh import PATIENCE, found_by_processes, together
+from scripts_help import FLUX_FULL
 from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
 from test_full_run import base_of, learned
 from torch import nn
@@ -23,9 +24,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from training_help import FULL, Run, equal, train_whole
 
+from sd_scripts.options.reading import from_values
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import context
-from sd_scripts.training.sharded import Shards
+from sd_scripts.training.sharded import Shards, problems
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
 
@@ -53,17 +55,23 @@ def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{}, {"gradient_checkpointing": True}, {**COMPILED, "gradient_accumulation_steps": 1}],
-    ids=["plain", "checkpointed", "compiled"],
+    ("family", "more"),
+    [
+        ("sdxl", {"gradient_checkpointing": True}),
+        ("flux", {}),
+        ("flux", {**COMPILED, "gradient_accumulation_steps": 1}),
+    ],
+    ids=["sdxl checkpointed", "flux", "flux compiled"],  # test_accelerate_launches_it compiles SDXL
 )
 def test_shards_learn_what_whole_weights_do(
-    more: dict[str, Any], each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = train_shards(tmp_path / "two", each_miniature, **more)
-    one = train_as_two(two, each_miniature, monkeypatch)
+    family: str, more: dict[str, Any], miniature: Any, flux_miniature: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    model = {"sdxl": miniature, "flux": flux_miniature}[family]
+    two = train_shards(tmp_path / "two", model, **more)
+    one = train_as_two(two, model, monkeypatch)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
-    assert apart(two, one, each_miniature) < TOLERANCE
+    assert apart(two, one, model) < TOLERANCE
     assert two.files == ["short.safetensors"]
     assert [event["breaks"] for event in two.told("compile")[-1:]] == [0] * ("compile" in more)
 
@@ -106,13 +114,13 @@ def test_masters_averages_validation_and_images_are_those_of_whole_weights(
         assert apart(two, whole, each_miniature, file) < 0.05  # bfloat16 itself is 0.1 from float32
 
 
-def test_a_resumed_run_in_shards_is_the_undisturbed_one(each_miniature: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_in_shards_is_the_undisturbed_one(flux_miniature: Any, tmp_path: Path) -> None:
     values = {**HALF, "use_ema": True, "max_train_steps": 4, "save_state": True, "save_every_n_steps": 2}
-    whole = train_shards(tmp_path / "runs", each_miniature, **values)
+    whole = train_shards(tmp_path / "runs", flux_miniature, **values)
     losses, files = whole.losses, ("short.safetensors", "short-ema.safetensors")
     tensors = [whole.tensors(file) for file in files]
     state = whole.output.rename(tmp_path / "whole") / "short-step00000002-state"
-    again = train_shards(tmp_path / "runs", each_miniature, **values, resume=str(state))
+    again = train_shards(tmp_path / "runs", flux_miniature, **values, resume=str(state))
     assert again.losses == losses[2:]
     assert all(equal(again.tensors(file), before) for file, before in zip(files, tensors, strict=True))
 
@@ -196,35 +204,36 @@ def test_text_encoders_learn_whole_beside_shards(
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize(
-    ("values", "environment", "why"),
-    [
-        ({"fused_backward_pass": True}, {}, "fused_backward_pass: not supported with FSDP, where each"),
-        ({**HALF, "blocks_to_swap": 2}, {}, "blocks_to_swap: not supported with FSDP, which spreads"),
-        ({"optimizer_type": "Adafactor"}, {}, "optimizer_type: Adafactor needs whole weights"),
-        ({**HALF, "optimizer_type": "Lion"}, {}, "full_bf16: with FSDP only AdamW can train half-precision weights"),
-        (
-            {"compile": True, "compile_mode": "reduce-overhead"},
-            {},
-            "compile_mode: CUDA graphs need weights at fixed addresses",
-        ),
-        ({}, {"FSDP_VERSION": "1"}, "fsdp_version: FSDP 1 is not supported"),
-        ({}, {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params: not supported, shards stay on the GPUs"),
-    ],
-)
-def test_what_needs_whole_weights_is_told_in_a_sentence(
-    values: dict[str, Any],
-    environment: dict[str, str],
-    why: str,
-    flux_miniature: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_needs_whole_weights_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(**values: Any) -> list[str]:
+        return problems(from_values(FLUX_FULL, values))
+
+    assert told() == []
+    (fused,) = told(fused_backward_pass=True)
+    assert fused.startswith("fused_backward_pass: not supported with FSDP, where each")
+    (swap,) = told(**HALF, blocks_to_swap=2)
+    assert swap.startswith("blocks_to_swap: not supported with FSDP, which spreads")
+    (whole,) = told(optimizer_type="Adafactor")
+    assert whole.startswith("optimizer_type: Adafactor needs whole weights")
+    (half,) = told(**HALF, optimizer_type="Lion")
+    assert half.startswith("full_bf16: with FSDP only AdamW can train half-precision weights")
+    (graphs,) = told(compile=True, compile_mode="reduce-overhead")
+    assert graphs.startswith("compile_mode: CUDA graphs need weights at fixed addresses")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    (offload,) = told()
+    assert offload.startswith("fsdp_offload_params: not supported, shards stay on the GPUs")
+
+
+def test_all_that_needs_whole_weights_is_told_once_and_both_processes_end(
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    values = {"optimizer_type": "Adafactor", "fused_backward_pass": True}
     statuses, told = train_group(configure(tmp_path, flux_miniature, **{**FULL, **values}), "flux", "full")
     assert statuses == [2, 2]
-    assert told.count(why) == 1
+    assert told.count("optimizer_type: Adafactor needs whole weights") == 1
+    assert told.count("fused_backward_pass: not supported with FSDP") == 1
+    assert told.count("fsdp_version: FSDP 1 is not supported") == 1
     assert "Traceback" not in told
 
 
@@ -237,7 +246,8 @@ def test_a_lora_needs_no_shards(miniature: Any, tmp_path: Path) -> None:
 def test_accelerate_launches_it(miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ACCELERATE_USE_FSDP", "FSDP_VERSION"):
         monkeypatch.delenv(name)
-    config = configure(tmp_path, miniature, **{**FULL, **COMPILED, "max_train_steps": 1})
+    traced = {"compile": True, "compile_backend": "eager"}
+    config = configure(tmp_path, miniature, **{**FULL, **traced, "max_train_steps": 1})
     command = [
         sys.executable,
         "-m",
@@ -251,9 +261,11 @@ def test_accelerate_launches_it(miniature: Any, tmp_path: Path, monkeypatch: pyt
     done = subprocess.run(
         [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
         env={**os.environ, **ON_CPU, **found_by_processes()},
-        capture_output=True, text=True, timeout=180,
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    made = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
+    assert [event["breaks"] for event in made.told("compile")[-1:]] == [0]
     one, other = copies(tmp_path)
     weight = base_of(miniature)["model.diffusion_model.input_blocks.0.0.weight"]
     assert {len(held["denoiser.conv_in.weight"]) for held in (one, other)} == {len(weight) // 2}
