@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from sd_scripts.library.noise import TIMESTEPS
+from sd_scripts.library.noise import TIMESTEPS, normal
 from sd_scripts.options.flow import FlowOptions
 
 BASE_TOKENS, MAX_TOKENS = 256, 4096
@@ -27,7 +27,7 @@ def draw_sigmas(count: int, options: FlowOptions, tokens: int, generator: torch.
         return shifted((TIMESTEPS - steps) / TIMESTEPS, options.discrete_flow_shift)
     if how == "uniform":
         return torch.rand(count, generator=generator, device=generator.device)
-    sigmas = torch.sigmoid(options.sigmoid_scale * _normal(count, generator))
+    sigmas = torch.sigmoid(options.sigmoid_scale * normal((count,), generator))
     if how == "sigmoid":
         return sigmas
     return shifted(sigmas, options.discrete_flow_shift if how == "shift" else shift_of(tokens))
@@ -66,12 +66,8 @@ def loss_weights(sigmas: Tensor, weighting_scheme: str) -> Tensor:
 def _draw_density(count: int, options: FlowOptions, generator: torch.Generator) -> Tensor:
     """Draw (B,) in 0..1, where 0 is the noisiest (Esser et al. 2024, section 3.1)."""
     if options.weighting_scheme == "logit_normal":
-        return torch.sigmoid(options.logit_mean + options.logit_std * _normal(count, generator))
+        return torch.sigmoid(options.logit_mean + options.logit_std * normal((count,), generator))
     u = torch.rand(count, generator=generator, device=generator.device)
     if options.weighting_scheme == "mode":
         return 1 - u - options.mode_scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
     return u
-
-
-def _normal(count: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(count, generator=generator, device=generator.device)

@@ -11,15 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sd_scripts.library.key_values import class_by_path, key_values
-from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, updater
+from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, set_hyperparameters, updater
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.optimizers import optimizer_name
 from sd_scripts.options.schedules import SCHEDULES, Schedule
 from sd_scripts.options.spec import WrongValue
-
-Maker = Callable[..., LRScheduler]
-
-PYTORCHS = "torch.optim.lr_scheduler"
 
 
 class AdafactorRate(LRScheduler):
@@ -134,12 +130,12 @@ def advance_to(scheduler: LRScheduler, step: int) -> None:
 def resume_plateau(scheduler: ReduceLROnPlateau, state: Mapping[str, Any], rates: Sequence[float]) -> None:
     """Restore reduce_lr_on_plateau from its saved state, with its reductions relative to `rates`."""
     vars(scheduler).update({name: state[name] for name in ON_PLATEAU if name in state})
-    for group, lowered, began in zip(scheduler.optimizer.param_groups, state["_last_lr"], rates, strict=True):
-        rate = float(group["lr"]) * float(lowered) / began if began else 0.0
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    groups = scheduler.optimizer.param_groups
+    resumed = [
+        {"lr": float(group["lr"]) * float(lowered) / began if began else 0.0}
+        for group, lowered, began in zip(groups, state["_last_lr"], rates, strict=True)
+    ]
+    set_hyperparameters(scheduler.optimizer, resumed)
 
 
 def learning_rates(scheduler: LRScheduler) -> list[float]:
@@ -150,14 +146,14 @@ def learning_rates(scheduler: LRScheduler) -> list[float]:
     return [float(rate) for rate in scheduler.get_last_lr()]
 
 
-def _choose(options: LrSchedulerOptions, optimizer: Optimizer) -> tuple[str, Maker, Schedule]:
+def _choose(options: LrSchedulerOptions, optimizer: Optimizer) -> tuple[str, Callable[..., LRScheduler], Schedule]:
     """Return the schedule's name, class or function, and entry in the table."""
     name = options.lr_scheduler.partition(":")[0]
     if optimizer.defaults.get("relative_step"):  # Adafactor, which sets its own rate
         return "adafactor", AdafactorRate, SCHEDULES["adafactor"]
     if options.lr_scheduler_type:
         named = options.lr_scheduler_type  # without a dot it is one of PyTorch's, as in sd-scripts
-        path = named if "." in named else f"{PYTORCHS}.{named}"
+        path = named if "." in named else f"torch.optim.lr_scheduler.{named}"
         return named, class_by_path("lr_scheduler_type", path), Schedule(path)
     if name == "adafactor":
         raise ValueError(

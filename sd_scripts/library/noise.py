@@ -94,7 +94,7 @@ def draw_noise(latents: Tensor, options: NoiseOptions, generator: torch.Generato
     """
     noise = normal(latents.shape, generator)
     if options.noise_offset:
-        strength = _offset_strength(latents, options.noise_offset, options, generator)
+        strength = _offset_strength(latents, options, generator)
         noise = noise + strength * normal((*latents.shape[:2], *[1] * (latents.dim() - 2)), generator)
     if options.multires_noise_iterations:
         noise = _add_pyramid(noise, options.multires_noise_iterations, options.multires_noise_discount, generator)
@@ -121,10 +121,8 @@ def _strength(limit: float, drawn: bool, latents: Tensor, generator: torch.Gener
     return limit * expand_to(torch.rand(len(latents), generator=generator, device=generator.device), latents)
 
 
-def _offset_strength(
-    latents: Tensor, offset: float, options: NoiseOptions, generator: torch.Generator
-) -> float | Tensor:
-    strength = _strength(offset, options.noise_offset_random_strength, latents, generator)
+def _offset_strength(latents: Tensor, options: NoiseOptions, generator: torch.Generator) -> float | Tensor:
+    strength = _strength(options.noise_offset or 0.0, options.noise_offset_random_strength, latents, generator)
     if not options.adaptive_noise_scale:
         return strength
     mean = latents.float().mean(dim=tuple(range(2, latents.dim())), keepdim=True).abs()  # (B, C, 1, ...)

@@ -100,12 +100,10 @@ class PartitionedOptimizer(Optimizer):
         caller has made them resident. The weights must already be on the training device."""
         super().__init__(groups, defaults={})
         self._seed, self._resident = seed, resident or (lambda key: nullcontext())
-        self.partitions: dict[Hashable, list[nn.Parameter]] = {}
         members: dict[Hashable, list[_Member]] = {}
         for number, weight in enumerate(weight for group in self.param_groups for weight in group["params"]):
             key = partition_of(weight)
             stepped = _surrogate(weight) if rounds and weight.dtype != torch.float32 else weight
-            self.partitions.setdefault(key, []).append(weight)
             members.setdefault(key, []).append(_Member(weight=weight, stepped=stepped, number=number))
         asked = [dict(group) for group in self.param_groups]
         complete: set[int] = set()

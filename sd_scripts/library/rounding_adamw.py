@@ -149,8 +149,8 @@ class RoundingAdamW(Optimizer):
         return plans
 
     def _plan(self, weights: list[Tensor], grads: list[Tensor | None], begin: int, addresses: list[Any]) -> _Plan:
-        trainable = [(weight, grad, begin + i) for i, (weight, grad) in enumerate(zip(weights, grads, strict=True))]
-        updates = [self._param_update(weight, grad, number) for weight, grad, number in trainable if grad is not None]
+        pairs = enumerate(zip(weights, grads, strict=True), begin)
+        updates = [self._param_update(weight, grad, i) for i, (weight, grad) in pairs if grad is not None]
         kernels = stochastic_rounding.kernels_on(updates[0].weight.device) if updates else None
         fitting = [
             update

@@ -76,8 +76,7 @@ def with_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> d
     """Return a LoRA's metadata with sshs_legacy_hash and sshs_model_hash; by the latter WebUI recognises a file whose
     metadata was edited."""
     training = {key: value for key, value in metadata.items() if key.startswith("ss_")}
-    ready = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-    data = safetensors.torch.save(ready, training)
+    data = safetensors.torch.save({key: on_cpu(tensor) for key, tensor in tensors.items()}, training)
     payload = memoryview(data)[8 + int.from_bytes(data[:8], "little") :]
     legacy = data[OLD_HASH_START : OLD_HASH_START + OLD_HASH_LENGTH]
     return {

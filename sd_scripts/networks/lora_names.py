@@ -1,17 +1,16 @@
-"""LoRA layer names of other programs: diffusers (with peft and before), ai-toolkit, ComfyUI, OneTrainer
-and XLabs.
+"""Convert the LoRA layer names of other programs to those of sd-scripts.
 
-Files with any of these names are converted to sd-scripts' names.
+These are diffusers (with PEFT and before), ai-toolkit, ComfyUI, OneTrainer and XLabs.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sd_scripts.networks.adapter import Tensors, adapter_kinds
+from sd_scripts.networks.adapters.lora import DOWN, UP, Pair
 from sd_scripts.networks.plan import AdaptedModule
 from sd_scripts.networks.targets import adaptable
 
@@ -36,12 +35,8 @@ XLABS_SINGLE = re.compile(r"single_blocks\.\d+\.processor\.")
 LETTERS = {"down": "A", "up": "B"}
 
 
-def with_peft_names(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the same tensors with pre-PEFT and XLabs names converted to PEFT's."""
-    return {_peft_name(key): tensor for key, tensor in tensors.items()}
-
-
 def _peft_name(key: str) -> str:
+    """Convert a name from before PEFT or of XLabs to PEFT's."""
     if found := XLABS.fullmatch(key):
         attention = "img_attn" if found["stream"] == "1" else "txt_attn"
         return f"{found['block']}.{attention}.{found['layer']}.lora_{LETTERS[found['part']]}.weight"
@@ -57,7 +52,7 @@ def with_our_names(tensors: Mapping[str, Tensor], modules: Sequence[AdaptedModul
     `modules` are the denoiser, then the text encoders. Where a file has several modules for one layer here,
     they become one pair with a block-diagonal up; rows that the file does not cover are 0.
     """
-    left = with_peft_names(tensors)
+    left = {_peft_name(key): tensor for key, tensor in tensors.items()}
     found: Tensors = {}
     for number, each in enumerate(modules):
         for path, layer in adaptable(each.module, each.target, conv=True):
@@ -93,24 +88,12 @@ def _spellings(each: AdaptedModule, number: int, name: str, ours: str) -> Iterat
             yield other, "lora_down", "lora_up"
 
 
-class _Pair(NamedTuple):
-    down: Tensor
-    up: Tensor
-    alpha: Tensor | None
-
-    def scaled_up(self) -> Tensor:
-        """Return up multiplied by alpha / rank."""
-        return self.up if self.alpha is None else self.up * (float(self.alpha) / len(self.down))
-
-
-def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> _Pair | None:
+def _take_pair(left: Tensors, spellings: Iterable[tuple[str, str, str]]) -> Pair | None:
     """Pop the tensors of a layer from `left`."""
     for name, a, b in spellings:
-        down, up = left.get(f"{name}.{a}.weight"), left.get(f"{name}.{b}.weight")
-        if down is None or up is None:
-            continue
-        del left[f"{name}.{a}.weight"], left[f"{name}.{b}.weight"]
-        return _Pair(down, up, left.pop(f"{name}.alpha", None))
+        keys = {DOWN: f"{name}.{a}.weight", UP: f"{name}.{b}.weight", "alpha": f"{name}.alpha"}
+        if keys[DOWN] in left and keys[UP] in left:
+            return Pair.read({ending: left.pop(key) for ending, key in keys.items() if key in left})
     return None
 
 
@@ -124,13 +107,18 @@ def _take_others(left: Tensors, spellings: Iterable[tuple[str, str, str]], ours:
     return found
 
 
-def _merge_pairs(ours: str, pairs: Sequence[_Pair | None], weight: Tensor) -> Tensors:
+def _merge_pairs(ours: str, pairs: Sequence[Pair | None], weight: Tensor) -> Tensors:
     """Merge pairs into one layer. Of several modules, each but the last has as many rows as the layer has inputs."""
-    down, up = f"{ours}.lora_down.weight", f"{ours}.lora_up.weight"
     if len(pairs) == 1 and (only := pairs[0]):
-        return {down: only.down, up: only.up, **({} if only.alpha is None else {f"{ours}.alpha": only.alpha})}
+        return {f"{ours}.{DOWN}": only.down, f"{ours}.{UP}": only.up, f"{ours}.alpha": torch.tensor(only.alpha)}
     out, width = weight.shape
     rows = [width] * (len(pairs) - 1)
     rows.append(out - sum(rows))
-    blocks = [pair.scaled_up() if pair else torch.zeros(count, 0) for pair, count in zip(pairs, rows, strict=True)]
-    return {down: torch.cat([pair.down for pair in pairs if pair]), up: torch.block_diag(*blocks)}
+    blocks = [
+        pair.up * (pair.alpha / pair.rank) if pair else torch.zeros(count, 0)
+        for pair, count in zip(pairs, rows, strict=True)
+    ]
+    return {
+        f"{ours}.{DOWN}": torch.cat([pair.down for pair in pairs if pair]),
+        f"{ours}.{UP}": torch.block_diag(*blocks),
+    }
