@@ -189,11 +189,11 @@ class Family:
 
     def check(self, settings: Settings) -> list[str]:
         """Return problems of the model files that names and headers reveal; nothing is loaded."""
-
-        def find_model() -> Path | str:
-            return locate(settings[ModelOptions].pretrained_model_name_or_path, self.card.base_file)
-
-        sources, problems = open_sources(self.card, self.layouts, settings, find_model, online=False)
+        try:
+            model = locate(settings[ModelOptions].pretrained_model_name_or_path, self.card.base_file)
+        except ValueError as error:
+            return [str(error)]
+        sources, problems = open_sources(self.card, self.layouts, settings, lambda: model, online=False)
         return problems + (self.problems(sources, settings) if DENOISER in sources else [])
 
     def open(
