@@ -1,5 +1,7 @@
 """On a GPU: gradients through our attention equal those of PyTorch's plain mathematics, whatever strides they meet."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 SHAPES = {"sdxl": (2, 1024, 10, 64), "flux": (1, 4608, 24, 128), "flux, odd length": (1, 576 + 64, 24, 128)}
 """Batch, tokens, heads, width of a head."""
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """As the option of this name sets it."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def gradients(shape: tuple[int, ...], strided: bool, backend: SDPBackend | None, masked: bool) -> list[Tensor]:
@@ -43,3 +53,12 @@ def test_gradients_do_not_depend_on_the_strides_that_came_before(
     for strided in order:
         for ours, reference in zip(gradients(shape, strided, None, masked), wanted, strict=True):
             assert ((ours - reference).norm() / reference.norm()).item() < 0.01
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_deterministic_gradients_repeat(shape: tuple[int, ...], masked: bool) -> None:
+    first = gradients(shape, False, None, masked)
+    for _ in range(3):
+        assert all(map(torch.equal, gradients(shape, False, None, masked), first))

@@ -260,6 +260,11 @@ def test_what_is_on_already_is_not_advised() -> None:
             "a data loader process ran out of shared memory",
             "--shm-size",
         ),
+        (
+            RuntimeError("cumsum_cuda does not have a deterministic implementation, but you set 'torch.use_determ"),
+            "cumsum_cuda does not have a deterministic implementation",
+            "turn deterministic off",
+        ),
     ],
 )
 def test_memory_and_lost_processes_are_told_in_a_sentence(error: Exception, sentence: str, remedy: str) -> None:

@@ -184,8 +184,8 @@ def make_context(settings: Settings) -> Context:
     )
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cuda.cuda_allow_tf32
     torch.backends.cudnn.benchmark = cuda.cuda_cudnn_benchmark and not cuda.deterministic
-    # kernels without a deterministic variant only warn; raising would end the run
-    torch.use_deterministic_algorithms(cuda.deterministic, warn_only=True)
+    # not warn_only, with which attention keeps kernels whose backward adds in any order
+    torch.use_deterministic_algorithms(cuda.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     seed = training.seed if training.seed is not None else broadcast_object_list([secrets.randbelow(2**32)])[0]
     set_seed(seed)

@@ -117,12 +117,14 @@ def nonfinite_hint(settings: Settings) -> str:
 
 
 def explain(error: BaseException, settings: Settings) -> tuple[str, str] | None:
-    """Explain a lack of memory or a lost process, with the remedies; return None for any other error."""
+    """Explain a lack of memory, of a process or of a kernel, with the remedies; return None for any other error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(mark in words for mark in GPU_IS_FULL):
         return "the GPU is out of memory", advice(GPU, settings)
     if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate" in words:
         return "the system is out of RAM", advice(MAIN_MEMORY, settings)
+    if "does not have a deterministic implementation" in words:
+        return words.split(", but you set")[0], "turn deterministic off"
     if isinstance(error, RuntimeError) and words.startswith("DataLoader worker"):
         if "shared memory" in words or "Bus error" in words:
             remedy = "set max_data_loader_n_workers = 0, or give the container more with --shm-size"
