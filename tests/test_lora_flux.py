@@ -23,7 +23,7 @@ from sd_scripts.families.flux.model import FluxParams, FluxTransformer
 from sd_scripts.families.flux.options import FluxNetworkOptions
 from sd_scripts.families.model_file import describe
 from sd_scripts.networks.adapter import read_layer
-from sd_scripts.networks.adapters.lora import LoraLinear, SplitLoraLinear
+from sd_scripts.networks.adapters.lora import Lora, LoraLinear, SplitLoraLinear
 from sd_scripts.networks.layers import Dropouts
 from sd_scripts.networks.lora_files import merge, read_plain_lora
 from sd_scripts.networks.network import AdapterNetwork, attach
@@ -325,6 +325,20 @@ def test_a_plain_file_does_not_fit_a_split_network() -> None:
         make(tiny(), "split_qkv=True").load_tensors(tensors)
     with pytest.raises(ValueError, match="qkv has rank 12 in the file and 15 here; set network_dim"):
         make(tiny(), "split_qkv=True", "network_reg_dims=qkv=5").load_tensors(tensors)
+
+
+def test_a_kind_that_cannot_split_layers_is_told_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lora, "splits", False)
+    with pytest.raises(ValueError, match=r"^split_qkv: adapter=lora cannot be split; turn it off"):
+        plan(adapted(tiny()), "split_qkv=True")
+
+
+def test_a_kind_reads_keys_of_its_own_into_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lora, "read_options", lambda arguments: {"factor": arguments.whole_number("factor")})
+    warnings: list[str] = []
+    plans = plan_layers(adapted(tiny()), read("factor=8", warnings=warnings))
+    assert warnings == []
+    assert {each.options["factor"] for each in plans} == {8}
 
 
 @pytest.mark.parametrize("args", [[], ["split_qkv=True"]])
