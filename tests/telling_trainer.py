@@ -1,4 +1,4 @@
-"""A trainer that only tells: python telling_trainer.py RUN_FOLDER [STEPS [STEPS_TOLD_AT_ONCE [SECONDS_OF_A_STEP]]]."""
+"""A trainer that only tells: python telling_trainer.py FOLDER [STEPS [TOLD_AT_ONCE [SECONDS_OF_A_STEP [MODEL]]]]."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from sd_scripts.runs.folder import RunFolder
 
 
-def main(place: str, steps: str = "100000", at_once: str = "0", seconds: str = "0.01") -> None:
+def main(place: str, steps: str = "100000", at_once: str = "0", seconds: str = "0.01", model: str = "") -> None:
     folder, last = RunFolder(Path(place)), int(steps)
     log, commands = folder.log(), folder.commands()
     log("started", max_steps=last, epochs=1, images_per_step=2, family="sdxl")
@@ -23,10 +23,12 @@ def main(place: str, steps: str = "100000", at_once: str = "0", seconds: str = "
                 log("stopped", step=step)
                 return
         time.sleep(float(seconds))
-    model = folder.path / "model.safetensors"
-    model.write_bytes(b"weights")
-    log("saved", path=str(model), step=last, bytes=7)
-    log("saved", path=str(folder.path / "gone.safetensors"), step=last, bytes=7)
+    saved = Path(model) if model else folder.path / "model.safetensors"
+    saved.parent.mkdir(exist_ok=True)
+    saved.write_bytes(b"weights")
+    log("saved", path=str(saved), step=last, bytes=7)
+    if not model:
+        log("saved", path=str(folder.path / "gone.safetensors"), step=last, bytes=7)
     log("finished", step=last)
 
 

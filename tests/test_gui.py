@@ -17,7 +17,7 @@ from gui_help import SIX, startable
 from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 import gui
-from kohya_gui import recognise, recognise_images
+from kohya_gui import app, recognise, recognise_images
 from kohya_gui.app import build
 from kohya_gui.configuration import config_path, prepare, tab_for
 from kohya_gui.controls import Form, given, kind, shown
@@ -1099,15 +1099,18 @@ def test_loopback_a_password_or_a_clear_word_is_enough(flags):
     assert gui.refusal(gui.parser().parse_args(flags)) is None
 
 
-def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(tmp_path):
-    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")))
-    public = [d for d in page.config["dependencies"] if d.get("api_visibility") == "public"]
+@pytest.fixture(scope="module")
+def whole_page(tmp_path_factory) -> gr.Blocks:
+    return build(RunQueue(RunStore(tmp_path_factory.mktemp("state") / "runs.sqlite")))
+
+
+def test_the_whole_page_builds_and_publishes_no_way_to_start_a_program(whole_page):
+    public = [d for d in whole_page.config["dependencies"] if d.get("api_visibility") == "public"]
     assert public == []
 
 
-def test_an_open_page_does_not_tick(tmp_path):
-    page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")))
-    assert [block for block in page.blocks.values() if isinstance(block, gr.Timer) and block.active] == []
+def test_an_open_page_does_not_tick(whole_page):
+    assert [block for block in whole_page.blocks.values() if isinstance(block, gr.Timer) and block.active] == []
 
 
 @pytest.mark.parametrize(
@@ -1122,7 +1125,8 @@ def test_an_open_page_does_not_tick(tmp_path):
         ("a.toml", "= broken", None, "lora"),
     ],
 )
-def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, name, text, tab, shown):
+def test_the_file_named_at_the_start_opens_in_its_tab(tmp_path, monkeypatch, name, text, tab, shown):
+    monkeypatch.setattr(app, "TRAININGS", ())  # what is in the tabs takes a second to build
     if name:
         (tmp_path / name).write_text(text)
     page = build(RunQueue(RunStore(tmp_path / "runs.sqlite")), tmp_path / name if name else None, tab)
@@ -1140,9 +1144,9 @@ def test_the_gui_process_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=env).returncode == 0
 
 
-def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(tmp_path):
+def test_an_answer_of_the_page_costs_the_browser_no_walk_over_all_its_controls(whole_page):
     """Gradio looks through the whole page for each control that shows progress, and for each listener of an event."""
-    events = build(RunQueue(RunStore(tmp_path / "runs.sqlite"))).get_config_file()["dependencies"]
+    events = whole_page.get_config_file()["dependencies"]
     assert all(event["show_progress_on"] is not None for event in events if event["backend_fn"])
     assert sum(len(event["targets"]) for event in events) < 200
     assert max(len(event["show_progress_on"] or []) for event in events) <= 1

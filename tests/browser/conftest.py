@@ -1,4 +1,4 @@
-"""One Chromium, one GUI and one miniature demo for a module of tests of the page."""
+"""One Chromium, one GUI and one miniature demo of each family for all tests of the page in this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +14,19 @@ expect = playwright.expect
 expect.set_options(timeout=SLOW)
 
 
-@pytest.fixture(scope="module")
-def gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
-    """One GUI for the module, with a home of its own."""
+@pytest.fixture(scope="session")
+def _gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
     gui = Gui(tmp_path_factory.mktemp("state"))
     gui.start()
     yield gui
     gui.stop()
+
+
+@pytest.fixture(scope="module")
+def gui(_gui: Gui) -> Iterator[Gui]:
+    """A GUI with a home of its own, whose list of runs is empty."""
+    yield _gui
+    _gui.clear()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def server(gui: Gui) -> str:
     return gui.address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
@@ -42,27 +48,63 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def page(chromium: Any, gui: Gui, server: str) -> Iterator[Any]:
+class Visit:
     """A browser of its own, which must not call anyone but our server."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=server)
-    strangers: list[str] = []
-    context.on("request", lambda request: strangers.append(request.url) if _is_strange(request.url, gui.url) else None)
-    refused: list[str] = []
-    context.on("console", lambda line: refused.append(line.text) if "Content Security Policy" in line.text else None)
-    page = context.new_page()
-    page.set_default_timeout(SLOW)
-    page.goto(server)
-    expect(page.locator("#lora-start")).to_be_visible()
-    settled(page, "#lora")
-    yield page
-    context.close()
-    assert strangers == []
-    assert refused == []
+
+    def __init__(self, chromium: Any, gui: Gui) -> None:
+        self._context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=gui.address)
+        self.faults: list[str] = []
+        self._context.on("request", lambda request: self._note(request.url, gui.url))
+        self._context.on("console", lambda line: self._note_refusal(line.text))
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(SLOW)
+        self.page.goto(gui.address)
+        expect(self.page.locator("#lora-start")).to_be_visible()
+        settled(self.page, "#lora")
+
+    def _note(self, url: str, ours: str) -> None:
+        if not url.startswith((ours, "data:", "blob:")):
+            self.faults.append(f"asked for {url}")
+
+    def _note_refusal(self, line: str) -> None:
+        if "Content Security Policy" in line:
+            self.faults.append(line)
+
+    def close(self) -> None:
+        self._context.close()
 
 
-def _is_strange(url: str, server: str) -> bool:
-    return not url.startswith((server, "data:", "blob:"))
+@pytest.fixture(scope="module")
+def _visits() -> Iterator[list[Visit]]:
+    """The one that goes on, if any."""
+    visits: list[Visit] = []
+    yield visits
+    for visit in visits:
+        visit.close()
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, _visits: list[Visit], chromium: Any, gui: Gui) -> Iterator[Any]:
+    """The page, perhaps as the test before left it, which is for what begins by opening a file or choosing a run: to
+    load it takes longer than most of what is done with it. After a failure the next test has a new one."""
+    if not _visits:
+        _visits.append(Visit(chromium, gui))
+    (visit,) = _visits
+    failed = request.session.testsfailed
+    visit.page.evaluate("document.querySelectorAll('dialog[open]').forEach((dialog) => dialog.close())")
+    visit.page.locator("#lora-button").click()
+    yield visit.page
+    if request.session.testsfailed > failed or visit.faults:
+        _visits.clear()
+        visit.close()
+    assert visit.faults == []
+
+
+@pytest.fixture
+def stranger(_visits: list[Visit]) -> None:
+    """Whoever opens `page` was never here."""
+    while _visits:
+        _visits.pop().close()
 
 
 def _demo(folder: Path, family: str) -> Path:
@@ -73,12 +115,12 @@ def _demo(folder: Path, family: str) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Settings that train the miniature; a path with a space in it."""
     return _demo(tmp_path_factory.mktemp("the demo"), "sdxl")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def flux_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _demo(tmp_path_factory.mktemp("flux demo"), "flux")

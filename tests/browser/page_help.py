@@ -14,10 +14,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from runs_help import wait_for
+
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.run_state import LIVING
 
 ROOT = Path(__file__).parents[2]
+STAND_IN = Path(__file__).with_name("stand_in")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -39,6 +42,10 @@ SMALL = {
 """What makes a demo quick, beside other tests too."""
 
 
+TELLS, FAILS = {"training_comment": "tells"}, {"training_comment": "fails"}
+"""With these settings a GUI under test starts no trainer but stand_in, which tells what one would tell."""
+
+
 class Gui:
     """The real GUI as a process of its own, which can be killed and started again at the same address."""
 
@@ -50,37 +57,48 @@ class Gui:
         self.url = f"http://127.0.0.1:{self._port}"
         self.address = self.url
         """Where a browser begins: as the GUI printed it, with the token."""
+        self.runs = state / "sd-scripts-studio" / "runs.sqlite"
+        """Its list of runs."""
 
     def start(self) -> None:
         homes = {"XDG_STATE_HOME": str(self._state), "LOCALAPPDATA": str(self._state), "HF_HUB_OFFLINE": "1"}
+        found = {"PYTHONPATH": os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])])}
         command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(self._port), "--headless", *self._flags]
         with (self._state / "gui.log").open("a") as log:
             printed_before = log.tell()
             self._process = subprocess.Popen(
-                command, env={**os.environ, **homes}, stdout=log, stderr=subprocess.STDOUT, cwd=self._state
+                command, env={**os.environ, **homes, **found}, stdout=log, stderr=subprocess.STDOUT, cwd=self._state
             )
-        for _ in range(600):
+        for _ in range(1500):
             printed = (self._state / "gui.log").read_text()
-            if found := re.search(r"^Open in a browser: (\S+)\n", printed[printed_before:], re.M):
-                self.address = found[1]
+            if told := re.search(r"^Open in a browser: (\S+)\n", printed[printed_before:], re.M):
+                self.address = told[1]
                 return
             assert self._process.poll() is None, printed
             time.sleep(0.2)
+        self.kill()
         raise AssertionError("the GUI does not answer")
 
     def stop(self) -> None:
         """End it and what it started: a run outlives its GUI, and would go on after the tests."""
-        if self._process.poll() is not None:  # a test failed between kill and start
-            self.start()
         try:
-            self.ask("queue", {"paused": True})
-            for run in self.ask("board")["runs"]:
-                if run["state"] in LIVING:
-                    with contextlib.suppress(urllib.error.HTTPError):  # it ended meanwhile
-                        self.ask(f"run/{run['id']}/end", {})
+            self.clear()
         finally:
             self._process.terminate()
             self._process.wait(300)
+
+    def clear(self) -> None:
+        """End all runs and empty the list of them."""
+        if self._process.poll() is not None:  # a test failed between kill and start
+            self.start()
+        self.ask("queue", {"paused": True, "after_failure": True})
+        for run in self.ask("board")["runs"]:
+            with contextlib.suppress(urllib.error.HTTPError):  # it ended meanwhile
+                if run["state"] in ("queued", *LIVING):
+                    self.ask(f"run/{run['id']}/{'remove' if run['state'] == 'queued' else 'end'}", {})
+        wait_for(lambda: not [run for run in self.ask("board")["runs"] if run["state"] in LIVING])
+        self.ask("runs/forget", {"ids": [run["id"] for run in self.ask("board")["runs"]]})
+        self.ask("queue", {"paused": False})
 
     def kill(self) -> None:
         """End it as a crash would: nothing is put in order."""

@@ -34,18 +34,29 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Page]:
-    """An empty page with an empty chart in it, in which no script fails."""
+@pytest.fixture(scope="module")
+def window(chromium: Any) -> Iterator[Page]:
     context = chromium.new_context(viewport={"width": 800, "height": 400})
     page = context.new_page()
-    faults: list[str] = []
-    page.on("pageerror", lambda fault: faults.append(str(fault)))
     page.route(ADDRESS, lambda route: route.fulfill(body=HTML, content_type="text/html"))
-    page.goto(ADDRESS)
-    page.evaluate(MAKE, "Loss")
     yield page
     context.close()
+
+
+@pytest.fixture
+def page(window: Page) -> Iterator[Page]:
+    """An empty page with an empty chart in it, in which no script fails."""
+    faults: list[str] = []
+
+    def note(fault: Any) -> None:
+        faults.append(str(fault))
+
+    window.on("pageerror", note)
+    window.goto(ADDRESS)
+    window.evaluate("localStorage.clear()")
+    window.evaluate(MAKE, "Loss")
+    yield window
+    window.remove_listener("pageerror", note)
     assert faults == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs_help import TELLING
 
-from browser.page_help import CHROMIUM, SLOW, Gui
+from browser.page_help import CHROMIUM, SLOW, Gui, field
 from sd_scripts.library.media import Media
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
@@ -35,28 +35,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of the GUI."""
-    return tmp_path_factory.mktemp("state")
-
-
-@pytest.fixture(scope="module")
-def gui(state: Path) -> Iterator[Gui]:
-    """A GUI over a list of runs that these tests write, too."""
-    made = Gui(state)
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def queue(gui: Gui, state: Path) -> Iterator[RunQueue]:
+def queue(gui: Gui) -> Iterator[RunQueue]:
     """Another GUI of the same user, without a page."""
-    made = RunQueue(RunStore(state / "sd-scripts-studio" / "runs.sqlite"), every=0.1)
+    made = RunQueue(RunStore(gui.runs), every=0.1)
     made.open()
     yield made
-    for row in made.store.living():
-        made.watch(row.id).end_now()
     made.close()
 
 
@@ -354,11 +337,27 @@ def test_a_continued_run_is_drawn_with_the_steps_before_it_and_compared_by_its_s
     expect(comparison.locator(".curves-legend [data-series^=run-]")).to_have_text(
         ["cat (Rank (network_dim): 10)", "cat (Rank (network_dim): 20)"]
     )
+    settings = comparison.locator("tbody tr").evaluate_all("rows => rows.map((row) => row.innerText.split(/\\s*\\t/))")
+    assert [values for name, *values in settings if "network_dim" in name] == [["10", "20"]]
+    assert all(len(set(values)) == 2 for _, *values in settings)
     expect(comparison.locator(".matrix .sample")).to_have_count(2)
     comparison.get_by_label("All steps").check()
     expect(comparison.locator(".matrix-head")).to_have_text(["Step 10", "Step 20"])
     for each in (before, id):
         queue.forget(each)
+
+
+def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, queue, tmp_path):
+    config = queue.store.row(ended(queue, tmp_path, "second", 5e9)).folder / "config.toml"
+    before = config.read_bytes()
+    look_at(page, "second").locator("[data-action=load]").click()
+    expect(page.locator("#lora-start")).to_be_visible()
+    expect(field(page, "output_name")).to_have_value("second")
+    expect(field(page, "network_dim")).to_have_value("10")
+    field(page, "network_dim").fill("16")
+    page.locator("#lora-save").click()  # asks for a name: the run's own file is not the open one
+    expect(page.locator("#lora-new-name")).to_be_visible()
+    assert config.read_bytes() == before
 
 
 def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended(page, queue, tmp_path):
@@ -371,7 +370,7 @@ def test_the_title_tells_how_far_a_run_is_and_a_notification_that_it_ended(page,
       };
     }""")
     page.locator("[data-switch=notify]").check()
-    words = ["100000", "50000", "0.05"]
+    words = ["10000", "5000", "0.5"]
     run = queue.add(plan(new_run_folder(tmp_path, "far"), "far", TELLING, *words))
     page.wait_for_function("() => document.title === '50 % far - SD Scripts Studio'")
     queue.end_now(run)

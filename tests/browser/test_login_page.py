@@ -48,6 +48,7 @@ def test_the_right_password_opens_the_page_and_the_log_out_closes_it(chromium: A
     context.close()
 
 
+@pytest.mark.usefixtures("stranger")
 def test_prompts_are_written_checked_and_filled_in(page: Any, tmp_path: Path) -> None:
     field(page, "output_dir").fill(str(tmp_path))
     unfold(page, "samples")
@@ -78,7 +79,9 @@ def test_tensorboard_opens_on_the_log_folder(page: Any, tmp_path: Path) -> None:
     expect(page.locator("#lora-tensorboard-told")).to_contain_text("TensorBoard stopped")
 
 
-def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_stranger(chromium: Any, gui: Gui) -> None:
+def test_the_printed_address_opens_a_page_that_runs_no_script_of_a_text_and_others_are_strangers(
+    chromium: Any, gui: Gui
+) -> None:
     context = chromium.new_context(base_url=gui.url)
     page = context.new_page()
     page.goto("/")
@@ -89,16 +92,14 @@ def test_the_printed_address_opens_the_page_and_a_browser_without_it_is_a_strang
     page.goto(gui.address)
     expect(page.locator("#lora-start")).to_be_visible()
     assert page.url == f"{gui.url}/"
-    page.reload()
+    page.goto("/")
     expect(page.locator("#lora-start")).to_be_visible()
+    expect_no_script_runs(page)
     context.close()
 
 
-def test_a_text_that_reaches_the_page_as_html_runs_no_script(chromium: Any, gui: Gui) -> None:
-    context = chromium.new_context(base_url=gui.url)
-    page = context.new_page()
-    page.goto(gui.address)
-    expect(page.locator("#lora-start")).to_be_visible()
+def expect_no_script_runs(page: Any) -> None:
+    """Not even one in a text that reached the page as HTML."""
     refused: list[str] = []
     page.on("console", lambda line: refused.append(line.text) if "Content Security Policy" in line.text else None)
     page.evaluate("""() => {
@@ -114,4 +115,3 @@ def test_a_text_that_reaches_the_page_as_html_runs_no_script(chromium: Any, gui:
     page.wait_for_timeout(200)
     assert page.evaluate("() => window.hit") is None
     assert len(refused) == 3
-    context.close()

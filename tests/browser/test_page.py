@@ -1,4 +1,6 @@
-"""The page in real Chromium, against the real GUI and the real trainer on a miniature: what a person would do."""
+"""The page in real Chromium, against the real GUI and the real trainer on a miniature: what a person would do.
+
+Tests begin with `begin_anew` or another file, or with the mark `of_a_stranger`, since they share one page."""
 
 import re
 from pathlib import Path
@@ -7,13 +9,13 @@ from typing import Any
 import pytest
 from gui_help import SIX, settings_in
 from safetensors import safe_open
-from scripts_help import FLUX_LORA, SDXL_LORA
+from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
-from browser.page_help import CHROMIUM, ROOT, TRAINING, ask_for, choose, field, settled, unfold, variant
+from browser.page_help import CHROMIUM, ROOT, TELLS, TRAINING, ask_for, choose, field, settled, unfold, variant
 from kohya_gui.configuration import open_file as open_settings
 from kohya_gui.tabs import TABS
 from sd_scripts.families.flux.options import RECOMMENDED
-from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.reading import from_values
 from sd_scripts.runs.folder import RunFolder
 
@@ -25,6 +27,16 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
 ]
+
+
+of_a_stranger = pytest.mark.usefixtures("stranger")
+
+
+def begin_anew(page: Page, folder: Path, **settings: object) -> None:
+    """Open a file of SDXL with these settings: everything else in the form is as by default."""
+    file = folder / f"{folder.name}.toml"  # a name of its own: the page tells that this one is open
+    write_toml(file, {**SDXL_LORA.identity, **settings})
+    open_file(page, file)
 
 
 def open_file(page: Page, path: Path, tab: str = "lora") -> None:
@@ -61,15 +73,13 @@ def expect_the_six(page: Page) -> None:
         expect(field(page, name)).to_have_value(str(SIX[name]))
 
 
-def test_a_new_page_begins_with_the_safe_start_and_an_output_folder(page):
+@of_a_stranger
+def test_a_new_page_begins_with_the_safe_start_which_can_be_chosen_again_and_a_file_takes_its_place(page, tmp_path):
     expect(field(page, "preset")).to_have_value("SDXL safe start")
     expect(field(page, "learning_rate")).to_have_value("0.0001")
     expect(field(page, "caption_extension")).to_have_value(".txt")
     expect(field(page, "mixed_precision")).to_have_value("bf16")
     expect(field(page, "output_dir")).to_have_value("outputs")
-
-
-def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, tmp_path):
     field(page, "network_dim").fill("77")
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
@@ -94,6 +104,7 @@ def test_the_preset_shown_can_be_chosen_again_and_a_file_takes_its_place(page, t
 
 
 def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
+    begin_anew(page, tmp_path, output_dir="outputs")
     choose(page, "preset", "SDXL safe start")
     expect(page.locator("#lora-message")).to_contain_text("SDXL safe start applied")
     set_the_six(page)
@@ -111,7 +122,8 @@ def test_a_preset_and_the_six_controls_are_saved_and_come_back(page, tmp_path):
     expect_the_six(page)
 
 
-def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
+def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page, tmp_path):
+    begin_anew(page, tmp_path)
     unfold(page, "advanced-training", "torch-compile-settings")
     expect(page.locator("#lora-panel-torch-compile-settings")).to_contain_text("PyTorch 2.1")
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
@@ -127,30 +139,8 @@ def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page):
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
 
 
-def test_compile_has_a_switch_beside_the_presets_that_is_the_same_value(page, tmp_path):
-    switch = page.locator("#lora-compile-switch input")
-    switch.check()  # the panel of the six is folded, and has never been opened
-    page.locator("#lora-save-as").click()
-    field(page, "new-name").fill(str(tmp_path / "on.toml"))
-    page.locator("#lora-save-new").click()
-    expect(page.locator("#lora-message")).to_contain_text("Saved to")
-    assert read_toml(tmp_path / "on.toml")["compile"] is True
-    page.reload()
-    expect(switch).to_be_checked()
-    unfold(page, "advanced-training", "torch-compile-settings")
-    expect(field(page, "compile")).to_be_checked()
-    expect(page.locator("#lora-compile_mode")).to_be_visible()
-    field(page, "compile").uncheck()
-    expect(switch).not_to_be_checked()
-    switch.check()
-    expect(page.locator("#lora-compile_mode")).to_be_visible()
-    expect(field(page, "compile")).to_be_checked()
-    (tmp_path / "off.toml").write_text("seed = 1\n")
-    open_file(page, tmp_path / "off.toml")
-    expect(switch).not_to_be_checked()
-
-
-def test_a_mode_of_the_compiler_can_be_chosen_only_for_the_backend_that_takes_one(page):
+def test_a_mode_of_the_compiler_can_be_chosen_only_for_the_backend_that_takes_one(page, tmp_path):
+    begin_anew(page, tmp_path)
     unfold(page, "advanced-training", "torch-compile-settings")
     field(page, "compile").check()
     mode = page.locator("#lora-compile_mode")
@@ -162,9 +152,11 @@ def test_a_mode_of_the_compiler_can_be_chosen_only_for_the_backend_that_takes_on
     expect(mode).to_have_css("pointer-events", "auto")  # what is wrong there can be mended
 
 
-def test_clicks_that_only_show_or_hide_are_answered_without_the_server(page):
+def test_clicks_that_only_show_or_hide_are_answered_without_the_server(page, tmp_path):
+    begin_anew(page, tmp_path)
     unfold(page, "advanced-training", "torch-compile-settings")
-    page.route("**/gradio_api/**", lambda route: None)  # the server answers nothing any more
+    held: list[Any] = []
+    page.route("**/gradio_api/**", lambda route: held.append(route))  # the server answers nothing any more
     field(page, "compile").check()
     for name in SIX:
         expect(page.locator(f"#lora-{name}")).to_be_visible()
@@ -175,9 +167,20 @@ def test_clicks_that_only_show_or_hide_are_answered_without_the_server(page):
     expect(page.locator("#lora-panel-timesteps")).to_be_visible()
     expect(page.locator("#lora-clip_skip")).to_be_hidden()
     expect(page.locator("#lora-vae")).to_be_hidden()
+    for route in held:
+        route.continue_()
+    page.unroute_all()
 
 
-def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
+@of_a_stranger
+def test_a_reload_brings_back_what_was_typed_but_no_secret_and_compile_has_a_second_switch(page, tmp_path):
+    switch = page.locator("#lora-compile-switch input")
+    switch.check()  # the panel of the six is folded, and has never been opened
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(tmp_path / "on.toml"))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    assert read_toml(tmp_path / "on.toml")["compile"] is True
     field(page, "output_name").fill("kätzchen")
     set_the_six(page)
     unfold(page, "logging")
@@ -189,11 +192,19 @@ def test_a_reload_brings_back_what_was_typed_but_no_secret(page, tmp_path):
     assert "s3cret" not in (tmp_path / "secret.toml").read_text()
     page.reload()
     expect(field(page, "output_name")).to_have_value("kätzchen")
+    expect(switch).to_be_checked()
     expect_the_six(page)
     unfold(page, "logging")
     expect(field(page, "wandb_api_key")).to_have_value("")
     field(page, "file").click()  # what was saved is among the recent files
     expect(page.get_by_role("option", name=str(tmp_path / "secret.toml"))).to_be_visible()
+    field(page, "compile").uncheck()
+    expect(switch).not_to_be_checked()
+    switch.check()
+    expect(page.locator("#lora-compile_mode")).to_be_visible()
+    expect(field(page, "compile")).to_be_checked()
+    begin_anew(page, tmp_path)
+    expect(switch).not_to_be_checked()
 
 
 MARKED = """(is) => is === getComputedStyle(document.querySelector('#lora-file [data-testid="block-info"]'), '::after')
@@ -204,13 +215,15 @@ def expect_unsaved(page: Page, is_unsaved: bool) -> None:
     page.wait_for_function(MARKED, arg=is_unsaved)
 
 
-def test_a_page_that_is_left_in_the_middle_of_a_word_keeps_what_is_typed(page):
+def test_a_page_that_is_left_in_the_middle_of_a_word_keeps_what_is_typed(page, tmp_path):
+    begin_anew(page, tmp_path, output_name="")
     field(page, "output_name").press_sequentially("kitten")
     page.reload()
     expect(field(page, "output_name")).to_have_value("kitten")
 
 
-def test_nothing_acts_on_a_form_before_it_is_restored(page):
+def test_nothing_acts_on_a_form_before_it_is_restored(page, tmp_path):
+    begin_anew(page, tmp_path)
     field(page, "output_name").fill("kitten")
     held: list[Any] = []
     held_back = True
@@ -235,6 +248,7 @@ def test_nothing_acts_on_a_form_before_it_is_restored(page):
     expect(page.locator("#lora-message .message")).to_have_count(0)  # Start was not pressed
     page.reload()
     expect(field(page, "output_name")).to_have_value("kitten")
+    page.unroute_all()
 
 
 def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
@@ -273,7 +287,8 @@ def test_another_file_is_written_over_only_after_a_second_click(page, tmp_path):
     expect(page.locator("#lora-new-name")).to_be_hidden()
 
 
-def test_bad_input_is_told_in_the_page_and_nothing_starts(page):
+def test_bad_input_is_told_in_the_page_and_nothing_starts(page, tmp_path):
+    begin_anew(page, tmp_path)
     field(page, "max_train_steps").fill("-3")
     page.locator("#lora-start").click()
     expect(page.locator("#lora-message")).to_contain_text("Max train steps (max_train_steps): -3 is outside")
@@ -284,8 +299,8 @@ def test_bad_input_is_told_in_the_page_and_nothing_starts(page):
 
 
 def test_start_leads_to_the_wrong_field_in_its_folded_panel_and_marks_it_until_it_is_changed(page, tmp_path):
-    page.locator("#lora-panel-advanced-training > .label-wrap").click()
-    page.locator("#lora-panel-loss > .label-wrap").click()
+    begin_anew(page, tmp_path)
+    unfold(page, "advanced-training", "loss")
     field(page, "min_snr_gamma").fill("-1")
     page.locator("#lora-panel-advanced-training > .label-wrap").click()
     expect(field(page, "min_snr_gamma")).to_be_hidden()
@@ -318,7 +333,8 @@ def test_a_file_that_is_not_there_is_told_in_the_page(page, tmp_path):
     expect(page.locator("#lora-message [role=alert]")).to_contain_text("gone.toml")
 
 
-def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
+@of_a_stranger
+def test_another_family_shows_its_own_settings_keeps_what_both_have_and_offers_its_preset(page):
     field(page, "output_name").fill("kätzchen")
     expect(page.locator("#lora-clip_l")).to_be_hidden()
     family(page, "FLUX.1")
@@ -338,6 +354,19 @@ def test_another_family_shows_its_own_settings_and_keeps_what_both_have(page):
     family(page, "SDXL")
     expect(page.locator("#lora-clip_skip")).to_be_visible()
     expect(page.locator("#lora-panel-timesteps")).to_be_hidden()
+    field(page, "network_dim").fill("77")
+    family(page, "FLUX.1")
+    told = page.locator("#lora-message")
+    told.get_by_role("button", name="Use FLUX.1 safe start").click()
+    expect(field(page, "preset")).to_have_value("FLUX.1 safe start")
+    expect(field(page, "network_dim")).not_to_have_value("77")
+    expect_unsaved(page, False)
+    told.get_by_role("button", name="Undo").click()
+    expect(field(page, "network_dim")).to_have_value("77")
+    expect_unsaved(page, True)
+    field(page, "max_train_steps").fill("-3")
+    field(page, "max_train_steps").press("Control+Enter")  # starts
+    expect(told).to_contain_text("(max_train_steps): -3 is outside")
 
 
 def test_recommended_values_are_taken_with_one_click_and_survive_a_reload(page, tmp_path):
@@ -366,7 +395,8 @@ def test_a_preset_chooses_its_family(page):
 
 
 def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(page, demo):
-    settings = variant(demo, "printed")
+    output = demo.parent / "printed only"
+    settings = variant(demo, "printed", output_dir=str(output))
     open_file(page, settings)
     unfold(page, "saving-more", "network-more", "advanced-training", "noise")  # what comes into view stays unset
     expect(page.locator("#lora-pretrained_model_name_or_path-hint")).to_contain_text("SDXL checkpoint")
@@ -380,10 +410,11 @@ def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(p
         settings_in(command.locator(".cm-content").inner_text())
         == from_values(SDXL_LORA, read_toml(settings)).changed()
     )
-    assert not (demo.parent / "output").exists()
+    assert not output.exists()
 
 
-def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, flux_demo):
+def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, flux_demo, tmp_path):
+    begin_anew(page, tmp_path)
     model = read_toml(flux_demo)["pretrained_model_name_or_path"]
     found = page.locator("#lora-pretrained_model_name_or_path-hint")
     field(page, "pretrained_model_name_or_path").fill(model)
@@ -397,8 +428,9 @@ def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, f
     expect(page.locator("#lora-t5xxl-hint")).to_contain_text("not the T5-XXL text encoder")
 
 
-def test_flux_is_printed_trained_and_finished(page, flux_demo):
-    settings = variant(flux_demo, "flux", max_train_steps=6)
+def test_flux_is_printed_trained_compiled_and_swapped_and_then_with_both_turned_off_again(page, flux_demo):
+    """Two runs from one form, in which only what is told here changes in between; the second needs no trainer."""
+    settings = variant(flux_demo, "flux", max_train_steps=3, resolution="64,64", blocks_to_swap=2)
     open_file(page, settings)
     for name, found in (("clip_l", "CLIP text encoder"), ("t5xxl", "T5 text encoder"), ("ae", "FLUX.1 autoencoder")):
         expect(page.locator(f"#lora-{name}-hint")).to_contain_text(found)
@@ -410,50 +442,45 @@ def test_flux_is_printed_trained_and_finished(page, flux_demo):
     run = page.locator("#lora-run")
     expect(run.locator(".run-name")).to_contain_text("flux")
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
-    expect(run).to_contain_text("step 6 of 6")
+    expect(run).to_contain_text("step 3 of 3")
     expect(run).to_contain_text("torch.compile")
-    lora = flux_demo.parent / "output" / "flux.safetensors"
-    expect(run.locator(".result code")).to_have_text(str(lora))
-    assert lora.is_file()
+    output = flux_demo.parent / "output"
+    expect(run.locator(".result code")).to_have_text(str(output / "flux.safetensors"))
+    assert (output / "flux.safetensors").is_file()
+
+    unfold(page, "advanced-training", "torch-compile-settings", "metadata")
+    field(page, "output_name").fill("eager")
+    field(page, "compile").uncheck()
+    field(page, "blocks_to_swap").fill("")
+    field(page, "training_comment").fill(TELLS["training_comment"])
+    page.locator("#lora-start").click()
+    expect(run.locator(".run-name")).to_contain_text("eager")
+    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
+    expect(page.locator("#lora-start")).to_be_visible()
+    both, eager = (of_the_run(output, name) for name in ("flux", "eager"))
+    assert (both["compile"], both["blocks_to_swap"]) == (True, 2)
+    differ = {name for name in both.keys() | eager.keys() if both.get(name) != eager.get(name)}
+    assert differ == {"compile", "blocks_to_swap", "output_name", *TELLS}
+    assert not eager.keys() & {"compile", "blocks_to_swap"}
 
 
-def test_flux_learns_the_same_compiled_and_swapped_and_with_both_turned_off_again(page, flux_demo):
-    """Two runs of three steps from one form, in which only what is told here changes in between."""
-    short = {"max_train_steps": 3, "resolution": "64,64", "compile": False, "compile_backend": "inductor"}
-    open_file(page, variant(flux_demo, "ways", **short))
-    unfold(page, "advanced-training", "torch-compile-settings")
-    run = page.locator("#lora-run")
-    losses, keys, graphs = {}, {}, {}
-    for name, compiled, swapped in (
-        ("both", True, "2"),
-        ("eager", False, ""),
-    ):
-        field(page, "output_name").fill(name)
-        field(page, "compile").set_checked(compiled)
-        if compiled:
-            choose(page, "compile_backend", "aot_eager")
-        field(page, "blocks_to_swap").fill(swapped)
-        page.locator("#lora-start").click()
-        expect(run.locator(".run-name")).to_contain_text(name)
-        expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
-        expect(page.locator("#lora-start")).to_be_visible()
-        output = flux_demo.parent / "output"
-        (folder,) = (output / "runs").glob(f"*-{name}")
-        settings = open_settings(RunFolder(folder).config, TABS["lora"]).values
-        assert (settings.get("compile", False), settings.get("blocks_to_swap")) == (compiled, int(swapped or 0) or None)
-        events = list(RunFolder(folder).events())
-        losses[name] = [event["loss"] for event in events if event["kind"] == "step"]
-        graphs[name] = [event["graphs"] for event in events if event["kind"] == "compile"]
-        with safe_open(output / f"{name}.safetensors", "numpy") as file:
-            keys[name] = set(file.keys())
-    assert len(set(losses["eager"])) == 3
-    assert graphs == {"both": [2], "eager": []}
-    assert losses["both"] == pytest.approx(losses["eager"], rel=1e-5)
-    assert keys["both"] == keys["eager"]
+def of_the_run(output: Path, name: str) -> dict[str, Any]:
+    """The settings that the newest run of this name was started with."""
+    folder = max((output / "runs").glob(f"*-{name}"))
+    return open_settings(RunFolder(folder).config, TABS["lora"]).values
 
 
-def test_a_training_is_started_watched_and_finished(page, demo, chromium, server):
+def test_a_training_is_started_watched_and_finished_and_writes_no_secret(page, demo, chromium, server):
     open_file(page, variant(demo, "whole", max_train_steps=8))
+    unfold(page, "advanced-training", "logging", "hugging-face")
+    field(page, "wandb_api_key").fill("s3cret-of-wandb")
+    field(page, "huggingface_token").fill("hf_s3cret")
+    page.locator("#lora-save").click()
+    expect(page.locator("#lora-message")).to_contain_text("(huggingface_token): is a secret")
+    page.locator("#lora-print").click()
+    command = page.locator("#lora-command")
+    expect(command).to_contain_text("sdxl_train_network.py")
+    assert "s3cret" not in command.inner_text()
     page.locator("#lora-start").click()
     expect(page.locator("#lora-run [data-action=stop]")).to_be_visible()
     other = chromium.new_page()  # a second browser sees the same run
@@ -472,26 +499,9 @@ def test_a_training_is_started_watched_and_finished(page, demo, chromium, server
     expect(run).to_contain_text("torch.compile")
     expect(page.locator("#lora-start")).to_be_visible()
     assert whole.is_file()
-
-
-def test_a_secret_is_in_no_file_that_is_written(page, demo):
-    open_file(page, variant(demo, "secrets", max_train_steps=2, compile=False))
-    unfold(page, "advanced-training", "logging", "hugging-face")
-    field(page, "wandb_api_key").fill("s3cret-of-wandb")
-    field(page, "huggingface_token").fill("hf_s3cret")
-    page.locator("#lora-save").click()
-    expect(page.locator("#lora-message")).to_contain_text("(huggingface_token): is a secret")
-    page.locator("#lora-print").click()
-    command = page.locator("#lora-command")
-    expect(command).to_contain_text("sdxl_train_network.py")
-    assert "s3cret" not in command.inner_text()
-    page.locator("#lora-start").click()
-    run = page.locator("#lora-run")
-    expect(run.locator(".run-name")).to_contain_text("secrets")
-    expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
-    told = [path for path in demo.parent.rglob("*") if path.is_file()]
-    assert {"console.log", "events.jsonl", "config.toml"} <= {path.name for path in told}
-    assert [path for path in told if b"s3cret" in path.read_bytes()] == []
+    written = [path for path in demo.parent.rglob("*") if path.is_file()]
+    assert {"console.log", "events.jsonl", "config.toml"} <= {path.name for path in written}
+    assert [path for path in written if b"s3cret" in path.read_bytes()] == []
 
 
 def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_path):
@@ -508,7 +518,8 @@ def test_start_refuses_what_the_page_marks_red_and_leads_there(page, demo, tmp_p
     assert not (demo.parent / "output" / "runs").exists() or not list((demo.parent / "output" / "runs").glob("*red"))
 
 
-def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
+def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo, tmp_path):
+    begin_anew(page, tmp_path, caption_extension=".txt")
     (flat,) = Path(read_toml(demo)["train_data_dir"]).iterdir()
     (demo.parent / "flat").mkdir()
     for image in flat.iterdir():
@@ -525,23 +536,8 @@ def test_a_flat_folder_is_used_as_it_is_with_one_click(page, demo):
     expect(found.locator(".hint-good")).to_contain_text("12 images, all captioned")
 
 
-def test_the_preset_of_a_family_is_one_click_away_and_can_be_undone(page):
-    field(page, "network_dim").fill("77")
-    family(page, "FLUX.1")
-    told = page.locator("#lora-message")
-    told.get_by_role("button", name="Use FLUX.1 safe start").click()
-    expect(field(page, "preset")).to_have_value("FLUX.1 safe start")
-    expect(field(page, "network_dim")).not_to_have_value("77")
-    expect_unsaved(page, False)
-    told.get_by_role("button", name="Undo").click()
-    expect(field(page, "network_dim")).to_have_value("77")
-    expect_unsaved(page, True)
-    field(page, "max_train_steps").fill("-3")
-    field(page, "max_train_steps").press("Control+Enter")  # starts
-    expect(told).to_contain_text("(max_train_steps): -3 is outside")
-
-
-def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo):
+def test_a_path_is_chosen_in_a_dialog_with_the_keyboard_alone(page, demo, tmp_path):
+    begin_anew(page, tmp_path)
     field(page, "train_data_dir").fill(str(demo.parent))
     page.locator("#lora-train_data_dir").get_by_role("link", name="Browse").focus()
     page.keyboard.press("Enter")
@@ -595,48 +591,11 @@ def test_a_name_that_is_in_use_is_asked_about_before_the_start(page, gui, demo):
     gui.ask("queue", {"paused": False})
 
 
-def test_a_training_is_stopped_half_way_and_keeps_its_state(page, demo):
-    open_file(page, variant(demo, "half", max_train_steps=5000, compile=False))
-    page.locator("#lora-start").click()
-    run = page.locator("#lora-run")
-    expect(run.locator(".run-name")).to_contain_text("half")
-    expect(run.locator(".run-where")).to_have_text(re.compile(r"step [1-9]\d* of 5000"), timeout=TRAINING)
-    run.locator("[data-action=stop]").click()
-    expect(run.locator(".badge")).to_have_text(re.compile("Stopping|Stopped"))
-    expect(run.locator(".badge")).to_have_text("Stopped", timeout=TRAINING)
-    expect(page.locator("#lora-start")).to_be_visible()
-    assert list((demo.parent / "output").glob("half*-state")), "the state to resume from"
-
-
-def test_a_training_that_fails_says_why_in_the_page(page, demo):
-    """By a mistake that only the training can find: which packages are there."""
-    open_file(page, variant(demo, "broken", optimizer_type="nowhere.Optimizer"))
-    page.locator("#lora-start").click()
-    run = page.locator("#lora-run")
-    expect(run.locator(".badge")).to_have_text(re.compile("Failed|Ended"), timeout=TRAINING)
-    expect(run.locator("[role=alert]")).to_contain_text("optimizer_type: cannot find 'nowhere.Optimizer'")
-
-
 FULL = ("dreambooth", "finetune")
 
 
-def test_each_tab_brings_back_what_stood_in_it_and_the_page_the_tab_looked_at(page):
-    for tab in FULL:
-        go_to(page, tab)
-        field(page, "output_name", tab).press_sequentially(f"of_{tab}")
-    family(page, "FLUX.1", "finetune")
-    expect(page.locator("#finetune-blockwise_fused_optimizers")).to_be_visible()
-    page.reload()
-    expect(field(page, "output_name", "finetune")).to_have_value("of_finetune")
-    expect(page.locator("#finetune-clip_l")).to_be_visible()
-    go_to(page, "dreambooth")
-    expect(field(page, "output_name", "dreambooth")).to_have_value("of_dreambooth")
-    expect(page.locator("#dreambooth-train_text_encoder")).to_be_visible()
-    go_to(page, "lora")
-    expect(field(page, "output_name")).to_have_value("")
-
-
-def test_a_tab_takes_model_and_images_over_from_another_with_one_click(page):
+@of_a_stranger
+def test_a_tab_takes_model_and_images_over_and_each_brings_back_what_stood_in_it(page):
     field(page, "train_data_dir").fill("/images/cats")
     family(page, "FLUX.1")
     go_to(page, "dreambooth")
@@ -651,11 +610,33 @@ def test_a_tab_takes_model_and_images_over_from_another_with_one_click(page):
     told.get_by_role("button", name="Undo").click()
     expect(field(page, "train_data_dir", "dreambooth")).to_have_value("")
     expect(page.locator("#dreambooth-clip_l")).to_be_hidden()
+    field(page, "output_name", "dreambooth").fill("")
+    for tab in FULL:
+        go_to(page, tab)
+        field(page, "output_name", tab).press_sequentially(f"of_{tab}")
+    family(page, "FLUX.1", "finetune")
+    expect(page.locator("#finetune-blockwise_fused_optimizers")).to_be_visible()
+    page.reload()
+    expect(field(page, "output_name", "finetune")).to_have_value("of_finetune")
+    expect(page.locator("#finetune-clip_l")).to_be_visible()
+    go_to(page, "dreambooth")
+    expect(field(page, "output_name", "dreambooth")).to_have_value("of_dreambooth")
+    expect(page.locator("#dreambooth-train_text_encoder")).to_be_visible()
+    go_to(page, "lora")
+    expect(field(page, "output_name")).to_have_value("")
+    expect(field(page, "train_data_dir")).to_have_value("/images/cats")
 
 
-@pytest.mark.parametrize("tab", FULL)
-def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
-    go_to(page, tab)
+def test_a_file_for_another_tab_names_it(page, tmp_path):
+    (tmp_path / "cat.toml").write_text("network_dim = 8\n")
+    go_to(page, "dreambooth")
+    ask_for(page, tmp_path / "cat.toml", "dreambooth")
+    told = page.locator("#dreambooth-message [role=alert]")
+    expect(told).to_contain_text("cat.toml is a LoRA configuration; open it in the LoRA tab")
+
+
+def expect_presets_that_fit(page: Page, tab: str) -> None:
+    """Those of whole models, by the card that they name."""
     expect(field(page, "preset", tab)).to_have_value("SDXL safe start")
     expect(field(page, "learning_rate", tab)).to_have_value("1e-05")
     choose(page, "preset", "FLUX.1 low memory 12 GB", tab)
@@ -670,21 +651,14 @@ def test_presets_of_whole_models_fit_the_card_that_they_name(page, tab):
     expect(page.locator(f"#{tab}-compile_vae")).to_be_visible()
 
 
-def test_a_file_for_another_tab_names_it(page, tmp_path):
-    (tmp_path / "cat.toml").write_text("network_dim = 8\n")
-    go_to(page, "dreambooth")
-    ask_for(page, tmp_path / "cat.toml", "dreambooth")
-    told = page.locator("#dreambooth-message [role=alert]")
-    expect(told).to_contain_text("cat.toml is a LoRA configuration; open it in the LoRA tab")
-
-
 def fill_in(page: Page, tab: str, settings: dict[str, object]) -> None:
     """Type settings into the form, as far as they are texts."""
     for name, value in settings.items():
         field(page, name, tab).fill(str(value))
 
 
-def test_dreambooth_goes_from_an_empty_form_to_a_trained_model(page, demo):
+@of_a_stranger
+def test_dreambooth_goes_from_an_empty_form_to_a_finished_run(page, demo):
     tab, made = "dreambooth", read_toml(demo)
     go_to(page, tab)
     output = demo.parent / "whole output"
@@ -694,22 +668,23 @@ def test_dreambooth_goes_from_an_empty_form_to_a_trained_model(page, demo):
     choose_or_type(page, "resolution", "128,128", tab)
     field(page, "enable_bucket", tab).uncheck()
     field(page, "fused_backward_pass", tab).check()
+    unfold(page, "metadata", tab=tab)
+    field(page, "training_comment", tab).fill(TELLS["training_comment"])
     page.locator(f"#{tab}-print").click()
     expect(page.locator(f"#{tab}-command")).to_contain_text("sdxl_train.py")
     page.locator(f"#{tab}-start").click()
     run = page.locator(f"#{tab}-run")
     expect(run.locator(".run-name")).to_contain_text("kind")
-    go_to(page, "finetune")  # another tab shows the same run, and starts none beside it
-    expect(page.locator("#finetune-run .run-name")).to_contain_text("kind")
-    expect(page.locator("#finetune-start")).to_have_text("Add to queue")
-    go_to(page, tab)
     expect(run.locator(".badge")).to_have_text("Finished", timeout=TRAINING)
     expect(run).to_contain_text("step 3 of 3")
     expect(run.locator(".result code")).to_have_text(str(output / "kind.safetensors"))
     expect(run.locator(".result")).to_contain_text("models/checkpoints")
-    assert (output / "kind.safetensors").stat().st_size > 0.4 * Path(
-        made["pretrained_model_name_or_path"]
-    ).stat().st_size
+    (config,) = (output / "runs").glob("*-kind/config.toml")
+    started = read_toml(config)
+    typed = {"enable_bucket": False, "fused_backward_pass": True, "max_train_steps": 3, "resolution": "128,128"}
+    assert typed.items() <= started.items()
+    assert {name: started[name] for name in ("family", "method")} == SDXL_FULL.identity
+    expect_presets_that_fit(page, tab)
 
 
 def choose_or_type(page: Page, name: str, value: str, tab: str) -> None:
@@ -717,9 +692,12 @@ def choose_or_type(page: Page, name: str, value: str, tab: str) -> None:
     field(page, name, tab).press("Enter")
 
 
+@of_a_stranger
 def test_flux_is_fine_tuned_from_an_empty_form_by_a_metadata_file_made_there(page, flux_demo):
     tab, made = "finetune", read_toml(flux_demo)
     go_to(page, tab)
+    expect_presets_that_fit(page, tab)
+    field(page, "compile", tab).uncheck()
     choose(page, "preset", "FLUX.1 low memory 24 GB", tab)
     expect(page.locator(f"#{tab}-message")).to_contain_text("applied")
     (images,) = Path(made["train_data_dir"]).iterdir()

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
 ]
 
+WIDTHS = (1400, 800, 390)
 TRAINING_TABS = ("lora", "dreambooth", "finetune")
 SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("*")]
   .filter((element) => element.getClientRects().length && element.scrollWidth > element.clientWidth)
@@ -37,12 +38,13 @@ UNFOLD = """(tab) => {
 LONG = "a_long_name_of_a_run_of_somebody_who_writes_everything_into_it"
 
 
-def list_runs(home: Path) -> None:
-    """Runs of the past, with long names and reasons, and waiting ones, for the GUI that gets this home."""
-    store = RunStore(home / "sd-scripts-studio" / "runs.sqlite")
+def list_runs(list_of_runs: Path) -> None:
+    """Add runs of the past, with long names and reasons, and waiting ones."""
+    home = list_of_runs.parent
+    store = RunStore(list_of_runs)
     store.pause(True)
     for number, error in enumerate(("", "", f"train_data_dir: there is no folder /data/{LONG}")):
-        folder = new_run_folder(home / "runs", f"{LONG}{number}")
+        folder = new_run_folder(home / "long", f"{LONG}{number}")
         folder.config.write_text(f'output_name = "{LONG}"\nseed = {number}\n')
         with closing(folder.log()) as log:
             log("started", max_steps=5000, epochs=10)
@@ -59,19 +61,23 @@ def list_runs(home: Path) -> None:
     store.close()
 
 
-@pytest.fixture(scope="module")
-def gui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gui]:
-    """One GUI for the module, which has runs already."""
-    home = tmp_path_factory.mktemp("state")
-    list_runs(home)
-    gui = Gui(home)
-    gui.start()
-    yield gui
-    gui.stop()
+@pytest.fixture
+def runs(gui: Gui) -> Iterator[None]:
+    """The GUI has runs."""
+    list_runs(gui.runs)
+    yield
+    gui.clear()
 
 
 def too_wide(page: Any) -> set[str]:
-    return set(page.evaluate(SCROLLS_SIDEWAYS))
+    """What scrolls sideways in a window of any width."""
+    found = set()
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # charts
+        found |= {f"{width}: {wide}" for wide in page.evaluate(SCROLLS_SIDEWAYS)}
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    return found
 
 
 def unfolded(page: Any, tab: str) -> set[str]:
@@ -83,9 +89,8 @@ def unfolded(page: Any, tab: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("width", [1400, 800, 390])
-def test_nothing_scrolls_sideways_on_any_tab_with_panels_folded_and_unfolded(page, width):
-    page.set_viewport_size({"width": width, "height": 900})
+@pytest.mark.usefixtures("stranger", "runs")
+def test_nothing_scrolls_sideways_at_any_width_with_panels_folded_and_unfolded(page):
     found: dict[str, set[str]] = {"at first": too_wide(page)}
     for tab in TRAINING_TABS:
         page.evaluate("(tab) => document.getElementById(`${tab}-button`).click()", tab)

@@ -1,4 +1,4 @@
-"""Runs in the page, in real Chromium against the real GUI and miniature trainings: queue, reload, restart and more."""
+"""Runs in the page, in real Chromium against the real GUI: queue, reload, restart, a training that is continued."""
 
 import re
 from itertools import pairwise
@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from runs_help import wait_for
 
-from browser.page_help import CHROMIUM, SLOW, TRAINING, Gui, ask_for, field, settled, variant
+from browser.page_help import CHROMIUM, FAILS, SLOW, TELLS, TRAINING, Gui, ask_for, variant
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.runs.run_state import ENDED
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
@@ -25,6 +24,7 @@ PROMPT = "a drawn cat --w 64 --h 64 --s 2 --d 7"
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+    pytest.mark.usefixtures("stranger"),
 ]
 
 
@@ -89,24 +89,10 @@ def expect_badge(page: Page, words: str) -> None:
     expect(live(page).locator(".badge")).to_have_text(words, timeout=TRAINING)
 
 
-@pytest.fixture(scope="module")
-def three(chromium: Any, server: str, demo: Path) -> dict[str, int]:
-    """Three runs, queued in the page; their numbers by name. The first goes on until somebody stops it."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, base_url=server)
-    page = context.new_page()
-    page.set_default_timeout(SLOW)
-    page.goto(server)
-    expect(page.locator("#lora-start")).to_be_visible()
-    settled(page, "#lora")
-    ranks = {"first": 8, "second": 4, "third": 4}
+def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(page, chromium, server, demo):
+    names = ("first", "second", "third")
     steps = {"first": LONG, "second": 6, "third": 6}
-    started = {name: start(page, quick(demo, name, steps[name], network_dim=rank)) for name, rank in ranks.items()}
-    context.close()
-    return started
-
-
-def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(page, chromium, server, three):
-    first, second, third = three.values()
+    first, second, third = (start(page, variant(demo, name, max_train_steps=steps[name], **TELLS)) for name in names)
     expect(live(page)).to_have_attribute("data-run", str(first))
     expect(page.locator("#lora-start")).to_have_text("Add to queue")
     expect(page.locator(".live .waiting")).to_contain_text("2 queued")
@@ -127,7 +113,10 @@ def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(pa
         expect_step(other)
         go_to_runs(other)
         expect(other.locator(".queue li").nth(1)).to_contain_text("third")
-        press(other, "stop")  # of the first, which the tab Runs shows too
+        other.locator("#finetune-button").click()  # another tab shows the same run, and starts none beside it
+        expect(other.locator("#finetune-run .run-name")).to_contain_text("first")
+        expect(other.locator("#finetune-start")).to_have_text("Add to queue")
+        other.locator("#finetune-run [data-action=stop]").click()
         # what a page still asks is lost with its browser
         wait_for(lambda: brief(page, "first")["state"] in ("stopping", "stopped"))
     wait_for(lambda: brief(page, "second")["state"] == "finished", TRAINING / 1000)
@@ -140,39 +129,11 @@ def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(pa
     expect(live(page).locator(".result code")).to_contain_text("second.safetensors")
 
 
-@pytest.fixture(scope="module")
-def ended(chromium: Any, server: str, three: dict[str, int]) -> dict[str, int]:
-    """The three, when all of them are over."""
-    page = chromium.new_context(base_url=server).new_page()
-    page.goto(server)
-    if brief(page, "first")["state"] != "stopped":
-        wait_for(lambda: brief(page, "first")["step"] > 0, TRAINING / 1000)
-        page.request.post(f"/studio/run/{three['first']}/stop", headers={"X-Studio": "1"})
-    wait_for(lambda: all(brief(page, name)["state"] in ENDED for name in three), TRAINING / 1000)
-    page.context.close()
-    return three
-
-
-def test_two_runs_are_compared_by_their_curves_and_the_settings_that_differ(page, ended):
-    go_to_runs(page)
-    expect(page.locator("[data-action=compare]")).to_be_disabled()
-    for name in ("first", "third"):
-        page.locator(f".history [data-run='{ended[name]}'] input[type=checkbox]").check()
-    page.locator("[data-action=compare]").click()
-    comparison = page.locator(".comparison")
-    expect(comparison.locator(".curves-legend [data-series^=run-]")).to_have_text(["first", "third"])
-    rows = {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in
-            comparison.locator("tbody tr").all()}  # fmt: skip
-    assert rows["Max train steps"] == [str(LONG), "6"]
-    assert ["8", "4"] in rows.values()
-    assert all(len(set(values)) == 2 for values in rows.values())
-
-
-def test_a_run_is_asked_for_a_sample_and_a_model_and_outlives_a_killed_gui(page, gui: Gui, demo):
+def test_a_training_is_asked_for_a_sample_and_a_model_outlives_a_killed_gui_and_is_continued(page, gui: Gui, demo):
     prompts = demo.with_name("prompts.txt")
     prompts.write_text(f"{PROMPT}\n")
     long = start(page, quick(demo, "long", LONG, sample_prompts=str(prompts)))
-    behind = start(page, quick(demo, "behind", 3))
+    behind = start(page, variant(demo, "behind", max_train_steps=3, **TELLS))
     expect(live(page)).to_have_attribute("data-run", str(long))
     expect_step(page)
     press(page, "sample")
@@ -199,56 +160,35 @@ def test_a_run_is_asked_for_a_sample_and_a_model_and_outlives_a_killed_gui(page,
     expect(live(page)).to_have_attribute("data-run", str(long))
     expect_step(page, brief(page, "long")["step"] + 1)
     press(page, "stop")
-    wait_for(lambda: brief(page, "long")["state"] == "stopped")
+    wait_for(lambda: brief(page, "long")["state"] == "stopped")  # the page then shows the one behind
+    assert list((demo.parent / "output").glob("long*-state")), "the state to continue from"
     wait_for(lambda: brief(page, "behind")["state"] == "finished", TRAINING / 1000)  # the queue went on
-    folder = RunFolder(Path(brief(page, "long")["folder"]))
-    heard = [event for event in folder.events() if event["kind"] == "heard"]
-    assert [event["command"] for event in heard] == ["sample", "save", "stop"]
     assert brief(page, "behind")["id"] == behind
+    before = brief(page, "long")
+    heard = [event for event in RunFolder(Path(before["folder"])).events() if event["kind"] == "heard"]
+    assert [event["command"] for event in heard] == ["sample", "save", "stop"]
 
-
-def test_a_stopped_run_is_continued_from_its_state_with_one_button(page, demo):
-    begun = start(page, quick(demo, "onward", LONG))
-    expect(live(page)).to_have_attribute("data-run", str(begun))
-    expect_step(page, 3)
-    press(page, "stop")
-    expect_badge(page, "Stopped")
-    stopped = brief(page, "onward")["step"]
+    look_at(page, long)
     press(page, "continue")
-    expect(live(page)).not_to_have_attribute("data-run", str(begun))
-    expect_step(page, stopped + 1)
-    again = brief(page, "onward")
-    assert again["id"] != begun
+    wait_for(lambda: brief(page, "long")["id"] != long)
+    again = brief(page, "long")["id"]
+    look_at(page, again)
+    expect_step(page, before["step"] + 1)
     press(page, "stop")
     expect_badge(page, "Stopped")
     steps = [
         [event["step"] for event in RunFolder(Path(run["folder"])).events() if event["kind"] == "step"]
-        for run in (brief(page, "onward"), next(run for run in board(page) if run["id"] == begun))
+        for run in (before, brief(page, "long"))
     ]
-    assert steps[1] == list(range(1, stopped + 1))
-    assert steps[0] == list(range(stopped + 1, steps[0][-1] + 1))  # no step is lost and none is done twice
+    assert steps[0] == list(range(1, before["step"] + 1))
+    assert steps[1] == list(range(before["step"] + 1, steps[1][-1] + 1))  # no step is lost and none is done twice
 
 
 def test_a_failed_run_says_what_is_wrong_and_what_to_look_at_and_the_queue_goes_on(page, demo):
-    failed = start(page, quick(demo, "broken", 3, optimizer_type="nowhere.Optimizer"))
-    start(page, quick(demo, "after", 3))
+    failed = start(page, variant(demo, "broken", **FAILS))
+    start(page, variant(demo, "after", max_train_steps=3, **TELLS))
     wait_for(lambda: brief(page, "after")["state"] == "finished", TRAINING / 1000)
     look_at(page, failed)
     expect_badge(page, "Failed")
     expect(live(page).locator(".message-error")).to_contain_text("optimizer_type: cannot find 'nowhere.Optimizer'")
     expect(page.locator(f".history [data-run='{failed}'] .badge")).to_have_attribute("title", re.compile("nowhere"))
-
-
-def test_the_settings_of_a_run_come_back_into_the_form_and_its_file_stays(page, ended):
-    look_at(page, ended["second"])
-    config = Path(brief(page, "second")["folder"]) / "config.toml"
-    before = config.read_bytes()
-    press(page, "load")
-    expect(page.locator("#lora-start")).to_be_visible()
-    settled(page, "#lora")
-    expect(field(page, "output_name")).to_have_value("second")
-    expect(field(page, "network_dim")).to_have_value("4")
-    field(page, "network_dim").fill("16")
-    page.locator("#lora-save").click()  # asks for a name: the run's own file is not the open one
-    expect(page.locator("#lora-new-name")).to_be_visible()
-    assert config.read_bytes() == before
