@@ -1,4 +1,4 @@
-"""A trainer that only tells: python telling_trainer.py FOLDER [STEPS [TOLD_AT_ONCE [SECONDS_OF_A_STEP [MODEL]]]]."""
+"""A trainer that only tells: python telling_trainer.py FOLDER, then what `main` takes, in this order."""
 
 import sys
 import time
@@ -7,10 +7,12 @@ from pathlib import Path
 from sd_scripts.runs.folder import RunFolder
 
 
-def main(place: str, steps: str = "100000", at_once: str = "0", seconds: str = "0.01", model: str = "") -> None:
+def main(
+    place: str, steps: str = "100000", at_once: str = "0", seconds: str = "0.01", model: str = "", method: str = "lora"
+) -> None:
     folder, last = RunFolder(Path(place)), int(steps)
     log, commands = folder.log(), folder.commands()
-    log("started", max_steps=last, epochs=1, images_per_step=2, family="sdxl")
+    log("started", max_steps=last, epochs=1, images_per_step=2, family="sdxl", method=method)
     log("warning", text="nothing is learned here")
     for step in range(1, last + 1):
         log("step", step=step, epoch=1, loss=1 / step, seconds=0.1, lr={"unet": 1e-4})

@@ -27,7 +27,8 @@ def tell(run: Path, settings: dict[str, Any]) -> None:
     import telling_trainer
 
     model = Path(settings["output_dir"]) / f"{settings['output_name']}.safetensors"
-    telling_trainer.main(str(run), str(settings["max_train_steps"]), seconds="0.05", model=str(model))
+    steps, method = str(settings["max_train_steps"]), settings["method"]
+    telling_trainer.main(str(run), steps, seconds="0.05", model=str(model), method=method)
 
 
 def fail(run: Path) -> None:
