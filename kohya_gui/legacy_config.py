@@ -27,7 +27,7 @@ from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.words import shell_words
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.command_line import given_flags
-from sd_scripts.options.schedules import SCHEDULES
+from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.settings import Remark
 from sd_scripts.options.spec import truth
 

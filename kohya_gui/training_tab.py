@@ -3,13 +3,11 @@
 import json
 import logging
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,15 @@ from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
 from kohya_gui.panels import BASE_MODEL
 from kohya_gui.past_runs import opened_run
+from kohya_gui.presets import (
+    KEPT_BY_PRESETS,
+    PRESETS,
+    first_preset,
+    preset_family,
+    preset_file,
+    preset_title,
+    preset_words,
+)
 from kohya_gui.recognise import Recognised
 from kohya_gui.runs_gui import RunPanel
 from kohya_gui.shell_line import shell_line
@@ -42,13 +49,6 @@ from sd_scripts.runs.store import gpus_overlap, state_folder
 
 logger = logging.getLogger("sd_scripts")
 
-PRESETS = Path(__file__).parents[1] / "presets"
-KEPT_BY_PRESETS = (
-    *(BASE_MODEL, "vae", *component_cards()),
-    *("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
-    *("output_dir", "output_name", "logging_dir", "sample_prompts"),
-)
-"""Paths and names, which a preset leaves alone: it is about how to train."""
 SHARED = (*(name for name in KEPT_BY_PRESETS if name not in ("output_name", "sample_prompts")), "caption_extension")
 """Options that one tab can copy from another: model, images and output folder."""
 COMPILE = "compile"
@@ -558,34 +558,6 @@ class TrainingTab:
     def _train(self, data: Updates, values: dict[str, Any], print_only: bool) -> tuple[Prepared, int | None]:
         family, unknown, prompts = data[self.family], data[self.unknown], self._prompts(data, values)
         return self.training.train_model(self._queue, values, family, unknown, print_only, self._allowed_paths, prompts)
-
-
-def preset_file(tab: str, name: str) -> Path:
-    return PRESETS / tab / f"{name}.toml"
-
-
-def first_preset(family: str) -> str:
-    """Return the preset of a fresh page; the bare defaults are those of sd-scripts."""
-    return f"{family}_safe_start"
-
-
-def preset_family(name: str) -> str:
-    """Return the family whose name a preset begins with."""
-    return max((family for family in FAMILY_TITLES if name.startswith(f"{family}_")), key=len, default="")
-
-
-def preset_title(path: Path) -> str:
-    """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
-    family = preset_family(path.stem)
-    rest = path.stem.removeprefix(f"{family}_")
-    words = re.sub(r"(\d+)gb\b", r"\1 GB", rest.replace("_", " "))
-    return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
-
-
-def preset_words(path: Path) -> str:
-    """Return a preset's description: the comment at its top."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
 
 
 def hint(found: Recognised, more: str = "") -> str:

@@ -29,9 +29,10 @@ from kohya_gui.lora_gui import LORA, open_configuration, save_configuration
 from kohya_gui.messages import message
 from kohya_gui.panels import BASE_MODEL, TIMESTEPS
 from kohya_gui.past_runs import why_not
+from kohya_gui.presets import PRESETS, preset_title, preset_words
 from kohya_gui.run_view import duration, newest_state, sections, speed
 from kohya_gui.training import Training
-from kohya_gui.training_tab import PRESETS, TrainingTab, hint, offer, preset_title, preset_words
+from kohya_gui.training_tab import TrainingTab, hint, offer
 from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.families.model_file import describe
 from sd_scripts.formats.toml_files import read_toml, toml_text

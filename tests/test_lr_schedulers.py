@@ -16,7 +16,7 @@ from sd_scripts.library.lr_schedulers import (
 )
 from sd_scripts.library.optimizers import make_optimizer
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.schedules import SCHEDULES
+from sd_scripts.options.schedule_table import SCHEDULES
 
 TOTAL = 100
 

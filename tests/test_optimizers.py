@@ -18,7 +18,7 @@ from sd_scripts.library.optimizers import (
 )
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_args import TAKEN
-from sd_scripts.options.optimizers import OPTIMIZERS
+from sd_scripts.options.optimizer_table import OPTIMIZERS
 
 warnings.filterwarnings("ignore", module="bitsandbytes")
 INSTALLED = {name: known for name, known in OPTIMIZERS.items() if known.installed}

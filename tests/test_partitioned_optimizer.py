@@ -23,7 +23,7 @@ from sd_scripts.library.optimizers import (
 from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.optimizers import OPTIMIZERS
+from sd_scripts.options.optimizer_table import OPTIMIZERS
 
 Make = Callable[[list[Group]], Optimizer]
 MAKERS: dict[str, Make] = {

@@ -18,7 +18,7 @@ import torch
 from training_help import SHORT, Run, equal, images, train, train_whole
 
 from sd_scripts.formats.disk import NotWritten, errno_of, format_bytes
-from sd_scripts.library import metadata
+from sd_scripts.library import ss_metadata
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.preflight import problems
 from sd_scripts.options.saving import SavingOptions
@@ -74,9 +74,9 @@ def test_without_an_installed_package_files_are_saved(monkeypatch: pytest.Monkey
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    metadata._version.cache_clear()
-    assert metadata._version() == "sd-scripts-studio"
-    metadata._version.cache_clear()
+    ss_metadata._version.cache_clear()
+    assert ss_metadata._version() == "sd-scripts-studio"
+    ss_metadata._version.cache_clear()
 
 
 def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:

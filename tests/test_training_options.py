@@ -16,6 +16,7 @@ from training_help import TEXT_ENCODERS_TOO, Run, equal, images, train
 
 from sd_scripts.families.sdxl.unet import predict
 from sd_scripts.options.settings import Settings
+from sd_scripts.training.step_inputs import step_inputs
 from sd_scripts.training.trainer import Trainer
 
 
@@ -138,7 +139,7 @@ def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
     data: Path, miniature: Any, tmp_path: Path
 ) -> None:
     trainer = before_first_step(miniature, tmp_path / "out", data)
-    inputs = trainer.training_data.inputs(next(trainer.loader.epoch(1)), "drawn once")
+    inputs = step_inputs(trainer.training_data, next(trainer.loader.epoch(1)), "drawn once")
     network = trainer.trainable.network  # type: ignore[attr-defined]
 
     loss = trainer.step.micro(inputs)
@@ -197,7 +198,7 @@ def step_of(trainer: Trainer, **options: Any) -> Step:
     context, plain = trainer.context, trainer.context.settings
     context.settings = Settings(plain.script, {**plain.values(), **options})
     try:
-        inputs = trainer.training_data.inputs(next(trainer.loader.epoch(1)), "drawn once")
+        inputs = step_inputs(trainer.training_data, next(trainer.loader.epoch(1)), "drawn once")
         with torch.no_grad():
             text = torch.cat([inputs["text.hidden_state1"], inputs["text.hidden_state2"]], dim=-1)
             prediction = predict(

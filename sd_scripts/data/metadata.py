@@ -8,7 +8,7 @@ from sd_scripts.data.blueprint import Subset
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import ShortBatches, batch_shapes
-from sd_scripts.library.metadata import DatasetMetadata
+from sd_scripts.library.ss_metadata import DatasetMetadata
 
 Tags = dict[str, dict[str, int]]
 Folders = dict[str, dict[str, int]]

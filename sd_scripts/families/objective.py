@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
-from sd_scripts.library.flow import draw_sigmas, within_bounds
+from sd_scripts.library.flow_timesteps import draw_sigmas, within_bounds
 from sd_scripts.library.noise import expand_to, normal, perturb, timestep_bounds
 from sd_scripts.options.flow import FlowOptions
 from sd_scripts.options.loss import NoiseOptions

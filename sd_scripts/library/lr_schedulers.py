@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from sd_scripts.library.key_values import class_by_path, key_values
 from sd_scripts.library.optimizers import is_schedule_free, make_optimizer, set_hyperparameters, updater
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.optimizers import optimizer_name
-from sd_scripts.options.schedules import SCHEDULES, Schedule
+from sd_scripts.options.optimizer_table import optimizer_name
+from sd_scripts.options.schedule_table import SCHEDULES, Schedule
 from sd_scripts.options.spec import WrongValue
 
 

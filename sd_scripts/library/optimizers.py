@@ -16,7 +16,7 @@ from sd_scripts.library.key_values import class_by_path, key_values
 from sd_scripts.library.partitioned_optimizer import Group, PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.optimizers import (
+from sd_scripts.options.optimizer_table import (
     OPTIMIZERS,
     KnownOptimizer,
     is_schedule_free_class,

@@ -31,10 +31,10 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.optimizers import known_optimizer
+from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.schedules import SCHEDULES
+from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.spec import OptionGroup, until_wrong
 from sd_scripts.options.training import TrainingOptions
 

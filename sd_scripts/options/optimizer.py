@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from sd_scripts.options.optimizer_args import literals, problems
-from sd_scripts.options.optimizers import OPTIMIZERS, known_optimizer
-from sd_scripts.options.schedules import SCHEDULES
+from sd_scripts.options.optimizer_table import OPTIMIZERS, known_optimizer
+from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.spec import OptionGroup, count, option, optional
 
 

@@ -25,7 +25,7 @@ from sd_scripts.library.partitioned_optimizer import PartitionedOptimizer
 from sd_scripts.library.rounding_adamw import RoundingAdamW
 from sd_scripts.options.full import FullOptions, FusedOptions, ModelFileOptions
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.optimizers import known_optimizer
+from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.context import Context

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.library import optimizers
-from sd_scripts.library.metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
+from sd_scripts.library.ss_metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
 from sd_scripts.networks.plan import DEFAULT_DIM
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url

@@ -19,7 +19,7 @@ from sd_scripts.options.optimizer import LrSchedulerOptions
 from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, LoraFileOptions, SavingOptions
-from sd_scripts.options.schedules import SCHEDULES
+from sd_scripts.options.schedule_table import SCHEDULES
 from sd_scripts.options.settings import Groups, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import DistributedOptions, ResumeOptions

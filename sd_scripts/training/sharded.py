@@ -25,7 +25,7 @@ from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import OptimizerOptions
-from sd_scripts.options.optimizers import OPTIMIZERS, known_optimizer
+from sd_scripts.options.optimizer_table import OPTIMIZERS, known_optimizer
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.training.compiling import uses_cuda_graphs

@@ -42,8 +42,9 @@ from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.step import HalfScaler, TrainStep
+from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
-from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device, text_of
+from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device
 from sd_scripts.training.validation import Validator
 from sd_scripts.training.writer import Writer
 
@@ -356,7 +357,7 @@ class Trainer:
 
     def _micro(self, batch: Batch, number: int) -> Tensor:
         key = (self.train_state.progress.step, number)
-        inputs = self.training_data.inputs(batch, *key)
+        inputs = step_inputs(self.training_data, batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
         return self.step.micro(inputs)
 

@@ -1,7 +1,7 @@
 """Data of a run: the data plan, caches, data loading for a step, and sample prompts."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +10,6 @@ from itertools import compress
 import torch
 from torch import Tensor, nn
 
-from sd_scripts.data.batch import Batch
 from sd_scripts.data.caches import CacheJob
 from sd_scripts.data.dataset import DataPlan
 from sd_scripts.data.epochs import BatchShape, ShortBatches, batch_shapes
@@ -82,22 +81,6 @@ class TrainingData:
             pin_memory=self.context.device.type == "cuda",
         )
 
-    def inputs(self, batch: Batch, *key: object, timestep: float | None = None) -> dict[str, Tensor]:
-        """Load the data of a step: return its tensors on the device. Draws are keyed by the seed and `key`.
-
-        Names of text outputs start with `text.`, tokens for encoders that are trained with `tokens.`: see text_of.
-        """
-        device, settings = self.context.device, self.context.settings
-        latents = batch.latents
-        if latents is None:
-            assert batch.pixels is not None, "a batch holds pixels or latents"
-            latents = self.family.encode_images(self.components, batch.pixels.to(device, non_blocking=True))
-        latents = latents.to(device, torch.float32, non_blocking=True)
-        t = None if timestep is None else torch.full((len(batch),), timestep, device=device, dtype=torch.float32)
-        inputs = self.family.step_inputs(batch, latents, settings, self.context.generator(*key), t)
-        text = self._text(batch)
-        return inputs | {name: tensor.to(device, non_blocking=True) for name, tensor in text.items()}
-
     def text_of_prompt(self, number: int) -> dict[str, Tensor]:
         """Return the text outputs of a sample's captions: those encoded ahead, and those of the step encoders now."""
         text, encoders = self.prompt_text[number] if self.prompt_text else {}, self.step_encoders
@@ -120,36 +103,6 @@ class TrainingData:
         tokens = self.family.text.tokenize(self.components, captions, self.context.settings)
         called = [self.text is None or trains for trains in self.trains_encoder]
         return {encoder: each for encoder, each in tokens.items() if called[encoder] == of_steps}
-
-    def _text(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the outputs of frozen encoders, from the cache or computed now, and the tokens of trained ones."""
-        if batch.text and not any(self.trains_encoder):
-            return {f"text.{name}": tensor for name, tensor in batch.text.items()}
-        tokens = self.family.text.tokenize(self.components, batch.captions, self.context.settings)
-        frozen = {encoder: each for encoder, each in tokens.items() if not self.trains_encoder[encoder]}
-        trained = {encoder: each for encoder, each in tokens.items() if self.trains_encoder[encoder]}
-        text = batch.text
-        if frozen and not text:
-            for encoder, trains in zip(self.components.text_encoders, self.trains_encoder, strict=True):
-                encoder.train(trains and encoder.training)  # T5 has dropout in training mode
-            with torch.no_grad():
-                text = self.family.text.encode(self.components, frozen)
-        return {f"text.{name}": tensor for name, tensor in text.items()} | {
-            f"tokens.{encoder}.{name}": tensor for encoder, each in trained.items() for name, tensor in each.items()
-        }
-
-
-def text_of(inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tokens]:
-    """Return the text outputs among a step's inputs, and the tokens of the encoders that are trained."""
-    text: dict[str, Tensor] = {}
-    tokens: Tokens = {}
-    for name, tensor in inputs.items():
-        match name.split("."):
-            case ["text", output]:
-                text[output] = tensor
-            case ["tokens", encoder, kind]:
-                tokens.setdefault(int(encoder), {})[kind] = tensor
-    return text, tokens
 
 
 def batches_per_epoch(context: Context, plan: DataPlan) -> int:

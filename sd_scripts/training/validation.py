@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sd_scripts.options.dataset import ValidationOptions
 from sd_scripts.training.error_hints import brief
+from sd_scripts.training.step_inputs import step_inputs
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.training_data import TrainingData
 
@@ -63,7 +64,7 @@ class Validator:
             for number, batch in enumerate(islice(self._loader.epoch(1), total)):
                 for timestep in self._timesteps:
                     key = ("validation", self._options.validation_seed, number, timestep)
-                    inputs = self._training_data.inputs(batch, *key, timestep=timestep)
+                    inputs = step_inputs(self._training_data, batch, *key, timestep=timestep)
                     losses.append(self._loss(inputs))
                 progress(number + 1, total)
         return torch.cat(losses).mean()

@@ -34,7 +34,7 @@ from sd_scripts.families.family import (
 )
 from sd_scripts.families.layouts import Layout, whole_file
 from sd_scripts.families.objective import flow_inputs
-from sd_scripts.library.flow import sampling_sigmas
+from sd_scripts.library.flow_timesteps import sampling_sigmas
 from sd_scripts.library.losses import diffusion_loss
 from sd_scripts.library.media import Media
 from sd_scripts.networks.targets import LoraTarget

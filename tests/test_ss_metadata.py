@@ -10,7 +10,8 @@ import torch
 from scripts_help import SDXL_LORA
 
 from sd_scripts.families.model_file import read_header
-from sd_scripts.library.metadata import (
+from sd_scripts.library.safetensors_io import save_model, with_hashes
+from sd_scripts.library.ss_metadata import (
     ALWAYS,
     SAME_NAME,
     SAME_NAME_WITHOUT_CONFIG,
@@ -19,7 +20,6 @@ from sd_scripts.library.metadata import (
     modelspec,
     training_metadata,
 )
-from sd_scripts.library.safetensors_io import save_model, with_hashes
 from sd_scripts.options.catalog import SCRIPTS, script_for
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
 from sd_scripts.options.model import ModelOptions

@@ -9,7 +9,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from sd_scripts.library.flow import (
+from sd_scripts.library.flow_timesteps import (
     draw_sigmas,
     loss_weights,
     sampling_sigmas,

@@ -1,4 +1,4 @@
-"""Rectified flow: from the image at sigma = 0 to pure noise at sigma = 1.
+"""Timesteps of flow matching, called sigmas: from the image at sigma = 0 to pure noise at sigma = 1.
 
 Timesteps here are these sigmas, float32; options in thousandths, such as min_timestep, are 1000 * sigma.
 """

@@ -1,0 +1,45 @@
+"""Presets: settings files in `presets/` about how to train, which leave paths and names alone."""
+
+import re
+from itertools import takewhile
+from pathlib import Path
+
+from kohya_gui.panels import BASE_MODEL
+from sd_scripts.families.registry import component_cards
+from sd_scripts.options.catalog import FAMILY_TITLES
+
+PRESETS = Path(__file__).parents[1] / "presets"
+KEPT_BY_PRESETS = (
+    *(BASE_MODEL, "vae", *component_cards()),
+    *("train_data_dir", "num_repeats", "reg_data_dir", "dataset_config", "in_json", "conditioning_data_dir"),
+    *("output_dir", "output_name", "logging_dir", "sample_prompts"),
+)
+"""Paths and names, which a preset leaves alone: it is about how to train."""
+
+
+def preset_file(tab: str, name: str) -> Path:
+    return PRESETS / tab / f"{name}.toml"
+
+
+def first_preset(family: str) -> str:
+    """Return the preset of a fresh page; the bare defaults are those of sd-scripts."""
+    return f"{family}_safe_start"
+
+
+def preset_family(name: str) -> str:
+    """Return the family whose name a preset begins with."""
+    return max((family for family in FAMILY_TITLES if name.startswith(f"{family}_")), key=len, default="")
+
+
+def preset_title(path: Path) -> str:
+    """Return a preset's title: the family's, then "low memory 12 GB" for low_memory_12gb."""
+    family = preset_family(path.stem)
+    rest = path.stem.removeprefix(f"{family}_")
+    words = re.sub(r"(\d+)gb\b", r"\1 GB", rest.replace("_", " "))
+    return f"{FAMILY_TITLES.get(family, family)} {words}".strip()
+
+
+def preset_words(path: Path) -> str:
+    """Return a preset's description: the comment at its top."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return " ".join(line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines))
