@@ -186,8 +186,6 @@ def test_an_optimizer_that_finds_one_rate_needs_all_weights_at_once(values):
         ({"network_train_text_encoder_only": True, "unet_lr": 1e-4}, "unet_lr"),
         ({"deepspeed": True}, "deepspeed"),
         ({"min_bucket_reso": 512}, "min_bucket_reso"),
-        ({"resolution": "1000"}, "resolution"),
-        ({"enable_bucket": True, "bucket_reso_steps": 16}, "bucket_reso_steps"),
         ({"max_token_length": 255}, "max_token_length"),
         ({"lr_scheduler": "piecewise_constant", "lr_warmup_steps": 10}, "lr_warmup_steps"),
         ({"dynamo_backend": "inductor"}, "dynamo_backend"),

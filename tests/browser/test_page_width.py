@@ -25,8 +25,12 @@ SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("*")]
   .filter((element) => element.getClientRects().length && element.scrollWidth > element.clientWidth)
   .filter((element) => element === document.documentElement
     || ["auto", "scroll"].includes(getComputedStyle(element).overflowX))
-  .map((element) => `${element.tagName}#${element.id}.${element.className}: `
-    + `${element.scrollWidth} in ${element.clientWidth}`)"""
+  .map((element) => {
+    const end = element.getBoundingClientRect().left + element.clientWidth + 1;
+    const inside = [...element.querySelectorAll("*")].filter((each) => each.getBoundingClientRect().right > end);
+    const name = (each) => `${each.tagName}#${each.id}.${each.className}`;
+    return `${name(element)}: ${element.scrollWidth} in ${element.clientWidth}: ${inside.map(name).slice(0, 8)}`;
+  })"""
 UNFOLD = """(tab) => {
   const folded = [...document.querySelectorAll(`#${tab} .gr-accordion > .label-wrap:not(.open)`)]
     .filter((head) => head.getClientRects().length);
@@ -50,6 +54,8 @@ def list_runs(list_of_runs: Path) -> None:
             log("started", max_steps=5000, epochs=10)
             for step in range(1, 50):
                 log("step", step=step, epoch=1, loss=1 / step, average=0.25, lr={"unet": 1e-4}, seconds=0.1)
+            (made := home / f"{LONG}-step00005000.safetensors").write_bytes(b"0" * 12_345_678)
+            log("saved", path=str(made), step=5000)
             log("failed", error=error) if error else log("finished", step=5000)
         row = store.add(folder, name=f"{LONG}{number}", tab="finetune", family="flux", gpus="cpu", state="running")
         results = () if error else (f"/home/somebody/models/loras/{LONG}.safetensors",)
