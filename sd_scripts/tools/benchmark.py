@@ -34,6 +34,8 @@ from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
+TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32}
+"""Options of all rows with --miniature."""
 WARM_UP = 10
 """Steps before the timed ones; with several buckets they meet most of them."""
 AFTER = 50
@@ -296,7 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = arguments.folder.resolve() / arguments.family
     model = write_model(arguments.family, folder, miniature=arguments.miniature)
     common = {**module.OPTIONS[arguments.method], **{option: str(path) for option, path in model.files.items()}}
-    common |= {"train_data_dir": str(model.images), **({"resolution": "256,256"} if arguments.miniature else {})}
+    common |= {"train_data_dir": str(model.images), **(TINY if arguments.miniature else {})}
     results: dict[str, list[Run]] = {}
     failed = []
     about = f"{machine()}\n\n{spelled(COMMON | module.OPTIONS[arguments.method])}"
