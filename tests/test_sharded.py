@@ -50,7 +50,8 @@ def train_shards(folder: Path, miniature: Any, **values: Any) -> Run:
     assert statuses == [0, 0], told
     one, other = (sum(rows.numel() for name, rows in held.items() if name != "losses") for held in copies(folder))
     assert 0.9 < one / other < 1.2
-    assert one + other == sum(w.numel() for n, w in base_of(miniature).items() if n in learned(base_of(miniature)))
+    base = base_of(miniature)
+    assert one + other == sum(base[name].numel() for name in learned(base))
     return Run(0, folder / "out", RunFolder(folder / "out" / "run"))
 
 

@@ -1,5 +1,7 @@
-"""An image that does not fit into the GPU's memory is decoded in tiles, and the VAE is left as it was."""
+"""An image that does not fit into the GPU's memory is decoded in tiles, and one on a CPU in float32; the VAE is left as
+it was."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 
-from sd_scripts.families.autoencoder import vae_decode
+from sd_scripts.families.autoencoder import vae_decode, vae_encode
 
 LATENTS = torch.randn(1, 4, 16, 24, generator=torch.Generator().manual_seed(1))
 
@@ -61,3 +63,11 @@ def test_with_memory_enough_nothing_is_cut_up(vae: Any) -> None:
     with memory_for(vae, 24) as tried:
         vae_decode(vae, LATENTS)
     assert tried == [(16, 24)]
+
+
+def test_on_a_cpu_a_vae_in_bfloat16_computes_in_float32(vae: Any) -> None:
+    exact = copy.deepcopy(vae.bfloat16()).float()
+    pixels = torch.rand(1, 3, 64, 64) * 2 - 1
+    assert torch.equal(vae_encode(vae, pixels), vae_encode(exact, pixels).bfloat16())
+    assert torch.equal(vae_decode(vae, LATENTS), vae_decode(exact, LATENTS))
+    assert vae.dtype == torch.bfloat16

@@ -1,7 +1,7 @@
 """Encode and decode images with a diffusers autoencoder, as all families do."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -25,8 +25,10 @@ def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
     runs. Overflows give non-finite values.
     """
     at_once = max(1, PIXELS_AT_ONCE // (pixels.shape[-2] * pixels.shape[-1]))
-    slices = [vae.encode(part.to(vae.device, vae.dtype)).latent_dist.mode() for part in pixels.split(at_once)]
-    return torch.cat(slices)
+    dtype = vae.dtype
+    with _in_float32(vae) if _is_emulated(vae) else nullcontext():
+        slices = [vae.encode(part.to(vae.device, vae.dtype)).latent_dist.mode() for part in pixels.split(at_once)]
+    return torch.cat(slices).to(dtype)
 
 
 @torch.no_grad()
@@ -35,14 +37,28 @@ def vae_decode(vae: Any, latents: Tensor) -> Tensor:
 
     Half precision is tried first; where it overflows the image is decoded in float32 instead of turning black.
     """
-    dtype = vae.dtype
-    pixels = _vae_decode(vae, latents.to(dtype)).float()
+    with _in_float32(vae) if _is_emulated(vae) else nullcontext():
+        pixels = _vae_decode(vae, latents.to(vae.dtype)).float()
     if not torch.isfinite(pixels).all():
-        try:
-            pixels = _vae_decode(vae.float(), latents.float())
-        finally:
-            vae.to(dtype)
+        with _in_float32(vae):
+            pixels = _vae_decode(vae, latents.float())
     return (pixels / 2 + 0.5).clamp(0, 1)
+
+
+def _is_emulated(vae: Any) -> bool:
+    """Return whether the VAE's dtype is one that CPUs emulate: bfloat16 convolutions take 100 times as long there."""
+    return vae.device.type == "cpu" and vae.dtype == torch.bfloat16
+
+
+@contextmanager
+def _in_float32(vae: Any) -> Iterator[None]:
+    """Let the VAE compute in float32, whatever its dtype."""
+    dtype = vae.dtype
+    try:
+        vae.float()
+        yield
+    finally:
+        vae.to(dtype)
 
 
 def _vae_decode(vae: Any, latents: Tensor) -> Tensor:
