@@ -94,8 +94,9 @@ def test_a_tensor_that_is_converted_is_freed_before_the_next_one() -> None:
         seen.append([other for other, each in wide.items() if each() is not None])
         return False
 
+    empty = module.to("meta")
     source = WeightSource(
-        empty=module.to("meta"), path="", read=lambda dtype, keep: state, dtype=torch.bfloat16, keep=keep
+        empty=empty, make=lambda: empty, path="", read=lambda *_: state, dtype=torch.bfloat16, keep=keep
     )
     assert {p.dtype for p in source.load().parameters()} == {torch.bfloat16}
     names = list(wide)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,9 @@ class WeightSource:
     """How a component gets its weights."""
 
     empty: nn.Module
-    """The component on the meta device: names, shapes and configuration without weights."""
+    """The component on the meta device: names, shapes and configuration without weights. It may not be changed."""
+    make: Callable[[], nn.Module]
+    """Make another one like `empty`, to be filled."""
     path: Path | str
     """Where they are read, for messages."""
     read: Callable[[torch.dtype, Keep | None], State]
@@ -41,8 +42,8 @@ class WeightSource:
     """Where it is loaded to."""
 
     def load(self) -> nn.Module:
-        """Return a copy of `empty` with weights, frozen and in eval mode. No second copy of them is in memory."""
-        module = copy.deepcopy(self.empty).eval().requires_grad_(False)
+        """Return the component with weights, frozen and in eval mode. No second copy of them is in memory."""
+        module = self.make().eval().requires_grad_(False)
         state = self.read(self.dtype, self.keep)
         scales = {name: state.pop(name) for name in list(state) if name.endswith(SCALE)}
         self._fill(module, state)

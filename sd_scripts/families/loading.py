@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from accelerate import init_empty_weights
 from diffusers import DiffusionPipeline, ModelMixin
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from sd_scripts.families.components import Keep, WeightSource
@@ -98,11 +98,18 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
     library, local = layout.library, isinstance(place, Path)
     if isinstance(place, Path) and not (place / "config.json").is_file():
         raise ValueError(f"{option}: '{place}' is incomplete; missing: 'config.json'")
-    with _in_one_sentence(option, place), init_empty_weights(), no_init_weights():
-        if issubclass(library, ModelMixin):
-            empty = library.from_config(library.load_config(place, local_files_only=local))
-        else:
-            empty = library(library.config_class.from_pretrained(place, local_files_only=local))
+    diffusers = issubclass(library, ModelMixin)
+    with _in_one_sentence(option, place):
+        config = (library.load_config if diffusers else library.config_class.from_pretrained)(
+            place, local_files_only=local
+        )
+
+    def make() -> nn.Module:
+        with init_empty_weights(), no_init_weights():
+            return library.from_config(config) if diffusers else library(config)
+
+    with _in_one_sentence(option, place):
+        empty = make()
     names = empty.state_dict()
     files = files_in(place, option) if isinstance(place, Path) and any(place.glob("*.safetensors")) else ()
 
@@ -118,7 +125,7 @@ def open_library(layout: Layout, place: Path | str, option: str, kind: str) -> W
 
     if files:
         require_matching_shapes(shapes_of(tensors(read_empty)), names, option, place, kind)
-    return WeightSource(empty=empty, path=place, read=read_tensors, finish=layout.finish)
+    return WeightSource(empty=empty, make=make, path=place, read=read_tensors, finish=layout.finish)
 
 
 @contextmanager

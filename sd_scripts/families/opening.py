@@ -1,5 +1,6 @@
 """Open a base model: find the files of its components and check them by name and header. No weights are read yet."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ def load_tokenizers(
     ]
 
 
+@functools.lru_cache(maxsize=16)  # checked before the start and opened by the run: made once for both
+def _made(layout: Layout, contents: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> tuple[torch.nn.Module, State]:
+    """Make a component from the names, shapes and dtypes in its file; return it and the unified tensors, all meta.
+    Neither may be changed."""
+    empty = {key: torch.empty(shape, dtype=dtype, device="meta") for key, shape, dtype in contents}
+    file = layout.unify(apply_scales(empty, torch.float32))
+    return layout.make(shapes_of(file)), file
+
+
 class _Opener:
     """One component, opened from where it may lie. Its methods raise ValueError, one sentence that names the option."""
 
@@ -138,9 +148,10 @@ class _Opener:
                 advice = f"which cannot be trained here; choose {self.card.base_file}"
                 raise ValueError(f"{option}: '{path}' is {variant}, {advice}")
 
+        contents = tuple((key, tensor.shape, tensor.dtype) for key, tensor in _below(prefix, empty).items())
+
         def made() -> tuple[torch.nn.Module, State]:
-            file = layout.unify(apply_scales(_below(prefix, empty), torch.float32))
-            return layout.make(shapes_of(file)), file
+            return _made(layout, contents)
 
         module, file = make_empty(made, option, path, prefix)
         expected = layout.write(module.state_dict())
@@ -151,15 +162,19 @@ class _Opener:
             )
         require_matching_shapes(shapes_of(file), expected, option, path, component.kind, prefix)
 
+        names = module.state_dict().keys()
+
         def read(dtype: torch.dtype, keep: Callable[[str, Tensor], bool] | None = None) -> State:
             state: State = {}
             for each in files:
                 state |= _below(prefix, read_weights(each, option, mmap=self.mmap, prefix=prefix))
-            names = module.state_dict().keys()
             state = layout.read(layout.unify(apply_scales(state, dtype, keep)), names)
             return {name: state[name] for name in state if name in names or name.endswith(SCALE)}
 
-        return WeightSource(empty=module, path=path, read=read, finish=layout.finish)
+        def make() -> torch.nn.Module:
+            return make_empty(lambda: layout.make(shapes_of(file)), option, path, prefix)
+
+        return WeightSource(empty=module, make=make, path=path, read=read, finish=layout.finish)
 
     def _what_else(self, file: State) -> str:
         """Describe a file that does not contain the component, and what to do with it."""
