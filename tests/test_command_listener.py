@@ -39,69 +39,69 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_stopped_run_ends_its_step_and_goes_on_later_as_if_nothing_had_been(
-    ask: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = images(tmp_path / "images", count=3)
-    whole = train(miniature, tmp_path / "whole", train_data_dir=root, max_train_steps=5)
+    whole = train(any_miniature, tmp_path / "whole", train_data_dir=root, max_train_steps=5)
     ask(2, "stop")
-    stopped = train(miniature, tmp_path / "stopped", train_data_dir=root, max_train_steps=5)
+    stopped = train(any_miniature, tmp_path / "stopped", train_data_dir=root, max_train_steps=5)
     monkeypatch.undo()
     assert stopped.status == 0
     assert stopped.steps == [1, 2]
     assert stopped.events[-1]["kind"] == "stopped"
     assert stopped.files == ["short-step00000002-state", "short-step00000002.safetensors"]
     state = stopped.output / "short-step00000002-state"
-    rest = train(miniature, tmp_path / "rest", train_data_dir=root, max_train_steps=5, resume=state)
+    rest = train(any_miniature, tmp_path / "rest", train_data_dir=root, max_train_steps=5, resume=state)
     assert stopped.losses + rest.losses == whole.losses
     assert equal(rest.tensors(), whole.tensors())
 
 
-def test_a_wish_to_save_writes_file_and_state_and_the_run_goes_on(ask: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_wish_to_save_writes_file_and_state_and_the_run_goes_on(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
     ask(2, "save")
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
     assert made.files == ["short-step00000002-state", "short-step00000002.safetensors", "short.safetensors"]
     assert [(event["command"], event["step"]) for event in made.told("heard")] == [("save", 2)]
     assert "saving" in [event["name"] for event in made.told("phase")]
 
 
-def test_a_wish_for_samples_makes_them(ask: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_wish_for_samples_makes_them(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a red circle --w 64 --h 64 --s 1")
     ask(2, "sample")
-    made = train(miniature, tmp_path / "out", sample_prompts=prompts)
+    made = train(any_miniature, tmp_path / "out", sample_prompts=prompts)
     assert [event["step"] for event in made.told("sample")] == [2]
 
 
-def test_a_wish_for_samples_without_prompts_is_answered(ask: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_wish_for_samples_without_prompts_is_answered(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
     ask(2, "sample")
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
     assert "sample_prompts" in made.told("warning")[-1]["text"]
 
 
-def test_a_stop_at_the_last_step_is_the_end(ask: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_stop_at_the_last_step_is_the_end(ask: Any, any_miniature: Any, tmp_path: Path) -> None:
     ask(3, "stop")
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.events[-1]["kind"] == "finished"
 
 
-def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(miniature: Any, tmp_path: Path) -> None:
+def test_a_wish_left_by_an_earlier_run_in_this_folder_is_not_heard(any_miniature: Any, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out" / "run")
     folder.command("stop")
     log = folder.log()
     log("finished", step=3)
     log.close()
-    assert train(miniature, tmp_path / "out").steps == [1, 2, 3]
+    assert train(any_miniature, tmp_path / "out").steps == [1, 2, 3]
 
 
-def test_a_wish_said_while_the_process_begins_is_heard(miniature: Any, tmp_path: Path) -> None:
+def test_a_wish_said_while_the_process_begins_is_heard(any_miniature: Any, tmp_path: Path) -> None:
     """Nothing is cached, so the first chance is the end of the first step."""
     folder = RunFolder(tmp_path / "out" / "run")
     folder.path.mkdir(parents=True)
     lines = [{"time": 1.0, "kind": "stop", "id": "a1"}, {"time": 2.0, "kind": "stop", "id": "b2"}]
     (folder.path / "commands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = train(miniature, tmp_path / "out", cache_latents=None, cache_text_encoder_outputs=None)
+    made = train(any_miniature, tmp_path / "out", cache_latents=None, cache_text_encoder_outputs=None)
     assert made.steps == [1]
     (poll,) = made.told("heard")
     assert (poll["command"], poll["ids"], poll["step"]) == ("stop", ["a1", "b2"], 1)
@@ -124,22 +124,22 @@ def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path) ->
     assert compiling[-1]["time"] < compiled.told("step")[0]["time"]  # told while the first step waits
 
 
-def test_what_no_command_looks_like_is_not_heard(miniature: Any, tmp_path: Path) -> None:
+def test_what_no_command_looks_like_is_not_heard(any_miniature: Any, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out" / "run")
     folder.path.mkdir(parents=True)
     (folder.path / "commands.jsonl").write_text('[]\n"stop"\n{"time": 1.0}\n{"time": 1.0, "kind": "dance"}\nhalf')
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.steps == [1, 2, 3]
     assert made.told("heard") == []
 
 
 def test_ctrl_c_before_the_first_step_says_that_nothing_was_trained(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Context, "phase", lambda context, name: signal.raise_signal(signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
-        made = train(miniature, tmp_path / "out")
+        made = train(any_miniature, tmp_path / "out")
     finally:
         signal.signal(signal.SIGINT, before)
     assert made.status == 130
@@ -168,9 +168,9 @@ def test_a_wish_to_stop_is_heard_while_caches_are_filled(
     assert made.files == []
 
 
-def test_after_a_run_ctrl_c_is_again_what_it_was(miniature: Any, tmp_path: Path) -> None:
+def test_after_a_run_ctrl_c_is_again_what_it_was(any_miniature: Any, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    train(miniature, tmp_path / "out", max_train_steps=1)
+    train(any_miniature, tmp_path / "out", max_train_steps=1)
     assert signal.getsignal(signal.SIGINT) is before
 
 

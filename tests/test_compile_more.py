@@ -53,10 +53,11 @@ def test_text_encoders_of_a_lora_learn_the_same_with_the_denoiser_compiled_or_no
     alone = train(each_miniature, tmp_path / "alone", **TEXT_ENCODERS_TOO, **TEXT)
     losses_agree(alone, plain)
     assert graphs(alone) == 4
-    torch._dynamo.reset()
-    both = train(each_miniature, tmp_path / "both", **{**TEXT_ENCODERS_TOO, **TEXT, **BESIDE})
-    losses_agree(both, plain)
-    assert graphs(both) == GRAPHS[each_miniature.family] + 4
+    if each_miniature.family == "flux":  # traced in a few seconds
+        torch._dynamo.reset()
+        both = train(each_miniature, tmp_path / "both", **{**TEXT_ENCODERS_TOO, **TEXT, **BESIDE})
+        losses_agree(both, plain)
+        assert graphs(both) == GRAPHS["flux"] + 4
 
 
 def test_t5_that_learns_is_compiled_with_its_dropout(flux_miniature: Any, tmp_path: Path) -> None:
@@ -106,14 +107,14 @@ def test_images_that_are_cached_are_encoded_by_the_same_graphs(
     assert (told["step"], told["breaks"]) == (0, 0)
 
 
-def test_samples_add_no_graphs(miniature: Any, tmp_path: Path) -> None:
+def test_samples_add_no_graphs(any_miniature: Any, tmp_path: Path) -> None:
     """What is compiled later than in the first step is told again."""
     values = {**TEXT_ENCODERS_TOO, **UNCACHED}
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a fox --w 64 --h 64 --s 1 --d 1")
-    plain = train(miniature, tmp_path / "plain", **values)
+    plain = train(any_miniature, tmp_path / "plain", **values)
     samples = {"sample_prompts": prompts, "sample_every_n_steps": 1}
-    watched = train(miniature, tmp_path / "watched", **{**values, **TEXT, **VAE, **samples})
+    watched = train(any_miniature, tmp_path / "watched", **{**values, **TEXT, **VAE, **samples})
     assert len(watched.told("sample")) == 3
     losses_agree(watched, plain)
     assert [event["step"] for event in watched.told("compile")] == [1]

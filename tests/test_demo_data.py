@@ -46,15 +46,17 @@ def test_every_block_type_of_sdxl_is_in_the_checkpoint(miniature: Any) -> None:
     assert [type(block).__name__ for block in unet.up_blocks] == list(tiny.UNET["up_block_types"])
 
 
-def test_it_is_the_same_every_time(each_miniature: Any, tmp_path: Path) -> None:
+def test_it_is_the_same_every_time(miniature: Any, flux_miniature: Any, tmp_path: Path) -> None:
     """In another process, where sets and tables have another order."""
-    make = f"from sd_scripts.families.{each_miniature.family}.tiny import *; write_miniature(Path({str(tmp_path)!r}))"
+    made = {model.family: model.checkpoint.parent for model in (miniature, flux_miniature)}
+    make = "from pathlib import Path\nfrom sd_scripts.families.registry import module_of\n"
+    make += f"for name in {list(made)}: module_of(name, 'tiny').write_miniature(Path({str(tmp_path)!r}) / name)"
     subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
-    made = each_miniature.checkpoint.parent
-    files = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
-    assert len(files) > 24
-    for file in files:
-        assert (tmp_path / file).read_bytes() == (made / file).read_bytes(), file
+    for name, folder in made.items():
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        assert len(files) > 24
+        for file in files:
+            assert (tmp_path / name / file).read_bytes() == (folder / file).read_bytes(), file
 
 
 def test_latents_have_the_spread_that_sdxls_have(miniature: Any) -> None:

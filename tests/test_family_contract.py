@@ -145,12 +145,12 @@ def test_compiled_and_eager_runs_learn_the_same(plain: Run, each_miniature: Any,
 
 def test_each_size_gets_its_graphs_once(each_miniature: Any, tmp_path: Path) -> None:
     """None is left to run eagerly; the miniature's blocks are all of one width."""
-    make_folder(tmp_path / "three" / "1_noise", [(128, 128), (160, 96), (192, 64)])
-    sizes = {"resolution": "128,128", "max_bucket_reso": 192}
-    run = train(each_miniature, tmp_path / "run", train_data_dir=tmp_path / "three", **sizes, **TRACED)
-    assert len(run.told("started")[0]["shapes"]) == 3
+    make_folder(tmp_path / "two" / "1_noise", [(128, 128), (192, 64)])
+    sizes = {"resolution": "128,128", "max_bucket_reso": 192, "max_train_steps": 4}
+    run = train(each_miniature, tmp_path / "run", train_data_dir=tmp_path / "two", **sizes, **TRACED)
+    assert len(run.told("started")[0]["shapes"]) == 2
     first, *others = [event["graphs"] for event in run.told("compile")]
-    assert others == [2 * first, 3 * first]
+    assert others == [2 * first]
 
 
 @pytest.mark.parametrize("more", [{}, COMPILED], ids=["eager", "compiled"])

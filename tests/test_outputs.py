@@ -138,21 +138,21 @@ def test_a_run_that_resumes_owns_what_is_there_unless_the_state_is_from_elsewher
     assert OwnOutputs({**of(tmp_path), "overwrite": True}).owns(path)
 
 
-def test_two_concurrent_runs_of_one_name_are_reported(miniature: Any, tmp_path: Path) -> None:
+def test_two_concurrent_runs_of_one_name_are_reported(any_miniature: Any, tmp_path: Path) -> None:
     output, parent = tmp_path / "out", os.getppid()
     output.mkdir()
     mark = output / f".short.{parent}.run"
     mark.write_text(json.dumps({"born": process_born(parent), "run_dir": "runs/the-other"}))
     (output / f".short.{2**22 + 1}.run").write_text(json.dumps({"born": "long ago", "run_dir": "runs/dead"}))
-    made = train(miniature, output, max_train_steps=1)
+    made = train(any_miniature, output, max_train_steps=1)
     (told,) = [w["text"] for w in made.told("warning") if "is writing files of this name" in w["text"]]
     assert "(runs/the-other)" in told
     assert made.files == [mark.name, "short.safetensors"]
 
 
 @pytest.fixture(scope="module")
-def finished(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return train(miniature, tmp_path_factory.mktemp("earlier") / "out", max_train_steps=2, **EACH_STEP)
+def finished(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return train(any_miniature, tmp_path_factory.mktemp("earlier") / "out", max_train_steps=2, **EACH_STEP)
 
 
 EACH_STEP: dict[str, Any] = {"save_every_n_steps": 1, "save_last_n_steps": 1, "save_state": True}
@@ -160,13 +160,13 @@ ENDS = ["short-state", "short.safetensors"]
 AFTER_TWO = [ENDS[0], "short-step00000001-state", "short-step00000001.safetensors", ENDS[1]]
 
 
-def test_a_second_run_of_a_name_keeps_the_first_one_s_files(finished: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_second_run_of_a_name_keeps_the_first_one_s_files(finished: Any, any_miniature: Any, tmp_path: Path) -> None:
     output = finished.output
     before = finished.tensors()
     saved = {Path(event["path"]): Fingerprint(event["bytes"], event["mtime_ns"]) for event in finished.told("saved")}
     assert finished.files == AFTER_TWO
     dated = dated_name([output / name for name in finished.files], "short")
-    again = train(miniature, output, max_train_steps=4, seed=2, run_dir=output / "run2", **EACH_STEP)
+    again = train(any_miniature, output, max_train_steps=4, seed=2, run_dir=output / "run2", **EACH_STEP)
     assert again.status == 0
     at_steps = [name.replace("01", f"0{step}") for step in (2, 3) for name in AFTER_TWO if "step" in name]
     kept = [name.replace("short", dated) for name in AFTER_TWO]
@@ -177,7 +177,9 @@ def test_a_second_run_of_a_name_keeps_the_first_one_s_files(finished: Any, minia
     warnings = [line for line in (output / "run2/events.jsonl").read_text().splitlines() if '"warning"' in line]
     assert len([line for line in warnings if "holds files of an earlier run" in line]) == 1
 
-    replacing = train(miniature, output, max_train_steps=1, overwrite=True, run_dir=output / "run3", save_state=True)
+    replacing = train(
+        any_miniature, output, max_train_steps=1, overwrite=True, run_dir=output / "run3", save_state=True
+    )
     assert replacing.status == 0
     assert sorted(set(replacing.files) - {"run2", "run3"}) == sorted(
         [*kept, "short-state", "short-step00000002.safetensors", "short-step00000003.safetensors", "short.safetensors"]

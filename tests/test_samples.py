@@ -27,8 +27,8 @@ def image(path: str) -> Any:
     return np.asarray(Image.open(path)).astype(int)
 
 
-def test_samples_carry_step_number_and_seed_in_their_names(miniature: Any, tmp_path: Path, prompts: Path) -> None:
-    made = train(miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=2, sample_at_first=True)
+def test_samples_carry_step_number_and_seed_in_their_names(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
+    made = train(any_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=2, sample_at_first=True)
     names = [Path(event["path"]).name for event in made.told("sample")]
     assert [re.sub(r"_\d{14}", "", name) for name in names] == [
         "short_000000_00_7.png", "short_000000_01.png", "short_000002_00_7.png", "short_000002_01.png",
@@ -40,23 +40,23 @@ def test_samples_carry_step_number_and_seed_in_their_names(miniature: Any, tmp_p
     assert Image.open(made.told("sample")[1]["path"]).size == (64, 128)
 
 
-def test_epochs_win_over_steps(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+def test_epochs_win_over_steps(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
     made = train(
-        miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1, sample_every_n_epochs=1,
+        any_miniature, tmp_path / "out", sample_prompts=prompts, sample_every_n_steps=1, sample_every_n_epochs=1,
         max_train_epochs=2,
     )  # fmt: skip
     names = [Path(event["path"]).name for event in made.told("sample")]
     assert [name[:13] for name in names] == ["short_e000001", "short_e000001", "short_e000002", "short_e000002"]
 
 
-def test_a_schedule_free_optimizer_shows_its_average(miniature: Any, tmp_path: Path, prompts: Path) -> None:
+def test_a_schedule_free_optimizer_shows_its_average(any_miniature: Any, tmp_path: Path, prompts: Path) -> None:
     """At the last step that is what the file holds, so the file's own samples must be the same."""
     options = {"optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2, "sample_prompts": prompts}
     root = images(tmp_path / "images")
-    made = train(miniature, tmp_path / "out", train_data_dir=root, sample_every_n_steps=3, **options)
+    made = train(any_miniature, tmp_path / "out", train_data_dir=root, sample_every_n_steps=3, **options)
     weights = {"network_weights": made.output / "short.safetensors", "network_dim": 2}
     loaded = train(
-        miniature,
+        any_miniature,
         tmp_path / "loaded",
         train_data_dir=root,
         sample_at_first=True,
@@ -70,9 +70,9 @@ def test_a_schedule_free_optimizer_shows_its_average(miniature: Any, tmp_path: P
 
 
 def test_prompts_that_are_not_there_are_told_before_the_model_is_loaded(
-    miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    any_miniature: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = train(miniature, tmp_path / "out", sample_prompts=tmp_path / "nowhere.txt", sample_every_n_steps=1)
+    made = train(any_miniature, tmp_path / "out", sample_prompts=tmp_path / "nowhere.txt", sample_every_n_steps=1)
     assert made.status == 2
     assert "sample_prompts" in capsys.readouterr().err
     assert "loading" not in [event["name"] for event in made.told("phase")]

@@ -50,19 +50,19 @@ def warnings(made: Run, about: str) -> list[str]:
     return [event["text"] for event in made.told("warning") if about in event["text"]]
 
 
-def test_commands_that_cannot_be_read_end_no_run_and_are_told_once(miniature: Any, tmp_path: Path) -> None:
+def test_commands_that_cannot_be_read_end_no_run_and_are_told_once(any_miniature: Any, tmp_path: Path) -> None:
     (tmp_path / "out/run/commands.jsonl").mkdir(parents=True)  # reading it is an error, as on a drive that is away
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.status == 0
     assert len(warnings(made, "commands.jsonl' cannot be read")) == 1
 
 
 def test_a_logging_dir_that_goes_away_ends_no_run_and_is_told_once(
-    meanwhile: Any, miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    meanwhile: Any, any_miniature: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = tmp_path / "logs"
     meanwhile(2, lambda: (shutil.rmtree(logs), logs.write_text("in the way")))
-    made = train(miniature, tmp_path / "out", logging_dir=logs, max_train_steps=8)
+    made = train(any_miniature, tmp_path / "out", logging_dir=logs, max_train_steps=8)
     assert made.status == 0
     assert made.steps == list(range(1, 9))
     assert len(warnings(made, "logging_dir: tensorboard takes no values")) == 1
@@ -79,11 +79,11 @@ def test_without_an_installed_package_files_are_saved(monkeypatch: pytest.Monkey
     ss_metadata._version.cache_clear()
 
 
-def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
+def test_a_thumbnail_is_read_before_the_first_step(meanwhile: Any, any_miniature: Any, tmp_path: Path) -> None:
     image = next(images(tmp_path / "images").rglob("*.png"))
     thumbnail = shutil.copy(image, tmp_path / "thumbnail.png")
     meanwhile(1, Path(thumbnail).unlink)
-    made = train(miniature, tmp_path / "out", metadata_thumbnail=thumbnail, max_train_steps=1)
+    made = train(any_miniature, tmp_path / "out", metadata_thumbnail=thumbnail, max_train_steps=1)
     assert made.status == 0
     with safetensors.safe_open(made.output / "short.safetensors", "pt") as file:
         assert file.metadata()["modelspec.thumbnail"].startswith("data:image/png;base64,")
@@ -109,10 +109,10 @@ def break_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
-    meanwhile: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(2, lambda: break_hashing(monkeypatch))
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.status == 0
     assert made.files == ["short-weights.pt"]
     assert torch.load(made.output / "short-weights.pt", weights_only=True)["masters"].isfinite().all()
@@ -120,10 +120,10 @@ def test_weights_are_written_as_plain_tensors_where_nothing_else_works(
 
 
 def test_a_save_that_cannot_work_is_told_before_the_first_step(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_hashing(monkeypatch)
-    made = train(miniature, tmp_path / "out")
+    made = train(any_miniature, tmp_path / "out")
     assert made.status != 0
     assert made.steps == []
     assert made.files == []
@@ -133,18 +133,20 @@ def fail() -> None:
     raise RuntimeError("something that nobody foresaw")
 
 
-def test_an_error_in_a_step_saves_the_last_complete_one_first(meanwhile: Any, miniature: Any, tmp_path: Path) -> None:
+def test_an_error_in_a_step_saves_the_last_complete_one_first(
+    meanwhile: Any, any_miniature: Any, tmp_path: Path
+) -> None:
     values = {"max_train_steps": 4, "train_data_dir": images(tmp_path / "images", count=3)}
-    whole = train(miniature, tmp_path / "whole", **values)
+    whole = train(any_miniature, tmp_path / "whole", **values)
     meanwhile(2, fail)
-    broken = train(miniature, tmp_path / "out", **values)
+    broken = train(any_miniature, tmp_path / "out", **values)
     assert broken.status == 1
     state = broken.output / "short-step00000002-state"
     assert broken.files == [state.name, "short-step00000002.safetensors"]
     (failed,) = broken.told("failed")
     assert f"'{state}'; set resume = latest" in failed["remedy"]
     meanwhile(2, lambda: None)
-    rest = train(miniature, broken.output, resume="latest", **values)
+    rest = train(any_miniature, broken.output, resume="latest", **values)
     assert rest.status == 0
     assert equal(rest.tensors(), whole.tensors())
 
@@ -169,7 +171,7 @@ def fill(disk: Path) -> None:
 
 @pytest.mark.parametrize("freed", [False, True], ids=["stays full", "is freed"])
 def test_a_disk_that_is_full_at_the_end_loses_nothing(
-    freed: bool, disk: Path, meanwhile: Any, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    freed: bool, disk: Path, meanwhile: Any, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rescue, "WAIT", 60.0 if freed else 1.0)
     monkeypatch.setattr(rescue, "AGAIN_EVERY", 0.2)
@@ -180,7 +182,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(
     if freed:
         helper.start()
     values = {"train_data_dir": images(tmp_path / "data"), "run_dir": run_dir}
-    made = replace(train(miniature, output, **values), folder=RunFolder(run_dir))
+    made = replace(train(any_miniature, output, **values), folder=RunFolder(run_dir))
     assert made.status == 0
     lies = output / "short.safetensors" if freed else elsewhere
     assert made.told("finished")[0]["path"] == str(lies)

@@ -19,8 +19,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
-def test_tensorboard_shows_losses_and_rates(miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, tmp_path / "out", logging_dir=tmp_path / "logs", log_prefix="mine_")
+def test_tensorboard_shows_losses_and_rates(any_miniature: Any, tmp_path: Path) -> None:
+    made = train(any_miniature, tmp_path / "out", logging_dir=tmp_path / "logs", log_prefix="mine_")
     (run,) = (tmp_path / "logs").iterdir()
     assert run.name.startswith("mine_20")
     shown = scalars(run / "network_train")
@@ -29,9 +29,9 @@ def test_tensorboard_shows_losses_and_rates(miniature: Any, tmp_path: Path) -> N
     assert [value for _, value in shown["lr/unet"]] == pytest.approx([0.01] * 3)
 
 
-def test_the_settings_are_told_on_request_and_secrets_never(miniature: Any, tmp_path: Path) -> None:
+def test_the_settings_are_told_on_request_and_secrets_never(any_miniature: Any, tmp_path: Path) -> None:
     train(
-        miniature, tmp_path / "out", logging_dir=tmp_path / "logs", log_tracker_name="cats", log_config=True,
+        any_miniature, tmp_path / "out", logging_dir=tmp_path / "logs", log_tracker_name="cats", log_config=True,
         max_train_steps=1, wandb_api_key="very-secret", huggingface_token="secret-too",
     )  # fmt: skip
     (told,) = (tmp_path / "logs").rglob("hparams.yml")
@@ -42,22 +42,22 @@ def test_the_settings_are_told_on_request_and_secrets_never(miniature: Any, tmp_
     assert b"secret" not in everything
 
 
-def test_without_a_folder_nothing_is_written(miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, tmp_path / "out", max_train_steps=1)
+def test_without_a_folder_nothing_is_written(any_miniature: Any, tmp_path: Path) -> None:
+    made = train(any_miniature, tmp_path / "out", max_train_steps=1)
     assert made.files == ["short.safetensors"]
     assert not list(tmp_path.rglob("*tfevents*"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb_writes_into_the_run_folder_when_offline(
-    miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     config = tmp_path / "tracker.toml"
     config.write_text('[wandb]\ntags = ["tried"]\n')
     made = train(
-        miniature, tmp_path / "out", log_with="wandb", wandb_run_name="by hand", log_tracker_config=config,
+        any_miniature, tmp_path / "out", log_with="wandb", wandb_run_name="by hand", log_tracker_config=config,
         max_train_steps=1,
     )  # fmt: skip
     assert made.status == 0
@@ -69,7 +69,7 @@ def test_wandb_writes_into_the_run_folder_when_offline(
     assert b"tried" in written.read_bytes()
 
 
-def test_events_stay_plain_numbers_beside_the_trackers(miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, tmp_path / "out", logging_dir=tmp_path / "logs", optimizer_type="Adafactor")
+def test_events_stay_plain_numbers_beside_the_trackers(any_miniature: Any, tmp_path: Path) -> None:
+    made = train(any_miniature, tmp_path / "out", logging_dir=tmp_path / "logs", optimizer_type="Adafactor")
     lines = (made.folder.path / "events.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)

@@ -26,15 +26,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(data: Path, miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(miniature, tmp_path_factory.mktemp("plain") / "out", train_data_dir=data)
+def plain(data: Path, any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(any_miniature, tmp_path_factory.mktemp("plain") / "out", train_data_dir=data)
 
 
 @pytest.fixture(scope="module")
-def standing(data: Path, miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def standing(data: Path, any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Twenty steps at a rate that moves nothing."""
     output = tmp_path_factory.mktemp("standing") / "out"
-    return train(miniature, output, train_data_dir=data, learning_rate=1e-12, max_train_steps=20)
+    return train(any_miniature, output, train_data_dir=data, learning_rate=1e-12, max_train_steps=20)
 
 
 def learns(run: Run) -> bool:
@@ -56,24 +56,24 @@ def learns(run: Run) -> bool:
     ids=lambda options: options["optimizer_type"],
 )
 def test_optimizers_with_arguments_and_by_their_path_lower_the_loss(
-    options: dict[str, Any], standing: Run, data: Path, miniature: Any, tmp_path: Path
+    options: dict[str, Any], standing: Run, data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
     run = train(
-        miniature, tmp_path / "out", train_data_dir=data, max_train_steps=20, **{"learning_rate": 3e-3, **options}
+        any_miniature, tmp_path / "out", train_data_dir=data, max_train_steps=20, **{"learning_rate": 3e-3, **options}
     )
     assert run.status == 0
     assert sum(run.losses[5:]) < 0.99 * sum(standing.losses[5:])
 
 
-def test_what_is_told_of_an_option_is_told_once(data: Path, miniature: Any, tmp_path: Path) -> None:
-    run = train(miniature, tmp_path / "out", train_data_dir=data, optimizer_type="Prodigy", learning_rate=1e-4)
+def test_what_is_told_of_an_option_is_told_once(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    run = train(any_miniature, tmp_path / "out", train_data_dir=data, optimizer_type="Prodigy", learning_rate=1e-4)
     assert [warning["text"].split(":")[0] for warning in run.told("warning")] == ["learning_rate"]
 
 
-def test_the_schedule_is_seen_in_the_events(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_the_schedule_is_seen_in_the_events(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     def train_plan(name: str, **options: Any) -> list[float]:
         steps = {"max_train_steps": 4, "lr_scheduler": name, "learning_rate": 1e-2, "train_data_dir": data}
-        run = train(miniature, tmp_path / name, **steps, **options)
+        run = train(any_miniature, tmp_path / name, **steps, **options)
         return [event["lr"]["unet"] for event in run.told("step")]
 
     assert train_plan("linear") == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
@@ -97,7 +97,7 @@ def test_unet_and_text_encoders_learn_at_their_own_rates_and_are_in_the_file(
     assert {"lora_te1", "lora_te2"} <= moved
 
 
-def test_text_encoders_alone_lower_the_loss(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_text_encoders_alone_lower_the_loss(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     options = {
         "cache_text_encoder_outputs": None,
         "network_train_unet_only": None,
@@ -107,38 +107,40 @@ def test_text_encoders_alone_lower_the_loss(data: Path, miniature: Any, tmp_path
         "network_alpha": 8.0,
         "train_data_dir": data,
     }
-    trainable = train(miniature, tmp_path / "learning", **{**options, "learning_rate": 3e-3})
-    standing = train(miniature, tmp_path / "standing", **{**options, "learning_rate": 1e-12})
+    trainable = train(any_miniature, tmp_path / "learning", **{**options, "learning_rate": 3e-3})
+    standing = train(any_miniature, tmp_path / "standing", **{**options, "learning_rate": 1e-12})
     assert all(name.startswith("lora_te") for name in trainable.tensors())
     assert sum(trainable.losses[5:]) < sum(standing.losses[5:])
 
 
-def test_gradient_checkpointing_of_text_encoders_changes_no_loss(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_gradient_checkpointing_of_text_encoders_changes_no_loss(
+    data: Path, any_miniature: Any, tmp_path: Path
+) -> None:
     with_text = {**TEXT_ENCODERS_TOO, "network_dropout": 0.1, "train_data_dir": data}
-    whole = train(miniature, tmp_path / "whole", **with_text)
-    saving = train(miniature, tmp_path / "saving", gradient_checkpointing=True, **with_text)
+    whole = train(any_miniature, tmp_path / "whole", **with_text)
+    saving = train(any_miniature, tmp_path / "saving", gradient_checkpointing=True, **with_text)
     assert saving.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_bf16_computes_in_halves_and_keeps_float32_masters(
-    plain: Run, data: Path, miniature: Any, tmp_path: Path
+    plain: Run, data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
-    run = train(miniature, tmp_path / "out", train_data_dir=data, mixed_precision="bf16")
+    run = train(any_miniature, tmp_path / "out", train_data_dir=data, mixed_precision="bf16")
     assert learns(run)
     assert run.losses == pytest.approx(plain.losses, rel=0.05)
     assert {tensor.dtype for tensor in run.tensors().values()} == {torch.float32}
 
 
-def test_full_bf16_keeps_bf16_masters(data: Path, miniature: Any, tmp_path: Path) -> None:
-    run = train(miniature, tmp_path / "out", train_data_dir=data, mixed_precision="bf16", full_bf16=True)
+def test_full_bf16_keeps_bf16_masters(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    run = train(any_miniature, tmp_path / "out", train_data_dir=data, mixed_precision="bf16", full_bf16=True)
     assert learns(run)
     assert {tensor.dtype for tensor in run.tensors().values()} == {torch.bfloat16}
 
 
 def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
-    data: Path, miniature: Any, tmp_path: Path
+    data: Path, any_miniature: Any, tmp_path: Path
 ) -> None:
-    trainer = before_first_step(miniature, tmp_path / "out", data)
+    trainer = before_first_step(any_miniature, tmp_path / "out", data)
     inputs = step_inputs(trainer.training_data, next(trainer.loader.epoch(1)), "drawn once")
     network = trainer.trainable.network  # type: ignore[attr-defined]
 
@@ -152,17 +154,17 @@ def test_gradients_of_two_batches_of_one_are_those_of_one_batch_of_two(
     torch.testing.assert_close(sum(losses) / 2, loss)
 
 
-def test_a_step_of_two_batches_sees_the_whole_epoch(data: Path, miniature: Any, tmp_path: Path) -> None:
-    two = train(miniature, tmp_path / "two", train_data_dir=data, gradient_accumulation_steps=2)
+def test_a_step_of_two_batches_sees_the_whole_epoch(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    two = train(any_miniature, tmp_path / "two", train_data_dir=data, gradient_accumulation_steps=2)
     assert two.steps == [1, 2, 3]
     assert [event["epoch"] for event in two.told("step")] == [1, 2, 3]
     assert learns(two)
 
 
-def test_the_last_step_of_an_epoch_may_be_short(miniature: Any, tmp_path: Path) -> None:
+def test_the_last_step_of_an_epoch_may_be_short(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "three", count=3)
     run = train(
-        miniature, tmp_path / "out", train_data_dir=root, gradient_accumulation_steps=2, max_train_epochs=2,
+        any_miniature, tmp_path / "out", train_data_dir=root, gradient_accumulation_steps=2, max_train_epochs=2,
         max_train_steps=1,
     )  # fmt: skip
     assert [event["epoch"] for event in run.told("step")] == [1, 1, 2, 2]
@@ -304,8 +306,8 @@ def test_network_args_reach_the_layers_and_their_rates(data: Path, miniature: An
     assert learns(run)
 
 
-def test_lowram_changes_no_bit(plain: Run, data: Path, miniature: Any, tmp_path: Path) -> None:
-    assert equal(train(miniature, tmp_path / "out", train_data_dir=data, lowram=True).tensors(), plain.tensors())
+def test_lowram_changes_no_bit(plain: Run, data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    assert equal(train(any_miniature, tmp_path / "out", train_data_dir=data, lowram=True).tensors(), plain.tensors())
 
 
 def test_the_file_of_a_velocity_model_says_so(data: Path, miniature: Any, tmp_path: Path) -> None:
@@ -314,14 +316,14 @@ def test_the_file_of_a_velocity_model_says_so(data: Path, miniature: Any, tmp_pa
         assert file.metadata()["modelspec.prediction_type"] == "v"
 
 
-def test_norms_are_kept_below_scale_weight_norms(data: Path, miniature: Any, tmp_path: Path) -> None:
-    tensors = train(miniature, tmp_path / "out", train_data_dir=data, scale_weight_norms=0.01).tensors()
+def test_norms_are_kept_below_scale_weight_norms(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    tensors = train(any_miniature, tmp_path / "out", train_data_dir=data, scale_weight_norms=0.01).tensors()
     for name in (name for name in tensors if name.endswith("lora_up.weight")):
         up, down = tensors[name], tensors[name.replace("lora_up", "lora_down")]
         assert torch.linalg.norm(up.flatten(1) @ down.flatten(1)) * 0.5 <= 0.01 * 1.001  # alpha 1 of rank 2
 
 
-def test_what_a_mask_hides_does_not_count(miniature: Any, tmp_path: Path) -> None:
+def test_what_a_mask_hides_does_not_count(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=1)
     (image,) = root.rglob("*.png")
     masks = {"masked_loss": True, "train_data_dir": root, "max_train_steps": 1}
@@ -332,21 +334,21 @@ def test_what_a_mask_hides_does_not_count(miniature: Any, tmp_path: Path) -> Non
         folder = tmp_path / name
         folder.mkdir()
         Image.new("L", (64, 64), grey).save(folder / image.name)
-        run = train(miniature, tmp_path / f"{name}-out", conditioning_data_dir=folder, **masks)
+        run = train(any_miniature, tmp_path / f"{name}-out", conditioning_data_dir=folder, **masks)
         return run.losses[0]
 
     assert loss("black", 0) == 0
     assert loss("white", 255) == pytest.approx(
-        train(miniature, tmp_path / "out", train_data_dir=root, max_train_steps=1).losses[0], rel=1e-5
+        train(any_miniature, tmp_path / "out", train_data_dir=root, max_train_steps=1).losses[0], rel=1e-5
     )
 
 
-def test_regularisation_images_count_by_prior_loss_weight(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_regularisation_images_count_by_prior_loss_weight(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     reg = tmp_path / "reg"
     make_folder(reg / "1_noise", [(64, 64)] * 2, caption="something")
     options = {"train_data_dir": data, "reg_data_dir": reg, "max_train_epochs": 1}
-    full = train(miniature, tmp_path / "full", learning_rate=1e-12, **options)
-    none = train(miniature, tmp_path / "none", learning_rate=1e-12, prior_loss_weight=0.0, **options)
+    full = train(any_miniature, tmp_path / "full", learning_rate=1e-12, **options)
+    none = train(any_miniature, tmp_path / "none", learning_rate=1e-12, prior_loss_weight=0.0, **options)
     assert len(full.losses) == len(none.losses) == 4
     assert sorted(loss == 0 for loss in none.losses) == [False, False, True, True]
     assert [b for a, b in zip(full.losses, none.losses, strict=True) if b] == pytest.approx(
@@ -354,14 +356,14 @@ def test_regularisation_images_count_by_prior_loss_weight(data: Path, miniature:
     )
 
 
-def test_a_dataset_file_describes_the_data(miniature: Any, tmp_path: Path) -> None:
+def test_a_dataset_file_describes_the_data(any_miniature: Any, tmp_path: Path) -> None:
     make_image(tmp_path / "here" / "a.png")
     config = tmp_path / "data.toml"
     config.write_text(
         "[[datasets]]\nresolution = 64\nbatch_size = 1\n"
         f"[[datasets.subsets]]\nimage_dir = '{tmp_path / 'here'}'\nclass_tokens = 'a cat'\nnum_repeats = 3\n"
     )
-    run = train(miniature, tmp_path / "out", dataset_config=config, max_train_epochs=1)
+    run = train(any_miniature, tmp_path / "out", dataset_config=config, max_train_epochs=1)
     assert run.steps == [1, 2, 3]
 
 
@@ -410,10 +412,10 @@ def test_every_path_may_begin_with_the_home(
     )
 
 
-def test_a_image_that_cannot_be_read_is_named_and_replaced(miniature: Any, tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_read_is_named_and_replaced(any_miniature: Any, tmp_path: Path) -> None:
     root = images(tmp_path / "images", count=3)
     broken = sorted(root.rglob("*.png"))[1]
     broken.write_bytes(broken.read_bytes()[:200])
-    run = train(miniature, tmp_path / "out", train_data_dir=root, cache_latents=None)
+    run = train(any_miniature, tmp_path / "out", train_data_dir=root, cache_latents=None)
     assert learns(run)
     assert any(broken.name in warning["text"] for warning in run.told("warning"))

@@ -1,19 +1,19 @@
-"""Runs of the trainer on SDXL: what they keep, seeds, flags, workers. What all do is in test_family_contract.py."""
+"""Runs of the trainer: what they keep, seeds, flags, workers. What all do is in test_family_contract.py."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
-from training_help import CAPTIONS_IN_THE_STEP, SHORT, Run, equal, images, run, train
+from training_help import CAPTIONS_IN_THE_STEP, Run, equal, images, run, settings_for, train
 
 from sd_scripts.formats.toml_files import read_toml
 
 
 @pytest.fixture(scope="module")
-def plain(miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def plain(any_miniature: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Three steps without anything special. Do not write to it."""
-    return train(miniature, tmp_path_factory.mktemp("plain") / "out")
+    return train(any_miniature, tmp_path_factory.mktemp("plain") / "out")
 
 
 def test_whoever_may_read_the_folder_may_read_the_lora(plain: Run) -> None:
@@ -29,38 +29,37 @@ def test_the_settings_of_the_run_are_kept_in_its_folder(plain: Run) -> None:
     assert "wandb_api_key" not in kept
 
 
-def test_a_drawn_seed_is_noted_and_gives_the_run_again(miniature: Any, tmp_path: Path) -> None:
-    drawn = train(miniature, tmp_path / "drawn", seed=None)
+def test_a_drawn_seed_is_noted_and_gives_the_run_again(any_miniature: Any, tmp_path: Path) -> None:
+    drawn = train(any_miniature, tmp_path / "drawn", seed=None)
     seed = drawn.told("started")[0]["seed"]
     with safe_open(drawn.output / "short.safetensors", "pt") as file:
         assert file.metadata()["ss_seed"] == str(seed)
-    assert train(miniature, tmp_path / "again", seed=seed).losses == drawn.losses
+    assert train(any_miniature, tmp_path / "again", seed=seed).losses == drawn.losses
 
 
-def test_another_seed_gives_other_losses(plain: Run, miniature: Any, tmp_path: Path) -> None:
-    assert train(miniature, tmp_path / "other", seed=2).losses != plain.losses
+def test_another_seed_gives_other_losses(plain: Run, any_miniature: Any, tmp_path: Path) -> None:
+    assert train(any_miniature, tmp_path / "other", seed=2).losses != plain.losses
 
 
-def test_flags_give_the_run_that_the_file_gives(plain: Run, miniature: Any, tmp_path: Path) -> None:
+def test_flags_give_the_run_that_the_file_gives(plain: Run, any_miniature: Any, tmp_path: Path) -> None:
     output = tmp_path / "by flags"
     given = {
-        **SHORT,
-        "pretrained_model_name_or_path": miniature.checkpoint,
+        **settings_for(any_miniature),
         "train_data_dir": plain.output.parent / "images",
         "output_dir": output,
         "run_dir": output / "run",
     }
     flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items() if value]
-    by_flags = run(flags, output)
+    by_flags = run(flags, output, any_miniature.family)
     assert by_flags.losses == plain.losses
     assert equal(by_flags.tensors(), plain.tensors())
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_do_not_change_a_loss(workers: int, miniature: Any, tmp_path: Path) -> None:
+def test_workers_do_not_change_a_loss(workers: int, any_miniature: Any, tmp_path: Path) -> None:
     decoded = {**CAPTIONS_IN_THE_STEP, "cache_latents": None, "flip_aug": True, "shuffle_caption": True}
-    alone = train(miniature, tmp_path / "alone", **decoded)
-    helped = train(miniature, tmp_path / "helped", max_data_loader_n_workers=workers, **decoded)
+    alone = train(any_miniature, tmp_path / "alone", **decoded)
+    helped = train(any_miniature, tmp_path / "helped", max_data_loader_n_workers=workers, **decoded)
     assert helped.status == alone.status == 0
     assert helped.losses == alone.losses
 
@@ -86,7 +85,7 @@ def test_long_captions_train_with_150_tokens(miniature: Any, tmp_path: Path) -> 
     assert long.losses != short.losses
 
 
-def test_nothing_grows_with_the_steps(miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_grows_with_the_steps(any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 
     from torch import Tensor
@@ -103,5 +102,5 @@ def test_nothing_grows_with_the_steps(miniature: Any, tmp_path: Path, monkeypatc
             alive.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
 
     monkeypatch.setattr(Trainer, "_step", counted)
-    train(miniature, tmp_path / "out", max_train_steps=16)
+    train(any_miniature, tmp_path / "out", max_train_steps=16)
     assert alive[-1] <= alive[1]

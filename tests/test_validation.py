@@ -15,17 +15,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("where", [{}, CAPTIONS_IN_THE_STEP, TEXT_ENCODERS_TOO], ids=["cached", "encoded", "learning"])
-def test_the_same_weights_measure_the_same(where: dict[str, Any], data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_the_same_weights_measure_the_same(
+    where: dict[str, Any], data: Path, any_miniature: Any, tmp_path: Path
+) -> None:
     """At a rate that moves nothing, and with dropouts and shuffling that must not reach validation."""
     options = {**SPLIT, **where, "train_data_dir": data, "learning_rate": 1e-12, "network_dropout": 0.5}
     if where:
         options["shuffle_caption"] = True
-    told = train(miniature, tmp_path / "out", validate_every_n_steps=1, **options).told("validation")
+    told = train(any_miniature, tmp_path / "out", validate_every_n_steps=1, **options).told("validation")
     assert len(told) == 4
     assert {round(event["loss"], 6) for event in told} == {round(told[0]["loss"], 6)}
 
 
-def test_no_image_is_in_both(data: Path, miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_image_is_in_both(data: Path, any_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sd_scripts.training.trainer import Trainer
     from sd_scripts.training.validation import Validator
 
@@ -50,22 +52,22 @@ def test_no_image_is_in_both(data: Path, miniature: Any, tmp_path: Path, monkeyp
         note("validation", trainer.validator._loader)
 
     monkeypatch.setattr(Trainer, "__init__", with_notes)
-    train(miniature, tmp_path / "out", train_data_dir=data, **SPLIT)
+    train(any_miniature, tmp_path / "out", train_data_dir=data, **SPLIT)
     assert len(seen["training"]) == 3
     assert len(seen["validation"]) == 2
     assert not seen["training"] & seen["validation"]
 
 
-def test_every_epoch_is_validated_where_nothing_else_is_said(data: Path, miniature: Any, tmp_path: Path) -> None:
-    made = train(miniature, tmp_path / "out", train_data_dir=data, **{**SPLIT, "max_train_steps": 6})
+def test_every_epoch_is_validated_where_nothing_else_is_said(data: Path, any_miniature: Any, tmp_path: Path) -> None:
+    made = train(any_miniature, tmp_path / "out", train_data_dir=data, **{**SPLIT, "max_train_steps": 6})
     assert [event["step"] for event in made.told("validation")] == [3, 6]
 
 
-def test_max_validation_steps_measures_less(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_max_validation_steps_measures_less(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     options = {**SPLIT, "train_data_dir": data, "validate_every_n_steps": 4}
     measured = {}
     for name, limit in (("all", {}), ("first", {"max_validation_steps": 1})):
-        run = train(miniature, tmp_path / name, **options, **limit)
+        run = train(any_miniature, tmp_path / name, **options, **limit)
         (loss,) = (event["loss"] for event in run.told("validation"))
         done = [event["done"] for event in run.told("phase") if event["name"] == "validating" and "done" in event]
         measured[name] = loss, max(done)
@@ -73,9 +75,9 @@ def test_max_validation_steps_measures_less(data: Path, miniature: Any, tmp_path
     assert measured["first"][0] != measured["all"][0]
 
 
-def test_a_schedule_free_optimizer_is_looked_at_without_a_trace(data: Path, miniature: Any, tmp_path: Path) -> None:
+def test_a_schedule_free_optimizer_is_looked_at_without_a_trace(data: Path, any_miniature: Any, tmp_path: Path) -> None:
     options = {**SPLIT, "train_data_dir": data, "optimizer_type": "AdamWScheduleFree", "learning_rate": 1e-2}
-    looked: Run = train(miniature, tmp_path / "looked", validate_every_n_steps=1, **options)
-    left: Run = train(miniature, tmp_path / "left", validate_every_n_steps=100, **options)
+    looked: Run = train(any_miniature, tmp_path / "looked", validate_every_n_steps=1, **options)
+    left: Run = train(any_miniature, tmp_path / "left", validate_every_n_steps=100, **options)
     assert looked.losses == left.losses
     assert equal(looked.tensors(), left.tensors())
