@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, settled
+from browser.page_help import CHROMIUM, QUIET, SLOW, SMALL, Gui, expect, settled
 from sd_scripts.formats.toml_files import read_toml, write_toml
 
 playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
-expect.set_options(timeout=SLOW)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ TRAINING = 900_000
 SLOW = 180_000
 """Milliseconds in which the page answers, where training has the cores."""
 
+OFTEN = 2_400
+"""Milliseconds for which Playwright looks every 100 ms; allowed to wait longer, it looks every 500."""
+
 SMALL = {
     "resolution": "128,128",
     "enable_bucket": False,
@@ -44,6 +48,30 @@ SMALL = {
 
 TELLS, FAILS = {"training_comment": "tells"}, {"training_comment": "fails"}
 """With these settings a GUI under test starts no trainer but stand_in, which tells what one would tell."""
+
+
+class Expectations:
+    """Playwright's expectations of a locator, which at first are looked at often."""
+
+    def __init__(self, locator: Any) -> None:
+        from playwright.sync_api import expect
+
+        self._assertions = expect(locator)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        assertion = getattr(self._assertions, name)
+
+        def meet(*expected: Any, timeout: float = SLOW, **more: Any) -> None:
+            try:
+                assertion(*expected, timeout=OFTEN, **more)
+            except AssertionError:
+                assertion(*expected, timeout=timeout, **more)
+
+        return meet
+
+
+def expect(locator: Any) -> Expectations:
+    return Expectations(locator)
 
 
 class Gui:

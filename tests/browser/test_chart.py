@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM
+from browser.page_help import CHROMIUM, expect
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
-expect = playwright.expect
 
 GUI = Path(__file__).parents[2] / "kohya_gui"
 ADDRESS = "http://chart.test/"  # answered by the test; localStorage needs an address

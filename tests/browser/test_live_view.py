@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs_help import TELLING
 
-from browser.page_help import CHROMIUM, SLOW, Gui, field
+from browser.page_help import CHROMIUM, SLOW, Gui, expect, field
 from sd_scripts.library.media import Media
 from sd_scripts.runs.events import EventLog
 from sd_scripts.runs.folder import RunFolder, new_run_folder
@@ -19,14 +19,13 @@ from sd_scripts.runs.queue import PlannedRun, RunQueue
 from sd_scripts.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
 REPO = Path(__file__).parents[2]
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
     "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
 )
 """The smallest PNG."""
-ANSWERS = 24
+ANSWERS = 16
 """Looked at where little is to be sent."""
 pytestmark = [
     pytest.mark.browser,

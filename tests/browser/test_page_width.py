@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, Gui, settled
+from browser.page_help import CHROMIUM, Gui, expect, settled
 from sd_scripts.runs.folder import new_run_folder
 from sd_scripts.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
 
 pytestmark = [
     pytest.mark.browser,
@@ -87,12 +86,11 @@ def too_wide(page: Any) -> set[str]:
 
 
 def unfolded(page: Any, tab: str) -> set[str]:
-    """Unfold all panels of a tab, level by level; returns what scrolls sideways on the way."""
+    """Unfold all panels of a tab, level by level; returns what scrolls sideways before and after."""
     found = too_wide(page)
     while page.evaluate(UNFOLD, tab):
         settled(page, f"#{tab}")
-        found |= too_wide(page)
-    return found
+    return found | too_wide(page)
 
 
 @pytest.mark.usefixtures("stranger", "runs")

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from runs_help import wait_for
 
-from browser.page_help import CHROMIUM, FAILS, SLOW, TELLS, TRAINING, Gui, ask_for, variant
+from browser.page_help import CHROMIUM, FAILS, SLOW, TELLS, TRAINING, Gui, ask_for, expect, variant
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api")
 Page = playwright.Page
-expect = playwright.expect
 
 LONG = 100_000
 """Steps of a run that ends only when somebody ends it."""
@@ -24,7 +23,6 @@ PROMPT = "a drawn cat --w 64 --h 64 --s 2 --d 7"
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
-    pytest.mark.usefixtures("stranger"),
 ]
 
 
