@@ -1,5 +1,11 @@
 // Conveniences without the server: copying a path, light and dark, and returning to the last tab.
 (() => {
+  // Gradio 6 marks the inputs of each event that was answered, and from then on looks up and updates all that are marked
+  // at every event: seconds, once a whole form was sent. Only inputs of streams need a mark, and the page has none.
+  for (const { show_progress_on: targets } of window.gradio_config?.dependencies ?? []) {
+    if (targets) targets.concat = () => [...targets];
+  }
+
   const kept = localStorage.getItem("theme");
   const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const set = (on) => document.body.classList.toggle("dark", on);

@@ -404,6 +404,21 @@ def test_the_command_is_shown_to_copy_with_all_settings_and_nothing_is_written(p
     assert not output.exists()
 
 
+def test_an_answer_to_the_whole_form_does_not_make_later_ones_slow(page, tmp_path):
+    begin_anew(page, tmp_path)
+    page.locator("#lora-print").click()
+    expect(page.locator("#lora-message")).to_contain_text("problems to fix")
+    profiler = page.context.new_cdp_session(page)
+    profiler.send("Profiler.enable")
+    profiler.send("Profiler.startPreciseCoverage", {"callCount": True})
+    field(page, "pretrained_model_name_or_path").fill(str(tmp_path))
+    expect(page.locator("#lora-pretrained_model_name_or_path-hint")).to_contain_text("folder")
+    scripts = profiler.send("Profiler.takePreciseCoverage")["result"]
+    profiler.detach()
+    called = [each for script in scripts for each in script["functions"] if each["functionName"] == "update_state"]
+    assert 0 < sum(each["ranges"][0]["count"] for each in called) < 100, "Gradio updates what did not change"
+
+
 def test_a_model_of_the_other_family_is_named_and_offers_to_switch(page, demo, flux_demo, tmp_path):
     begin_anew(page, tmp_path)
     model = read_toml(flux_demo)["pretrained_model_name_or_path"]
