@@ -121,6 +121,7 @@ def test_gradients_of_several_batches_add_up() -> None:
     assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[1])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_swapped_blocks_share_the_graphs_of_resident_ones(checkpointing: bool) -> None:
     eager, compiled = transformer(), transformer(SWAP)
@@ -207,6 +208,7 @@ def test_gradients_of_several_batches_make_one_update() -> None:
     assert_same_weights(ours.model, wanted.model)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("fused", [False, True])
 def test_swapped_blocks_learn_where_they_are_compiled(fused: bool) -> None:
     """One graph for each kind of block, wherever it lies."""

@@ -513,6 +513,7 @@ def test_diffusers_reads_a_single_block_of_the_real_width() -> None:
         close(torch.cat(changes), torch.cat(expected), 1e-3)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("args", "graphs"), [([], 2), (["split_qkv=True"], 2), (["network_reg_dims=e_blocks_1_=2"], 4)]
 )

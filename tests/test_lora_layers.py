@@ -158,6 +158,7 @@ def test_dropouts_are_for_training_only(dropouts: Dropouts) -> None:
     assert any(not torch.allclose(still, block(x)) for _ in range(8))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "dropouts", [Dropouts(), Dropouts(rank=0.3), Dropouts(module=0.5), Dropouts(neuron=0.2, rank=0.3, module=0.1)]
 )

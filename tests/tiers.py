@@ -1,10 +1,10 @@
 """The tier of each test: `fast` trains nothing, `run` has whole runs on miniatures, `deep` what takes longest."""
 
 RUN = {
+    "test_auth",
     "test_bad_input",
     "test_benchmark",
     "test_command_listener",
-    "test_compile",
     "test_components",
     "test_dataset_tools",
     "test_demo_data",
@@ -20,6 +20,7 @@ RUN = {
     "test_resume",
     "test_samples",
     "test_saving_faults",
+    "test_sdxl_sampling",
     "test_secrets",
     "test_text_encoders_run",
     "test_third_family",
@@ -28,11 +29,12 @@ RUN = {
     "test_training_run",
     "test_validation",
 }
-"""Whole runs, and processes of the GUI."""
+"""Whole runs and samples, and servers of the GUI."""
 
 DEEP = {
     "browser",
     "test_attention_cuda",
+    "test_compile",
     "test_compile_cuda",
     "test_compile_more",
     "test_compile_run",

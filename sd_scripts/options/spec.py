@@ -103,21 +103,27 @@ class WrongValue(Exception):
 def without(filled: OptionGroup, wrong: Collection[str]) -> OptionGroup:
     """Return a copy of the group in which reading a value named in `wrong` raises WrongValue, so that only the checks
     that need it end."""
-    names = {field.name for field in dataclasses.fields(filled) if field.name in wrong}  # type: ignore[arg-type]
+    names = frozenset(field.name for field in dataclasses.fields(filled) if field.name in wrong)  # type: ignore[arg-type]
     if not names:
         return filled
+    copy: OptionGroup = object.__new__(_checked(type(filled), names))  # type: ignore[arg-type]
+    vars(copy).update(vars(filled))
+    return copy
+
+
+@functools.lru_cache
+def _checked(group: type[OptionGroup], wrong: frozenset[str]) -> type[OptionGroup]:
+    """Return the group's class with values that raise WrongValue when they are read."""
 
     def read(self: OptionGroup, name: str) -> Any:
-        if name in names:
+        if name in wrong:
             raise WrongValue(name)
         return object.__getattribute__(self, name)
 
-    class Checked(type(filled), title=filled.title, methods=filled.methods):  # type: ignore[misc, call-arg]
+    class Checked(group, title=group.title, methods=group.methods):  # type: ignore[misc, valid-type, call-arg]
         __getattribute__ = read
 
-    copy: OptionGroup = object.__new__(Checked)
-    vars(copy).update(vars(filled))
-    return copy
+    return Checked
 
 
 def until_wrong(check: Callable[[], Iterable[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
