@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from itertools import count
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fresh import found_by_processes, together
+from fresh import together
 from test_full_run import base_of
 from torch import Tensor
 from torch._dynamo.backends import registry
@@ -25,18 +24,6 @@ from sd_scripts.training.gradient_averaging import MAX_IN_FLIGHT
 from sd_scripts.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CUDA is tried on Linux")
-
-ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-DRIVER = """
-import sys
-from pathlib import Path
-from test_ddp import keep_copies
-from sd_scripts import sdxl_train_network
-
-keep_copies(Path(sys.argv[1]))
-sys.exit(sdxl_train_network.main(sys.argv[2:]))
-"""
-"""The training script, with copies of what the processes hold."""
 
 
 def keep_copies(folder: Path) -> None:
@@ -80,21 +67,14 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_two_processes_learn_as_one(miniature: Any, tmp_path: Path) -> None:
-    (tmp_path / "driver.py").write_text(DRIVER)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"a {colour} circle --w 64 --h 64 --s 1 --d 1" for colour in ("red", "blue", "green")))
     config = configure(
         tmp_path, miniature, save_state=True, validation_split=0.34, validate_every_n_steps=3,
         sample_prompts=str(prompts), sample_every_n_steps=3,
     )  # fmt: skip
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
-        env={**os.environ, **ON_CPU, **found_by_processes()},
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    statuses, told = train_group(config)
+    assert statuses == [0, 0], told
     made = Run(0, tmp_path / "out", RunFolder(tmp_path / "out" / "run"))
     one, other = copies(tmp_path)
 

@@ -16,7 +16,7 @@ import torch
 from accelerate.commands.launch import launch_command_parser
 from fresh import PATIENCE, found_by_processes, together
 from scripts_help import FLUX_FULL
-from test_ddp import DRIVER, ON_CPU, TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
+from test_ddp import TOLERANCE, apart, configure, copies, train_as_two, train_group, train_in_group
 from test_full_run import base_of, learned
 from torch import nn
 from torch._dynamo.backends import registry
@@ -34,6 +34,17 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo without CU
 BF16 = {"mixed_precision": "bf16", "save_precision": "float"}
 HALF = {"mixed_precision": "bf16", "full_bf16": True}
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+DRIVER = """
+import sys
+from pathlib import Path
+from test_ddp import keep_copies
+from sd_scripts import sdxl_train
+
+keep_copies(Path(sys.argv[1]))
+sys.exit(sdxl_train.main(sys.argv[2:]))
+"""
+"""The training script, with copies of what the processes hold."""
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +274,7 @@ def test_accelerate_launches_it(miniature: Any, tmp_path: Path, monkeypatch: pyt
         "--num_processes=2",
     ]
     command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    (tmp_path / "driver.py").write_text(DRIVER.replace("sdxl_train_network", "sdxl_train"))
+    (tmp_path / "driver.py").write_text(DRIVER)
     done = subprocess.run(
         [*command, str(tmp_path / "driver.py"), str(tmp_path), "--config_file", str(config)],
         env={**os.environ, **ON_CPU, **found_by_processes()},
