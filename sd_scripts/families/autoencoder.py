@@ -35,7 +35,8 @@ def vae_encode(vae: Any, pixels: Tensor) -> Tensor:
 def vae_decode(vae: Any, latents: Tensor) -> Tensor:
     """Decode latents (B, C, h, w), neither shifted nor scaled -> images (B, 3, 8h, 8w) float32 in 0..1.
 
-    Half precision is tried first; where it overflows the image is decoded in float32 instead of turning black.
+    The VAE's own dtype is tried first, unless the CPU emulates it; where it overflows the image is decoded in float32
+    instead of turning black.
     """
     with _in_float32(vae) if _is_emulated(vae) else nullcontext():
         pixels = _vae_decode(vae, latents.to(vae.dtype)).float()
