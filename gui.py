@@ -20,6 +20,7 @@ from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.login_throttle import LoginLog
 from kohya_gui.sessions import Credential, Sessions
 from kohya_gui.tabs import TABS
+from sd_scripts.runs import garbage_collection
 from sd_scripts.runs.private import private_file, private_folder
 from sd_scripts.runs.store import state_folder
 
@@ -202,12 +203,13 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     """Serve the page until the process is terminated or, without `wait`, in a thread."""
     opens = credential(flags)
     prepare_state_folder()
-    from kohya_gui import browse, live_routes, prompt_editor
-    from kohya_gui.app import build
-    from kohya_gui.past_runs import why_not
-    from kohya_gui.theme import look, scripts
-    from sd_scripts.runs.queue import RunQueue
-    from sd_scripts.runs.store import RunStore
+    with garbage_collection.importing():
+        from kohya_gui import browse, live_routes, prompt_editor
+        from kohya_gui.app import build
+        from kohya_gui.past_runs import why_not
+        from kohya_gui.theme import look, scripts
+        from sd_scripts.runs.queue import RunQueue
+        from sd_scripts.runs.store import RunStore
 
     store = RunStore()
     for folder in flags.find_runs:

@@ -12,6 +12,7 @@ import tiers
 from sd_scripts.options.catalog import script_for
 from sd_scripts.options.settings import Settings
 
+gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), "localhost", "127.0.0.1", "::1"])
@@ -30,8 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """The garbage collector need not look at all that was imported, again and again: half a second each time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,18 +12,12 @@ from typing import Any
 
 PATIENCE = 300.0
 """Seconds until a process is killed that does not end by itself."""
-_IMPORTED = [
-    "training_help",
-    *(f"sd_scripts.{name}" for name in ("sdxl_train_network", "sdxl_train", "training.trainer", "training.full")),
-    *(f"sd_scripts.families.{name}" for name in ("sdxl.samplers", "flux.sampling")),
-    *("transformers.optimization", "diffusers.optimization", "torch.profiler"),
-]
 
 
 def processes() -> ForkServerContext:
     """Makes them. They are forked from a process with one thread and nothing but imports in it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload(["preloaded"])
     return context
 
 

@@ -143,14 +143,14 @@ def test_main_memory_is_pinned() -> None:
 
 @pytest.mark.parametrize("direction", ["HtoD", "DtoH"])
 def test_copies_run_beside_the_computation(direction: str) -> None:
-    """In the trace of a step whose blocks keep the card busy for longer than a block travels."""
+    """In the trace of a step whose blocks keep the GPU busy for longer than a slow CPU needs to queue them."""
     from torch.profiler import ProfilerActivity, profile
 
     options = {"blocks_to_swap": SWAP, "gradient_checkpointing": True}
     learner = Learner(fused=True, **options) if direction == "DtoH" else None
     model = learner.model if learner else transformer(**options)
     for block in (*model.double_blocks, *model.single_blocks):
-        block.register_forward_pre_hook(lambda *_: torch.cuda._sleep(6_000_000))  # about 3 ms
+        block.register_forward_pre_hook(lambda *_: torch.cuda._sleep(20_000_000))  # about 11 ms
     takes_step = learner.step if learner else lambda: step(model)
     takes_step()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
@@ -161,7 +161,7 @@ def test_copies_run_beside_the_computation(direction: str) -> None:
     kernels = [e.time_range for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]
     assert copies, "no block travelled"
     beside = sum(max(0.0, min(c.end, k.end) - max(c.start, k.start)) for c in copies for k in kernels)
-    assert beside > 0.5 * sum(c.elapsed_us() for c in copies)
+    assert beside > 0.8 * sum(c.elapsed_us() for c in copies)
 
 
 def bytes_of(block: nn.Module) -> int:

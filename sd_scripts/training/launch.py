@@ -27,6 +27,7 @@ from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.runs import garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import parent_watchdog
@@ -52,7 +53,8 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
     parent_watchdog.end_with_launcher()
     settings, wrong_flags = command_line.read_command_line(script_for(family_name, method_name), argv)
     _set_environment(settings)
-    family, method = _load(family_name, method_name)
+    with garbage_collection.importing():
+        family, method = _load(family_name, method_name)
     checks = (family.check, partial(method.check, family), _dry_run)
     if problems := [str(problem) for problem in (*wrong_flags, *preflight.problems(settings, *checks))]:
         return _refuse(settings, problems)
@@ -62,7 +64,8 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
     if problems := _prepare_output(settings[SavingOptions]):
         return _refuse(settings, problems)
-    return _run(settings, family, method)
+    with garbage_collection.without_pauses():
+        return _run(settings, family, method)
 
 
 def _set_environment(settings: Settings) -> None:

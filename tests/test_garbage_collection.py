@@ -1,0 +1,76 @@
+"""Objects that stay are visited once, and garbage is still found."""
+
+import gc
+import sys
+import weakref
+from pathlib import Path
+
+import fresh
+import pytest
+
+from sd_scripts.runs import garbage_collection
+
+
+class Ring:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def _imports(folder: str) -> int:
+    sys.path.insert(0, folder)
+    gc.collect()
+    before, collected = gc.get_freeze_count(), gc.get_stats()[2]["collections"]
+    with garbage_collection.importing():
+        import many_objects  # type: ignore[import-not-found]
+
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() - before >= len(many_objects.KEPT)
+    assert gc.get_stats()[2]["collections"] == collected
+    frozen, ring = gc.get_freeze_count(), weakref.ref(Ring())
+    with garbage_collection.importing():
+        import many_objects
+    assert gc.get_freeze_count() == frozen  # nothing new was imported, and what is garbage now stays to be found
+    gc.collect()
+    assert ring() is None
+    return 0
+
+
+def test_imported_objects_are_exempt_and_later_garbage_is_freed(tmp_path: Path) -> None:
+    (tmp_path / "many_objects.py").write_text("KEPT = [[number] for number in range(200_000)]\n")
+    codes, told = fresh.together(1, tmp_path, _imports, str(tmp_path))
+    assert codes == [0], told
+
+
+def _pauses() -> int:
+    kept = [[number] for number in range(20_000)]
+    with garbage_collection.without_pauses():
+        frozen = gc.get_freeze_count()
+        garbage_collection.PAUSE = 60.0
+        gc.collect()
+        assert gc.get_freeze_count() == frozen
+        garbage_collection.PAUSE = 0.0
+        gc.collect(1)
+        assert gc.get_freeze_count() == frozen
+        ring = weakref.ref(Ring())
+        gc.collect()
+        assert ring() is None
+        assert gc.get_freeze_count() - frozen >= len(kept)
+    frozen = gc.get_freeze_count()
+    kept += [[number] for number in range(20_000)]
+    gc.collect()
+    assert gc.get_freeze_count() == frozen
+    return 0
+
+
+def test_after_a_long_collection_its_survivors_are_exempt(tmp_path: Path) -> None:
+    codes, told = fresh.together(1, tmp_path, _pauses)
+    assert codes == [0], told
+
+
+def test_imports_that_fail_leave_the_collector_on() -> None:
+    with pytest.raises(ImportError), garbage_collection.importing():
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+    assert gc.isenabled()
