@@ -6,9 +6,12 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PATIENCE = 300.0
 """Seconds until a process is killed that does not end by itself."""
@@ -18,6 +21,9 @@ def processes() -> ForkServerContext:
     """Makes them. They are forked from a process with one thread and nothing but imports in it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
+    with pytest.MonkeyPatch.context() as patch:  # it has no sys.path of ours, and does not tell what it cannot import
+        patch.setenv("PYTHONPATH", found_by_processes()["PYTHONPATH"])
+        forkserver.ensure_running()
     return context
 
 

@@ -18,6 +18,14 @@ class Ring:
         self.itself = self
 
 
+def _is_preloaded() -> int:
+    return 0 if "preloaded" in sys.modules and gc.get_freeze_count() > 100_000 else 1
+
+
+def test_fresh_processes_begin_with_everything_imported(tmp_path: Path) -> None:
+    assert fresh.together(1, tmp_path, _is_preloaded) == ([0], "")
+
+
 def _imports(folder: str) -> int:
     sys.path.insert(0, folder)
     gc.collect()
