@@ -4,13 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh import console_to, outcome, processes
 from training_help import SHORT, equal, images, train
 
 from sd_scripts import sdxl_train_network
@@ -174,10 +174,12 @@ def test_after_a_run_ctrl_c_is_again_what_it_was(any_miniature: Any, tmp_path: P
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def _hear_signals() -> None:
-    """A job in the background of a shell, or under nohup, hands down that it ignores them."""
-    for ending in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ending, signal.SIG_DFL)
+def _train_in_a_terminal(config: Path, console: Path) -> int:
+    """In a process of its own, which hears what a terminal sends; a job in the background may ignore it."""
+    console_to(console)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    sys.exit(sdxl_train_network.main(["--config_file", str(config)]))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for other processes")
@@ -185,7 +187,7 @@ def _hear_signals() -> None:
 def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
     ending: str, miniature: Any, tmp_path: Path
 ) -> None:
-    output, config = tmp_path / "out", tmp_path / "run.toml"
+    output, config, console = tmp_path / "out", tmp_path / "run.toml", tmp_path / "console.txt"
     paths = {
         "pretrained_model_name_or_path": str(miniature.checkpoint),
         "train_data_dir": str(images(tmp_path / "images")),
@@ -193,24 +195,18 @@ def test_ctrl_c_and_a_closed_terminal_end_the_step_save_and_leave_with_0(
         "run_dir": str(output / "run"),
     }
     write_toml(config, {**SHORT, **paths, "max_train_steps": 100_000})
-    script = Path(sdxl_train_network.__file__)
-    process = subprocess.Popen(
-        [sys.executable, str(script), "--config_file", str(config)],
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        preexec_fn=_hear_signals,
-    )
+    process = processes().Process(target=_train_in_a_terminal, args=(config, console))
+    process.start()
     tail = RunFolder(output / "run").events()
     end = time.monotonic() + 60
     while not any(event["kind"] == "step" for event in tail):
-        assert process.poll() is None
+        assert process.is_alive(), console.read_text()
         assert time.monotonic() < end
         time.sleep(0.1)
-    process.send_signal(signal.Signals[ending])
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 0, told
-    assert "Traceback" not in told
+    assert process.pid
+    os.kill(process.pid, signal.Signals[ending])
+    assert outcome(process) == 0, console.read_text()
+    assert "Traceback" not in console.read_text()
     events = list(RunFolder(output / "run").events())
     assert events[-1]["kind"] == "stopped"
     step = events[-1]["step"]

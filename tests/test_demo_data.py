@@ -95,13 +95,6 @@ def test_the_demo_trains_by_its_own_settings_and_by_the_flags_that_are_added(tmp
     assert len(load_file(tmp_path / "demo" / "output" / "it.safetensors")) > 0
 
 
-def test_flags_that_the_demo_does_not_know_are_reported_by_the_training_script(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert demo.main(["--blocks_to_swop", "2", "--folder", str(tmp_path)]) == 2
-    assert "--blocks_to_swop: unknown option" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -17,6 +17,7 @@ from sd_scripts.options.command_line import flag_of
 from sd_scripts.options.encoding import ENCODING_OPTIONS
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs import garbage_collection
 from sd_scripts.runs.reporter import Reporter
 
 
@@ -58,7 +59,8 @@ def prepare(args: argparse.Namespace, reporter: Reporter) -> Path:
             f"in_json: {len(unknown)} images are not in {source.name}, so they have no caption: {some(unknown)}"
         )
     reporter.phase("loading the VAE")
-    from sd_scripts.finetune.encoding import encode  # torch is slow to import: fail on bad flags first
+    with garbage_collection.importing():  # torch is slow to import: fail on bad flags first
+        from sd_scripts.finetune.encoding import encode
 
     for path, (width, height) in encode(args, family, _settings(args, family), images, reporter).items():
         entries[keys[path]] = {**entries.get(keys[path], {}), "train_resolution": [width, height]}
