@@ -188,12 +188,12 @@ def assert_same_weights(ours: FluxTransformer, wanted: FluxTransformer) -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(("swap", "kind"), [(1, "AdamW"), (3, "SGD"), (SWAP, "SGD"), (SWAP, "AdamW")])
+@pytest.mark.parametrize(("swap", "kind"), [(1, "AdamW"), (3, "SGD"), (SWAP, "AdamW")])
 def test_swapped_blocks_learn_what_resident_ones_do(swap: int, kind: str, checkpointing: bool, fused: bool) -> None:
     """Bit for bit over several steps, with an image between."""
     ours, wanted = (Learner(s, kind, fused=fused, checkpointing=checkpointing) for s in (swap, 0))
     before = run(wanted.model)
-    for seed in (2, 3, 4):
+    for seed in (2, 3):
         assert torch.equal(ours.step(seed), wanted.step(seed))
         with torch.no_grad():
             assert torch.equal(run(ours.model), run(wanted.model))

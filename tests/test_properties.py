@@ -210,7 +210,7 @@ def test_saved_settings_are_read_as_they_were_and_leave_out_defaults(script: Scr
 
 
 @pytest.mark.parametrize(("script", "flag"), [(SDXL_LORA, "sdxl"), (FLUX_LORA, "flux1_checkbox")], ids=["sdxl", "flux"])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_file_of_kohya_means_what_its_values_mean_here_and_is_saved_so(
     script: Script, flag: str, data: st.DataObject

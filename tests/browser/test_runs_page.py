@@ -127,11 +127,11 @@ def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(pa
     expect(live(page).locator(".result code")).to_contain_text("second.safetensors")
 
 
-def test_a_training_is_asked_for_a_sample_and_a_model_outlives_a_killed_gui_and_is_continued(page, gui: Gui, demo):
-    prompts = demo.with_name("prompts.txt")
+def test_a_training_is_asked_for_a_sample_and_a_model_outlives_a_killed_gui_and_is_continued(page, gui: Gui, flux_demo):
+    prompts = flux_demo.with_name("prompts.txt")
     prompts.write_text(f"{PROMPT}\n")
-    long = start(page, quick(demo, "long", LONG, sample_prompts=str(prompts)))
-    behind = start(page, variant(demo, "behind", max_train_steps=3, **TELLS))
+    long = start(page, quick(flux_demo, "long", LONG, sample_prompts=str(prompts)))
+    behind = start(page, variant(flux_demo, "behind", max_train_steps=3, **TELLS))
     expect(live(page)).to_have_attribute("data-run", str(long))
     expect_step(page)
     press(page, "sample")
@@ -159,7 +159,7 @@ def test_a_training_is_asked_for_a_sample_and_a_model_outlives_a_killed_gui_and_
     expect_step(page, brief(page, "long")["step"] + 1)
     press(page, "stop")
     wait_for(lambda: brief(page, "long")["state"] == "stopped")  # the page then shows the one behind
-    assert list((demo.parent / "output").glob("long*-state")), "the state to continue from"
+    assert list((flux_demo.parent / "output").glob("long*-state")), "the state to continue from"
     wait_for(lambda: brief(page, "behind")["state"] == "finished", TRAINING / 1000)  # the queue went on
     assert brief(page, "behind")["id"] == behind
     before = brief(page, "long")
