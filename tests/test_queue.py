@@ -771,6 +771,38 @@ def test_a_list_that_is_deleted_under_a_living_gui_comes_back_and_nothing_starts
     assert queue.store.row(first).state == queue.store.row(second).state == "finished"
 
 
+def _find_it_deleted_at_once(path: Path, threads: int = 8) -> int:
+    """In a process of its own, which a connection that is closed twice at a time would crash."""
+    store, together, faults = RunStore(path), threading.Barrier(threads, timeout=60), []
+
+    def look() -> None:
+        try:
+            for _ in range(20):
+                if together.wait() == 0:
+                    for ending in ENDINGS:
+                        Path(f"{path}{ending}").unlink(missing_ok=True)
+                together.wait()
+                store.living()
+        except Exception as error:
+            faults.append(error)
+            together.abort()
+
+    looking = [threading.Thread(target=look) for _ in range(threads)]
+    for each in looking:
+        each.start()
+    for each in looking:
+        each.join()
+    return len(faults)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows does not delete a file that is open")
+def test_a_list_that_was_deleted_is_restored_once_however_many_threads_find_out(tmp_path: Path):
+    import fresh
+
+    codes, told = fresh.together(1, tmp_path, _find_it_deleted_at_once, tmp_path / "state" / "runs.sqlite")
+    assert codes == [0], told
+
+
 def test_a_list_that_is_deleted_between_two_guis_comes_back_from_the_folders(place: Place):
     queue = place.queue()
     over_, on = queue.add(place.plan()), queue.add(place.plan(steps=3000))

@@ -77,6 +77,7 @@ class StoreFile:
         self._recovering = threading.Lock()
         self._anchor: sqlite3.Connection | None = None
         """Kept open but unused: it makes SQLite keep its -wal and -shm files, which need room on the disk."""
+        self._anchoring = threading.Lock()
         with contextlib.suppress(OSError):  # reported when the file is opened
             private_file(private_folder(path.parent) / path.name)  # names and folders are private
         self.read(lambda db: None)  # create or recover it now
@@ -84,9 +85,16 @@ class StoreFile:
         self._drop_anchor()
 
     def _drop_anchor(self) -> None:
-        self.close()
-        self._anchor = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
-        self._anchor.execute("SELECT count(*) FROM settings").fetchone()
+        anchor = sqlite3.connect(self.path, timeout=BUSY_SECONDS, check_same_thread=False)
+        anchor.execute("SELECT count(*) FROM settings").fetchone()
+        self._replace_anchor(anchor)
+
+    def _replace_anchor(self, anchor: sqlite3.Connection | None) -> None:
+        """Close the anchor, and keep another one. Only one thread may close a connection: two crash the process."""
+        with self._anchoring:
+            before, self._anchor = self._anchor, anchor
+            if before:
+                before.close()
 
     def _notify(self, notice: str) -> None:
         self.notice = notice
@@ -94,9 +102,7 @@ class StoreFile:
 
     def close(self) -> None:
         """Close the anchor; the file can still be read and written."""
-        if self._anchor:
-            self._anchor.close()
-            self._anchor = None
+        self._replace_anchor(None)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on the file; recover a damaged file once and retry."""
