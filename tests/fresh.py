@@ -1,17 +1,20 @@
 """Processes that begin fresh, with everything imported: nothing is left in them of the tests before."""
 
+from __future__ import annotations
+
 import faulthandler
 import multiprocessing
 import os
 import socket
 import sys
 from collections.abc import Callable
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:  # Windows has none
+    from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 PATIENCE = 300.0
 """Seconds until a process is killed that does not end by itself."""
@@ -19,6 +22,8 @@ PATIENCE = 300.0
 
 def processes() -> ForkServerContext:
     """Makes them. They are forked from a process with one thread and nothing but imports in it."""
+    from multiprocessing import forkserver
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     with pytest.MonkeyPatch.context() as patch:  # it has no sys.path of ours, and does not tell what it cannot import

@@ -10,6 +10,8 @@ import pytest
 
 from sd_scripts.runs import garbage_collection
 
+forks = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not fork processes")
+
 
 class Ring:
     """Refers to itself: only the collector frees it."""
@@ -22,6 +24,7 @@ def _is_preloaded() -> int:
     return 0 if "preloaded" in sys.modules and gc.get_freeze_count() > 100_000 else 1
 
 
+@forks
 def test_fresh_processes_begin_with_everything_imported(tmp_path: Path) -> None:
     assert fresh.together(1, tmp_path, _is_preloaded) == ([0], "")
 
@@ -46,6 +49,7 @@ def _imports(folder: str) -> int:
     return 0
 
 
+@forks
 def test_imported_objects_are_exempt_and_later_garbage_is_freed(tmp_path: Path) -> None:
     (tmp_path / "many_objects.py").write_text("KEPT = [[number] for number in range(200_000)]\n")
     codes, told = fresh.together(1, tmp_path, _imports, str(tmp_path))
@@ -73,6 +77,7 @@ def _pauses() -> int:
     return 0
 
 
+@forks
 def test_after_a_long_collection_its_survivors_are_exempt(tmp_path: Path) -> None:
     codes, told = fresh.together(1, tmp_path, _pauses)
     assert codes == [0], told
