@@ -7,8 +7,11 @@ from pathlib import Path
 
 import fresh
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 from sd_scripts.runs import garbage_collection
+from sd_scripts.training import pauses
 
 forks = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not fork processes")
 
@@ -58,12 +61,12 @@ def test_imported_objects_are_exempt_and_later_garbage_is_freed(tmp_path: Path) 
 
 def _pauses() -> int:
     kept = [[number] for number in range(20_000)]
-    with garbage_collection.without_pauses():
+    with pauses.without_pauses():
         frozen = gc.get_freeze_count()
-        garbage_collection.PAUSE = 60.0
+        pauses.PAUSE = 60.0
         gc.collect()
         assert gc.get_freeze_count() == frozen
-        garbage_collection.PAUSE = 0.0
+        pauses.PAUSE = 0.0
         gc.collect(1)
         assert gc.get_freeze_count() == frozen
         ring = weakref.ref(Ring())
@@ -81,6 +84,20 @@ def _pauses() -> int:
 def test_after_a_long_collection_its_survivors_are_exempt(tmp_path: Path) -> None:
     codes, told = fresh.together(1, tmp_path, _pauses)
     assert codes == [0], told
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin `gc.collect:UserWarning")
+def test_collections_within_compiled_code_compile_nothing(no_graphs: None) -> None:
+    @torch.compile(backend="eager")
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        gc.collect(0)
+        return x * 2
+
+    doubled(torch.ones(3))
+    frames = counters["frames"]["total"]
+    with pauses.without_pauses():
+        doubled(torch.ones(3))
+    assert counters["frames"]["total"] == frames
 
 
 def test_imports_that_fail_leave_the_collector_on() -> None:

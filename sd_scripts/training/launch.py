@@ -64,8 +64,7 @@ def main(family_name: str, method_name: str, argv: list[str] | None = None) -> i
         return _refuse(settings, [f"console_log_file: '{error.filename}' cannot be written ({error.strerror})"])
     if problems := _prepare_output(settings[SavingOptions]):
         return _refuse(settings, problems)
-    with garbage_collection.without_pauses():
-        return _run(settings, family, method)
+    return _run(settings, family, method)
 
 
 def _set_environment(settings: Settings) -> None:
@@ -109,6 +108,7 @@ def _dry_run(settings: Settings) -> Iterator[str]:
 def _run(settings: Settings, family: Family, method: Method) -> int:
     from sd_scripts.training import compiling
     from sd_scripts.training.context import make_context
+    from sd_scripts.training.pauses import without_pauses
     from sd_scripts.training.progress import AlreadyFinished
     from sd_scripts.training.trainer import Trainer
 
@@ -125,9 +125,10 @@ def _run(settings: Settings, family: Family, method: Method) -> int:
         context.trackers.start(settings, context.run_dir)
         for remark in settings.remarks:
             context.warn(str(remark))
-        trainer = Trainer(context, family, method)
-        training = True
-        path = trainer.train()
+        with without_pauses():
+            trainer = Trainer(context, family, method)
+            training = True
+            path = trainer.train()
     except AlreadyFinished as done:
         context.warn(str(done))
         context.emit("finished", step=done.step, path=str(done.path), seconds=0.0)
