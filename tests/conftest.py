@@ -1,7 +1,9 @@
 """What several test modules need: a miniature model of each family for the whole run."""
 
 import gc
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,11 @@ def pytest_collection_finish() -> None:
     """The garbage collector need not look at all that was imported, again and again: half a second each time."""
     gc.freeze()
     gc.enable()
+    if guards := sys.modules.get("torch._dynamo.guards"):
+        # how long guards take is only for PyTorch's logs; it empties the processor's caches for it, 30 ms a graph
+        guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+        # PyTorch describes each graph at length if this logger has a handler, which pytest gives to those like it
+        logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -45,19 +45,18 @@ def losses_agree(ours: Run, plain: Run) -> None:
 
 
 def test_text_encoders_of_a_lora_learn_the_same_with_the_denoiser_compiled_or_not(
-    each_miniature: Any, tmp_path: Path
+    any_miniature: Any, tmp_path: Path
 ) -> None:
     """Two graphs for each encoder: only the first layer reads what takes no gradient; T5, which does not learn, has
     one that makes the position bias and one that reads it."""
-    plain = train(each_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO)
-    alone = train(each_miniature, tmp_path / "alone", **TEXT_ENCODERS_TOO, **TEXT)
+    plain = train(any_miniature, tmp_path / "plain", **TEXT_ENCODERS_TOO)
+    alone = train(any_miniature, tmp_path / "alone", **TEXT_ENCODERS_TOO, **TEXT)
     losses_agree(alone, plain)
     assert graphs(alone) == 4
-    if each_miniature.family == "flux":  # traced in a few seconds
-        torch._dynamo.reset()
-        both = train(each_miniature, tmp_path / "both", **{**TEXT_ENCODERS_TOO, **TEXT, **BESIDE})
-        losses_agree(both, plain)
-        assert graphs(both) == GRAPHS["flux"] + 4
+    torch._dynamo.reset()
+    both = train(any_miniature, tmp_path / "both", **{**TEXT_ENCODERS_TOO, **TEXT, **BESIDE})
+    losses_agree(both, plain)
+    assert graphs(both) == GRAPHS[any_miniature.family] + 4
 
 
 def test_t5_that_learns_is_compiled_with_its_dropout(flux_miniature: Any, tmp_path: Path) -> None:
@@ -82,14 +81,14 @@ def test_text_encoders_of_a_whole_model_learn_the_same(
 
 
 def test_images_are_encoded_the_same_in_steps_beside_a_compiled_denoiser(
-    two_sizes: dict[str, Any], each_miniature: Any, tmp_path: Path
+    two_sizes: dict[str, Any], miniature: Any, tmp_path: Path
 ) -> None:
     """SDXL's U-Net and VAE share a class of block, here even at equal widths."""
     values = {**UNCACHED, **two_sizes}
-    plain = train(each_miniature, tmp_path / "plain", **values)
-    alone = train(each_miniature, tmp_path / "alone", **values, **VAE)
+    plain = train(miniature, tmp_path / "plain", **values)
+    alone = train(miniature, tmp_path / "alone", **values, **VAE)
     torch._dynamo.reset()
-    both = train(each_miniature, tmp_path / "both", **{**values, **VAE, **BESIDE})
+    both = train(miniature, tmp_path / "both", **{**values, **VAE, **BESIDE})
     losses_agree(alone, plain)
     losses_agree(both, plain)
     assert 0 < graphs(alone) < graphs(both)
@@ -133,9 +132,9 @@ def test_a_vae_that_cannot_be_compiled_is_told_and_the_run_goes_on(
     assert "install a C++ compiler" in told
 
 
-def test_what_is_compiled_for_nothing_is_told(each_miniature: Any, tmp_path: Path) -> None:
+def test_what_is_compiled_for_nothing_is_told(any_miniature: Any, tmp_path: Path) -> None:
     def told(name: str, **values: Any) -> list[str]:
-        run = train(each_miniature, tmp_path / name, max_train_steps=1, **values)
+        run = train(any_miniature, tmp_path / name, max_train_steps=1, **values)
         return [event["text"] for event in run.told("warning")]
 
     assert told("cached", **TEXT, compile_vae=True) == [

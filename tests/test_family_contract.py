@@ -86,10 +86,10 @@ def test_the_same_seed_gives_the_same_losses_and_the_same_tensors(
 
 def test_learning_lowers_the_loss(each_miniature: Any, tmp_path: Path) -> None:
     """Beside a run that sees the same images, noise and timesteps and does not learn."""
-    longer = {"max_train_steps": 30, "network_dim": 8, "network_alpha": 8.0}
+    longer = {"max_train_steps": 15, "network_dim": 8, "network_alpha": 8.0}
     trainable = train(each_miniature, tmp_path / "learning", learning_rate=3e-3, **longer).losses
     standing = train(each_miniature, tmp_path / "standing", learning_rate=1e-12, **longer).losses
-    assert sum(trainable[10:]) < 0.98 * sum(standing[10:])
+    assert sum(trainable[10:]) < 0.97 * sum(standing[10:])
 
 
 def test_a_saved_file_is_where_the_next_run_goes_on(plain: Run, each_miniature: Any, tmp_path: Path) -> None:

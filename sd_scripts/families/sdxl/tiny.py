@@ -37,7 +37,7 @@ UNET: dict[str, Any] = {
     "block_out_channels": (32, 32, 32),  # equal widths share compiled graphs: so that the demo is quick on two cores
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
     "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 1, 2),
+    "transformer_layers_per_block": (1, 1, 1),
     "attention_head_dim": (1, 1, 1),
     "cross_attention_dim": sum(TEXT_WIDTHS),
     "use_linear_projection": True,
