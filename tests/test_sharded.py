@@ -94,6 +94,10 @@ EVERYTHING: dict[str, Any] = {
     "optimizer_args": ["eps=0.01"],
 }  # fmt: skip
 """With this eps a gradient that is nothing but rounding moves a weight no further than it is large."""
+TEXT_ENCODERS: dict[str, Any] = {
+    "train_text_encoder": True, "cache_text_encoder_outputs": None, "save_state_on_train_end": True,
+    "optimizer_args": EVERYTHING["optimizer_args"],
+}  # fmt: skip
 
 
 def with_prompts(folder: Path) -> dict[str, str]:
@@ -200,15 +204,14 @@ def test_compiled_code_that_fails_in_one_process_ends_both_and_in_both_it_ends_n
 def test_text_encoders_learn_whole_beside_shards(
     miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = {"train_text_encoder": True, "cache_text_encoder_outputs": None, "save_state_on_train_end": True}
     folder = tmp_path / "two"
     folder.mkdir()
-    statuses, told = train_group(configure(folder, miniature, **{**FULL, **values}), "sdxl", "full")
+    statuses, told = train_group(configure(folder, miniature, **{**FULL, **TEXT_ENCODERS}), "sdxl", "full")
     assert statuses == [0, 0], told
     two = Run(0, folder / "out", RunFolder(folder / "out" / "run"))
     held = [{name: t for name, t in each.items() if name.startswith("text_encoder")} for each in copies(folder)]
     assert equal(*held)
-    one = train_as_two(two, miniature, monkeypatch, **values)
+    one = train_as_two(two, miniature, monkeypatch, **TEXT_ENCODERS)
     assert two.losses == pytest.approx(one.losses, rel=1e-5)
     assert apart(two, one, miniature) < TOLERANCE
     states = [torch.load(run.output / "short-state" / "state.pt", weights_only=True) for run in (two, one)]
