@@ -12,7 +12,7 @@ from data_help import make_image
 from PIL import Image, ImageOps
 
 from sd_scripts.data import images
-from sd_scripts.data.batch import Batch
+from sd_scripts.data.batch import Batch, stack_pixels
 from sd_scripts.data.buckets import BucketFit, Extent, fit_into
 from sd_scripts.data.images import (
     RESIZE_FILTERS,
@@ -25,7 +25,6 @@ from sd_scripts.data.images import (
     read_image,
     read_size,
     resize,
-    stack_pixels,
     vary_colour,
 )
 

@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from sd_scripts.data.images import Pixels
 
 
 @dataclass(kw_only=True)
@@ -59,3 +62,9 @@ def _pinned(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _pinned(each) for name, each in value.items()}
     return value
+
+
+def stack_pixels(images: Sequence[Pixels]) -> Tensor:
+    """Stack images of one size to (B, 3, H, W) float32 in -1..1."""
+    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    return stacked.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sd_scripts.data.caches import SUFFIX
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.library.model_reader import DTYPES
 from sd_scripts.library.safetensors_io import on_cpu, write_tensors
 
-SUFFIX = ".safetensors"
 CACHE_KEY, CHECKSUM = "cache_key", "crc32."
 FINGERPRINT = "fingerprint"
 PIECES, PIECE_BYTES = 4, 65536

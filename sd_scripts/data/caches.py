@@ -7,6 +7,8 @@ from pathlib import Path
 from sd_scripts.data.blueprint import Warn
 from sd_scripts.data.buckets import Extent
 
+SUFFIX = ".safetensors"
+"""Of the cache files that we write."""
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 

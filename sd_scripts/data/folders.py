@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sd_scripts.data.blueprint import Subset, Warn
 from sd_scripts.data.buckets import Size
-from sd_scripts.data.cache_files import SUFFIX, DamagedCache, open_cache
+from sd_scripts.data.caches import SUFFIX
 from sd_scripts.data.images import UnreadableImage, read_mask, read_size
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.caption_files import find_captions, read_caption_lines
@@ -287,6 +287,8 @@ def _size_in_cache(image: Path, cache: Path) -> Size | None:
     """Return the image size from the cache file's name or, where that has none, from its contents."""
     if size := _size_in_name(image, cache):
         return size
+    from sd_scripts.data.cache_files import DamagedCache, open_cache  # brings torch, which plans do without
+
     try:
         with open_cache(cache) as tensors:
             width, height = tensors["original_size"]

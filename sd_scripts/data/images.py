@@ -8,10 +8,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from sd_scripts.data.buckets import BucketFit, Size
 
@@ -191,12 +189,6 @@ def prepare_mask(path: Path, mask_path: Path | None, fit: BucketFit, augmentatio
         return None
     place = _place(fit, Augmentation(), Random(0))
     return _resize_and_crop(mask, place, fit.bucket.size, augmentation.resize_interpolation)
-
-
-def stack_pixels(images: list[Pixels]) -> Tensor:
-    """Stack images of one size to (B, 3, H, W) float32 in -1..1."""
-    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    return stacked.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
 def resize(pixels: Pixels, size: Size, interpolation: str | None) -> Pixels:

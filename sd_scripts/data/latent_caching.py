@@ -9,10 +9,11 @@ from random import Random
 import torch
 from torch import Tensor
 
+from sd_scripts.data.batch import stack_pixels
 from sd_scripts.data.cache_files import find_missing
 from sd_scripts.data.caches import CacheJob, LatentLayout
 from sd_scripts.data.dataset import DataPlan, Item
-from sd_scripts.data.images import Augmentation, Pixels, UnreadableImage, prepare_image, stack_pixels
+from sd_scripts.data.images import Augmentation, Pixels, UnreadableImage, prepare_image
 from sd_scripts.data.latent_store import Entry, LatentsInMemory, LatentsOnDisk, LatentStore, latent_cache_key
 from sd_scripts.data.loader import read_ahead
 

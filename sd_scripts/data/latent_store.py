@@ -15,7 +15,6 @@ from torch import Tensor
 from sd_scripts.data.buckets import Extent, crop_ltrb
 from sd_scripts.data.cache_files import (
     CACHE_KEY,
-    SUFFIX,
     CacheFile,
     DamagedCache,
     content_digest,
@@ -23,7 +22,7 @@ from sd_scripts.data.cache_files import (
     open_cache,
     write_cache,
 )
-from sd_scripts.data.caches import LatentLayout, claim_files
+from sd_scripts.data.caches import SUFFIX, LatentLayout, claim_files
 from sd_scripts.data.dataset import Item
 from sd_scripts.data.images import Pixels, UnreadableImage, is_decoded_differently
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from sd_scripts.data.batch import Batch, stack_by_name
+from sd_scripts.data.batch import Batch, stack_by_name, stack_pixels
 from sd_scripts.data.buckets import Extent
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.epochs import PlannedBatch
-from sd_scripts.data.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask, stack_pixels
+from sd_scripts.data.images import Pixels, UnreadableImage, draw_flip, prepare_image, prepare_mask
 from sd_scripts.data.latent_store import LatentStore
 from sd_scripts.data.text_caching import TextStore
 

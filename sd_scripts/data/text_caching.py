@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sd_scripts.data.cache_files import (
     CACHE_KEY,
-    SUFFIX,
     CacheFile,
     DamagedCache,
     digest,
@@ -17,7 +16,7 @@ from sd_scripts.data.cache_files import (
     open_cache,
     write_cache,
 )
-from sd_scripts.data.caches import CacheJob, claim_files
+from sd_scripts.data.caches import SUFFIX, CacheJob, claim_files
 from sd_scripts.data.captions import process_caption
 from sd_scripts.data.dataset import DataPlan, Item
 from sd_scripts.data.images import UnreadableImage

@@ -102,6 +102,8 @@ class FamilyCard:
     """Values of network_module that select the built-in LoRA. One that no other family has reveals the family."""
     side_multiple: int = 8
     """Multiple to which the sides of sample images are rounded."""
+    bucket_multiple: int = 32
+    """Multiple to which the sides of buckets are rounded."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """What a sample prompt does not set."""
     hub_words: tuple[str, ...] = ()

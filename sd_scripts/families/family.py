@@ -150,7 +150,6 @@ class Family:
 
     card: FamilyCard
     identity: FileIdentity
-    bucket_multiple: int
     latents: LatentLayout
     text: TextEncoding
     layouts: Mapping[str, Layout]

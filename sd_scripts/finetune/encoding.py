@@ -39,7 +39,7 @@ def encode(
             flip_aug=args.flip_aug, alpha_mask=args.alpha_mask, resize_interpolation=args.resize_interpolation
         ),
         warn=reporter.warn,
-        multiple=record.bucket_multiple,
+        multiple=record.card.bucket_multiple,
         title=record.card.title,
     )
     components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)

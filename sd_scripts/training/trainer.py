@@ -70,7 +70,7 @@ class Trainer:
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
-        multiple, title = family.bucket_multiple, family.card.title
+        multiple, title = family.card.bucket_multiple, family.card.title
         plan = plan_data(settings, seed=context.seed, warn=context.warn, bucket_multiple=multiple, title=title)
         if context.is_main:
             clean_up_caches({item.path.parent for item in plan.items})

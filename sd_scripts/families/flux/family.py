@@ -39,7 +39,6 @@ FAMILY = FLUX = Family(
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
     saving=Saving(tensors=lambda components, weights: weights.denoiser, writes_all=False),
-    bucket_multiple=32,
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,

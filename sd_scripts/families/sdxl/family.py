@@ -40,7 +40,6 @@ FAMILY = SDXL = Family(
         vae=lambda vae: blocks_of(ResnetBlock2D)(vae.get_submodule("encoder")),
     ),
     saving=Saving(tensors=checkpoint, folder=write_folder, form=saved_form),
-    bucket_multiple=32,
     latents=LATENTS,
     layouts=LAYOUTS,
     prepare=prepare,

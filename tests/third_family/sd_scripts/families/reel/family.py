@@ -120,7 +120,6 @@ FAMILY = Family(
     identity=FileIdentity(
         base_model_version="reel", architecture=lambda components: "reel", implementation="https://example.com/reel"
     ),
-    bucket_multiple=32,
     latents=LatentLayout(
         suffix="reel",
         shape=lambda extent: (CHANNELS, extent.frames, extent.height // FACTOR, extent.width // FACTOR),
