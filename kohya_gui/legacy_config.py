@@ -200,6 +200,8 @@ def _steps_of_mirrored(legacy: Mapping[str, Any], family: str) -> Converted:
     return {}, [Remark("max_train_steps", "used as given; kohya_ss halved it with flip_aug")] if mirrored else []
 
 
+OF_COMMAND_LINE = ("config_file", "output_config", "plan", "json")
+"""Flags that are no settings."""
 RATES_OF_ENCODERS = ("learning_rate_te1", "learning_rate_te2")
 MEANINGS: dict[str, tuple[Meaning, ...]] = {
     "lora": (_rates, _noise, _lora_file, network_from),
@@ -236,7 +238,7 @@ def _additional(legacy: Mapping[str, Any], family: str, method: str) -> Converte
         given = given_flags(script, shell_words(str(legacy.get("additional_parameters") or "")))
     except ValueError as error:  # an open quotation mark
         return {}, [Remark("additional_parameters", f"left out: {error}")]
-    values = {name: value for name, value in given.values.items() if name not in ("config_file", "output_config")}
+    values = {name: value for name, value in given.values.items() if name not in OF_COMMAND_LINE}
     return values, [Remark("additional_parameters", f"left out: {problem}") for problem in given.problems]
 
 

@@ -1,9 +1,12 @@
 """What several test modules need: a miniature model of each family for the whole run."""
 
+import atexit
 import gc
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,10 @@ gc.disable()  # until everything is imported
 # every server that the tests talk to is on this machine, where a proxy of the environment does not lead
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), "localhost", "127.0.0.1", "::1"])
+# what runs remember of their speed is not for the user who tests
+state = tempfile.mkdtemp(prefix="tests-state-")
+atexit.register(shutil.rmtree, state, ignore_errors=True)
+os.environ["LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME"] = state
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

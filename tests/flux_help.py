@@ -8,6 +8,7 @@ from scripts_help import FLUX_LORA
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
+from sd_scripts.data.buckets import Extent
 from sd_scripts.families.family import Components
 from sd_scripts.families.flux.keys import diffusers_modules
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
@@ -72,6 +73,7 @@ def text_of(count: int, known: int = 4) -> dict[str, Tensor]:
 def batch_of(latents: Tensor, mask: Tensor | None = None) -> Batch:
     count = len(latents)
     return Batch(
+        extent=Extent(8 * latents.shape[-1], 8 * latents.shape[-2]),
         captions=[""] * count,
         pixels=None,
         latents=latents,

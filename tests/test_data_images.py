@@ -246,6 +246,7 @@ def test_pixels_span_minus_one_to_one() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU driver")
 def test_a_batch_goes_into_page_locked_memory_whole() -> None:
     batch = Batch(
+        extent=Extent(64, 64),
         captions=["b"],
         pixels=None,
         latents=torch.zeros(1, 4, 8, 8),

@@ -15,8 +15,11 @@ from sd_scripts.options.command_line import parser
 from sd_scripts.options.spec import each_option
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2, "families": 3, "training": 4}
-CARDS = ("card", "checks", "kohya", "model_file", "options", "registry")
+FLOORS = {
+    **{"options": 0, "formats": 0, "runs": 0, "library": 1, "data": 2, "networks": 2},
+    **{"families": 3, "planning": 3, "training": 4},
+}
+CARDS = ("card", "checks", "kohya", "model_file", "options", "registry", "speeds")
 """Modules of families that belong to floor 0, as if they were a package `cards`."""
 FLOORS["cards"] = 0
 SIDEWAYS = {

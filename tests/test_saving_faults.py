@@ -24,10 +24,10 @@ from sd_scripts.options.preflight import problems
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import ResumeOptions
+from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import rescue
 from sd_scripts.training.dry_save import kept_files
-from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.writer import Failure
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sd_scripts.data.buckets import Extent
 from sd_scripts.data.images import Pixels
 
 
@@ -17,6 +18,8 @@ from sd_scripts.data.images import Pixels
 class Batch:
     """One micro-batch, on the CPU as the loader's workers made it. S is (H, W), for clips (frames, H, W)."""
 
+    extent: Extent
+    """Of each sample, in pixels and frames."""
     captions: list[str]
     """Captions after the caption pipeline, as the text encoders receive them."""
     pixels: Tensor | None

@@ -127,6 +127,7 @@ class BatchReader(TorchDataset[Read]):
         pixels = [each.pixels for each in samples if each.pixels is not None]
         latents = [each.latents for each in samples if each.latents is not None]
         return Batch(
+            extent=bucket,
             captions=[each.caption for each in samples],
             pixels=stack_pixels(pixels) if pixels else None,
             latents=torch.stack(latents) if latents else None,

@@ -67,6 +67,32 @@ class PanelCard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphCounts:
+    """How many graphs it takes to compile the blocks of the denoiser."""
+
+    kinds: int
+    """Classes of blocks; every further graph of a class is a recompile."""
+    per_shape: int
+    """Graphs for each batch shape."""
+    per_token_count: int
+    """Graphs for each number of tokens: buckets with equally many share them."""
+    dynamic: Mapping[str, int]
+    """compile_dynamic -> graphs to be added when the shapes vary, instead of those for each."""
+    seconds: float
+    """To compile one with an empty cache, on the CPU of `Speed`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A step measured on one NVIDIA H200 with 16 CPU cores, at 1024x1024 (docs/performance.md)."""
+
+    method: str
+    options: Mapping[str, Any]
+    """Options that decide the speed, where they differ from the defaults; the batch size among them."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class FamilyCard:
     """A model family as the page, the options and the file recognition see it."""
 
@@ -104,6 +130,11 @@ class FamilyCard:
     """Multiple to which the sides of sample images are rounded."""
     bucket_multiple: int = 32
     """Multiple to which the sides of buckets are rounded."""
+    tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
+    """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
+    graphs: GraphCounts | None = None
+    """None: not known."""
+    speeds: tuple[Speed, ...] = ()
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """What a sample prompt does not set."""
     hub_words: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from sd_scripts.formats.documents import name_problem
 from sd_scripts.formats.toml_files import read_toml, write_toml
@@ -25,6 +25,16 @@ class ConfigFileOptions(OptionGroup, title="Settings file"):
     output_config: bool = switch(
         "Write the settings that differ from the defaults to config_file, which must not exist yet, and exit."
     )
+
+
+class PlanOptions(OptionGroup, title="Plan"):
+    """See what a run will do before it starts. Nothing is loaded, trained or written."""
+
+    plan: bool = switch(
+        "Print the plan of the run and exit: images, buckets, steps, the graphs that torch.compile will make, and "
+        "times where they are known."
+    )
+    json: bool = switch("Print the plan as JSON.")
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,7 +61,7 @@ def parser(script: Script) -> argparse.ArgumentParser:
 
 
 def _flag_groups(script: Script) -> Groups:
-    return (ConfigFileOptions, *flag_groups(script), LegacyOptions)
+    return (ConfigFileOptions, PlanOptions, *flag_groups(script), LegacyOptions)
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,8 @@ def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tupl
     flags = dict(given.values)
     file = os.path.expanduser(flags.pop("config_file", None) or "")
     write = truth(flags.pop("output_config", False)) is not False
+    for o in each_option(PlanOptions):
+        flags.pop(o.name, None)
     path = Path(file if file.endswith(".toml") else f"{file}.toml") if file else None
     if write:
         _write_config(script, flags, path, given.problems)
@@ -143,6 +155,14 @@ def read_command_line(script: Script, argv: Sequence[str] | None = None) -> tupl
         wrong = from_values(script, flags).wrong_values()
         _refuse(*given.problems, f"config_file: {error}", *wrong)
     return settings, given.problems
+
+
+def plan_format(script: Script, argv: Sequence[str] | None = None) -> Literal["", "text", "json"]:
+    """Return how a command line asks for the plan of the run; empty if it does not."""
+    flags = given_flags(script, sys.argv[1:] if argv is None else argv).values
+    if truth(flags.get("plan", False)) is not True:
+        return ""
+    return "json" if truth(flags.get("json", False)) is True else "text"
 
 
 def _write_config(script: Script, flags: dict[str, Any], path: Path | None, problems: Sequence[Problem]) -> NoReturn:

@@ -31,11 +31,12 @@ def problems(settings: Settings, *more: Check) -> list[Problem]:
     found = settings.problems()
     for checks in (CHECKS, more):
         valid = settings.without({name for problem in found for name in problem.names})
-        found += _found_by(checks, valid)
+        found += found_by(checks, valid)
     return list(dict.fromkeys(found))
 
 
-def _found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
+def found_by(checks: Iterable[Check], valid: Settings) -> Iterator[Problem]:
+    """Yield what these checks find in settings whose wrong values are left out."""
     for check in checks:
         for sentence in _until_wrong(check, valid):
             listed, _, text = sentence.partition(": ")

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -24,13 +24,12 @@ from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.compile_plan import STATIC_SHAPES
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 
 T = TypeVar("T")
 
-STATIC_SHAPES = 4
-"""Up to this many shapes, compile_dynamic = auto compiles static graphs for each, which run faster."""
 GRAPHS_OF_LAYER = 4
 """Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
 gradient, and T5's first layer computes what the others read."""
@@ -129,10 +128,12 @@ class Compilation:
         self._vae_ahead = settings[CacheOptions].caches_latents
         self._limit = 0
         wait_until_warm()
-        self._before = self._seen = Counts()
+        if chosen_of(self._options, self._more):
+            _keep_metrics()
+        self._before = self._seen = Counts.so_far()
         self._failed = self.recompile_limit_hit = False
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
-        self._progress = CompileProgress(context, lambda: Counts().graphs - self._before.graphs)
+        self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
         if self.active:
             self._progress.install()
 
@@ -239,7 +240,7 @@ class Compilation:
         if not self.active:
             return
         self._progress.step_done()
-        now = Counts()
+        now = Counts.so_far()
         if now.refused > self._before.refused and not self.recompile_limit_hit:
             self.recompile_limit_hit = True
             remedy = "0, which computes it" if self._options.compile_cache_size_limit else str(2 * self._limit)
@@ -249,17 +250,21 @@ class Compilation:
             )
         if now.graphs == self._seen.graphs:
             return
-        where = f"step {step}" if step else "before the first step"
+        where, total = f"step {step}" if step else "before the first step", now - self._before
         self._context.emit(
             "compile",
             step=step,
-            graphs=now.graphs - self._before.graphs,
-            breaks=now.breaks - self._before.breaks,
-            recompiles=now.recompiles - self._before.recompiles,
-            seconds=round(now.seconds - self._before.seconds, 1),
+            graphs=total.graphs,
+            breaks=total.breaks,
+            recompiles=total.recompiles,
+            seconds=round(total.seconds, 1),
             text=f"{where}: {now.graphs - self._seen.graphs} graphs compiled",
         )
         self._seen = now
+
+    def totals(self) -> "Counts | None":
+        """Return what this run has compiled; None if it does not compile."""
+        return Counts.so_far() - self._before if self.active else None
 
     def recovers_from(self, error: Exception) -> bool:
         """Return whether a failed step, of which nothing may be left, can be repeated without CUDA graphs or eagerly.
@@ -307,18 +312,45 @@ class Compilation:
         return "set compile_backend = aot_eager to see whether capturing or code generation fails"
 
 
+@dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Dynamo's counters in this process so far."""
+    """What Dynamo has done."""
 
-    def __init__(self) -> None:
+    graphs: int
+    breaks: int
+    refused: int
+    """Frames that ran eagerly because the recompile limit was hit."""
+    recompiles: int
+    seconds: float
+
+    @classmethod
+    def so_far(cls) -> "Counts":
+        """Return the counts of this process."""
         from torch._dynamo.utils import counters, get_compilation_metrics
 
-        self.graphs = counters["stats"]["unique_graphs"]
-        self.breaks = sum(counters["graph_break"].values())
-        self.refused = sum(n for what, n in counters["unimplemented"].items() if "recompile limit" in what)
         metrics = get_compilation_metrics()
-        self.recompiles = sum(1 for metric in metrics if getattr(metric, "recompile_reason", None))
-        self.seconds = sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics)
+        return cls(
+            graphs=counters["stats"]["unique_graphs"],
+            breaks=sum(counters["graph_break"].values()),
+            refused=sum(n for what, n in counters["unimplemented"].items() if "recompile limit" in what),
+            recompiles=sum(1 for metric in metrics if getattr(metric, "recompile_reason", None)),
+            seconds=sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics),
+        )
+
+    def __sub__(self, other: "Counts") -> "Counts":
+        return Counts(**{each.name: getattr(self, each.name) - getattr(other, each.name) for each in fields(self)})
+
+
+MOST_METRICS = 100_000
+"""Compilations that Dynamo keeps a record of. It would forget all but the last 64, and recompiles could not be counted
+for runs with more graphs."""
+
+
+def _keep_metrics() -> None:
+    from torch._dynamo import utils
+
+    if hasattr(utils, "set_compilation_metrics_limit"):
+        utils.set_compilation_metrics_limit(MOST_METRICS)
 
 
 def _summary(error: Exception) -> str:

@@ -5,8 +5,8 @@ import os
 from sd_scripts.formats.disk import format_bytes, free_bytes, why_not_written
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.options.training import ResumeOptions
+from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.training.context import Context
-from sd_scripts.training.progress import TrainPlan
 from sd_scripts.training.train_state import TrainState
 from sd_scripts.training.writer import Writer
 

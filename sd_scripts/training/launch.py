@@ -27,6 +27,7 @@ from sd_scripts.options.run import CudaOptions, RunOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.show import show_plan
 from sd_scripts.runs import garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
@@ -51,7 +52,10 @@ def parser(family: str, method: str) -> argparse.ArgumentParser:
 def main(family_name: str, method_name: str, argv: list[str] | None = None) -> int:
     """Train, and return the exit status."""
     parent_watchdog.end_with_launcher()
-    settings, wrong_flags = command_line.read_command_line(script_for(family_name, method_name), argv)
+    script = script_for(family_name, method_name)
+    settings, wrong_flags = command_line.read_command_line(script, argv)
+    if plan_format := command_line.plan_format(script, argv):
+        return show_plan(settings, wrong_flags, as_json=plan_format == "json")
     _set_environment(settings)
     with garbage_collection.importing():
         family, method = _load(family_name, method_name)

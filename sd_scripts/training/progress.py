@@ -1,11 +1,10 @@
 """Progress of a run: the only place that counts steps and epochs."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from sd_scripts.options.saving import SavingOptions
-from sd_scripts.options.training import ResumeOptions, TrainingOptions
+from sd_scripts.options.training import ResumeOptions
+from sd_scripts.planning.steps import TrainPlan
 
 
 class AlreadyFinished(Exception):
@@ -17,39 +16,6 @@ class AlreadyFinished(Exception):
             "further, raise max_train_steps or max_train_epochs"
         )
         self.step, self.path = step, path
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainPlan:
-    """How long the run is, in batches of one process."""
-
-    batches_per_epoch: int
-    accumulation: int
-    max_steps: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The last step of an epoch may have fewer batches."""
-        return math.ceil(self.batches_per_epoch / self.accumulation)
-
-    @property
-    def epochs(self) -> int:
-        return math.ceil(self.max_steps / self.steps_per_epoch)
-
-    def epochs_between_saves(self, saving: SavingOptions) -> int | None:
-        ratio = saving.save_n_epoch_ratio
-        return max(1, self.epochs // ratio) if ratio else saving.save_every_n_epochs
-
-
-def plan_training(options: TrainingOptions, batches_per_epoch: int) -> TrainPlan:
-    train_plan = TrainPlan(
-        batches_per_epoch=batches_per_epoch,
-        accumulation=options.gradient_accumulation_steps,
-        max_steps=options.max_train_steps,
-    )
-    if options.max_train_epochs:
-        return replace(train_plan, max_steps=options.max_train_epochs * train_plan.steps_per_epoch)
-    return train_plan
 
 
 @dataclass

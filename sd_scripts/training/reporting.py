@@ -41,9 +41,9 @@ class StepReporter:
         """Restart the clock, so that the time since the last step does not count towards the next one."""
         self._clock = time.perf_counter()
 
-    def step(self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None) -> None:
-        """Queue a step, which took the time since the last one or resume(). `loss` is the mean over micro-batches and
-        processes, `norm` the gradient norm where it must be finite too; both are on the device."""
+    def step(self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None) -> float:
+        """Queue a step and return its seconds: the time since the last one or resume(). `loss` is the mean over
+        micro-batches and processes, `norm` the gradient norm where it must be finite too; both are on the device."""
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
@@ -57,6 +57,7 @@ class StepReporter:
         self._waiting.append((report, loss, ready))
         while self._waiting and (len(self._waiting) > LAG or self._arrived()):
             self._report_oldest()
+        return seconds
 
     def flush(self) -> None:
         """Wait for all losses. Call it before saving, so that no file is written after a non-finite loss."""

@@ -17,9 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from sd_scripts.formats.atomic_files import atomic_folder
 from sd_scripts.library import optimizers
 from sd_scripts.library.lr_schedulers import advance_to, resume_plateau
+from sd_scripts.planning.steps import TrainPlan
 from sd_scripts.training.ema import Ema
 from sd_scripts.training.origin import SCHEDULE, Origin, plain
-from sd_scripts.training.progress import Progress, TrainPlan
+from sd_scripts.training.progress import Progress
 from sd_scripts.training.trainable import Trainable
 
 STATE, PROGRESS = "state.pt", "progress.json"

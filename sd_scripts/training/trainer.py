@@ -25,6 +25,7 @@ from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
+from sd_scripts.planning.steps import plan_training
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
@@ -36,11 +37,12 @@ from sd_scripts.training.error_hints import SAVED_BEFORE, brief, nonfinite_hint
 from sd_scripts.training.methods import Method
 from sd_scripts.training.origin import FLAG, changed_models, changes, origin_of
 from sd_scripts.training.outputs import OwnOutputs, marked_as_running, other_runs
-from sd_scripts.training.progress import AlreadyFinished, Progress, plan_training, starting_point
+from sd_scripts.training.progress import AlreadyFinished, Progress, starting_point
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
 from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.sigterm import SigtermWatcher
+from sd_scripts.training.speed_log import SpeedLog
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
@@ -260,6 +262,7 @@ class Trainer:
         self.began = time.monotonic()
         max_nonfinite = self.options.max_nonfinite_steps if self.trainable.skips_nonfinite else 1
         self.reporter = StepReporter(self.context, train_plan.max_steps, progress.step, max_nonfinite)
+        self.speed = SpeedLog()
         self.listener.open()
         self.sigterm.open()
         self.complete = replace(progress)
@@ -278,6 +281,7 @@ class Trainer:
             self.sigterm.after_error()
             raise
         finally:
+            self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
             self.reporter.close()
             self.sigterm.close()
             self.listener.close()
@@ -334,7 +338,7 @@ class Trainer:
             self.updated.record()
         # a GradScaler finds its scale by overflowing gradients, and skips those steps itself
         watched = self.trainable.skips_nonfinite and not self.train_state.scaler
-        self.reporter.step(progress, rates, loss, norm if watched else None)
+        self.speed.add(batches, self.reporter.step(progress, rates, loss, norm if watched else None))
         self.compilation.watch(progress.step)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None

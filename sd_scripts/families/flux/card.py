@@ -6,6 +6,7 @@ from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, P
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.kohya import KOHYA
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
+from sd_scripts.families.flux.speeds import GRAPHS, SPEEDS
 from sd_scripts.formats.documents import read_json
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.options.flow import FlowOptions
@@ -119,6 +120,8 @@ CARD = FamilyCard(
     base_model="a FLUX.1 transformer",
     network_modules=("networks.lora", "networks.lora_flux"),
     side_multiple=16,
+    graphs=GRAPHS,
+    speeds=SPEEDS,
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
     hub_words=("flux",),
     model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),

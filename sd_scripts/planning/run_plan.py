@@ -1,0 +1,199 @@
+"""The plan of a run: its images, buckets, steps, graphs and times, before anything is loaded and without torch."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.epochs import BatchShape, batch_shapes
+from sd_scripts.families.card import FamilyCard
+from sd_scripts.families.registry import card_of
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import DatasetOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
+from sd_scripts.planning.speeds import Estimate, Speeds, device_name, measured_pair
+from sd_scripts.planning.steps import plan_training
+from sd_scripts.runs.measurements import Measurement, remembered
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """The images of one size."""
+
+    size: str
+    """1024x1024, for clips with the number of frames."""
+    images: int
+    """Files."""
+    per_epoch: int
+    """With repeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A batch shape of the run."""
+
+    size: str
+    images: int
+    """In a batch."""
+    batches: int
+    """Per epoch."""
+    tokens: int
+    """Of one image, in the longest sequence that attention sees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakEven:
+    """When compiling pays."""
+
+    step: int
+    """The step after which the compiled run is ahead."""
+    saved: float
+    """Seconds that the whole run saves; negative: it loses them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    family: str
+    """Its title."""
+    method: str
+    device: str
+    images: int
+    images_per_epoch: int
+    """With repeats."""
+    validation_images: int
+    buckets: tuple[Bucket, ...]
+    shapes: tuple[Shape, ...]
+    batches_per_epoch: int
+    """Of one process."""
+    accumulation: int
+    processes: int
+    steps_per_epoch: int
+    epochs: int
+    steps: int
+    compile: CompilePlan | None
+    step_time: Estimate | None
+    compile_time: Estimate | None
+    total_time: Estimate | None
+    """All steps and compiling, without loading, caching, sampling and saving."""
+    break_even: BreakEven | None
+    elsewhere: str
+    """When compiling paid elsewhere, if it is not known for this machine; else empty."""
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] | None = None) -> RunPlan:
+    """Return the plan of a run. Raises ValueError, one sentence that begins with an option's name, if its data cannot
+    be planned. `device`: name of the GPU, found if empty. `known`: measurements, by default those of this machine."""
+    card, options = card_of(settings.script.family), settings[TrainingOptions]
+    device = device or device_name()
+    warnings: list[str] = []
+    data = plan_data(
+        settings,
+        seed=options.seed or 0,
+        warn=warnings.append,
+        bucket_multiple=card.bucket_multiple,
+        title=card.title,
+    )
+    shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
+    launch = settings.get(LaunchOptions)
+    processes = launch.num_processes if launch else 1
+    batches = -(-sum(shapes.values()) // processes)
+    if not batches:
+        raise ValueError("short_batches: drop leaves no batch; choose keep or fill, or a smaller train_batch_size")
+    train_plan = plan_training(options, batches)
+    compile_plan = plan_compile(settings[CompileOptions], card, shapes)
+    speeds = Speeds(
+        card=card,
+        method=settings.script.method,
+        settings=settings,
+        device=device,
+        known=[*(remembered() if known is None else known)],
+        accumulation=train_plan.accumulation,
+    )
+    times = _times(speeds, shapes, compile_plan, train_plan.max_steps)
+    return RunPlan(
+        family=card.title,
+        method=settings.script.method,
+        device=device,
+        images=len({item.path for item in data.items}),
+        images_per_epoch=sum(item.repeats for item in data.items),
+        validation_images=len(data.validation.items) if data.validation else 0,
+        buckets=_buckets(data),
+        shapes=_shapes(card, shapes),
+        batches_per_epoch=batches,
+        accumulation=train_plan.accumulation,
+        processes=processes,
+        steps_per_epoch=train_plan.steps_per_epoch,
+        epochs=train_plan.epochs,
+        steps=train_plan.max_steps,
+        compile=compile_plan,
+        elsewhere="" if times.break_even else _elsewhere(card, settings),
+        warnings=tuple(warnings),
+        **{each.name: getattr(times, each.name) for each in dataclasses.fields(times)},
+    )
+
+
+def _buckets(data: DataPlan) -> tuple[Bucket, ...]:
+    files = Counter(item.fit.bucket for item in data.items)
+    return tuple(
+        Bucket(size=str(extent), images=files[extent], per_epoch=count) for extent, count in data.buckets().items()
+    )
+
+
+def _shapes(card: FamilyCard, shapes: dict[BatchShape, int]) -> tuple[Shape, ...]:
+    return tuple(
+        Shape(size=str(shape.extent), images=shape.images, batches=count, tokens=tokens_of(card, shape))
+        for shape, count in shapes.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    step_time: Estimate | None
+    compile_time: Estimate | None
+    total_time: Estimate | None
+    break_even: BreakEven | None
+
+
+def _times(speeds: Speeds, shapes: dict[BatchShape, int], compile_plan: CompilePlan | None, steps: int) -> _Times:
+    compiled = compile_plan is not None
+    step = speeds.step(shapes, compiled=compiled)
+    compiling = speeds.compiling(compile_plan.graphs) if compile_plan else None
+    total = break_even = None
+    if step and (compiling or not compiled):
+        parts = [step, *([compiling] if compiling else [])]
+        weakest = next((part for part in parts if part.source == "estimated"), step)
+        seconds = steps * step.seconds + (compiling.seconds if compiling else 0.0)
+        total = Estimate(seconds=seconds, source=weakest.source, basis=weakest.basis)
+    plain = speeds.step(shapes, compiled=False) if compiled else None
+    if step and plain and compiling:
+        gained = plain.seconds - step.seconds
+        saved = gained * steps - compiling.seconds
+        break_even = BreakEven(step=int(compiling.seconds / gained) + 1 if gained > 0 else 0, saved=saved)
+    return _Times(step_time=step, compile_time=compiling, total_time=total, break_even=break_even)
+
+
+def _elsewhere(card: FamilyCard, settings: Settings) -> str:
+    """Return when compiling paid where it was measured."""
+    options = settings[CompileOptions]
+    pair = measured_pair(card, settings.script.method, options) if options.compile else None
+    if not pair or not card.graphs:
+        return ""
+    plain, compiled = pair
+    gained = plain.seconds - compiled.seconds
+    seconds = card.graphs.seconds * (card.graphs.per_shape + card.graphs.per_token_count)
+    step = round(seconds / gained, -1)
+    return (
+        f"at 1024x1024 on one NVIDIA H200, compiling paid after about {step:.0f} steps: {plain.seconds * 1000:.0f} ms "
+        f"a step became {compiled.seconds * 1000:.0f}"
+    )

@@ -1,0 +1,171 @@
+"""How long steps and compiling take: remembered from runs on this machine, else estimated from measured tables."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sd_scripts.data.buckets import Extent
+from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.card import FamilyCard, Speed
+from sd_scripts.formats.safetensors_header import read_header
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.runs.measurements import Measurement
+
+COMPILING = tuple(o.name for group in (CompileOptions, CompileMoreOptions) for o in each_option(group))
+DECIDING = (
+    *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "blocks_to_swap"),
+    *("gradient_checkpointing", "cpu_offload_checkpointing", "gradient_accumulation_steps", "train_batch_size"),
+    *("network_module", "network_dim", "network_args", "network_train_unet_only", "network_train_text_encoder_only"),
+    *("train_text_encoder", "optimizer_type", "fused_backward_pass", "fused_optimizer_groups"),
+    *("blockwise_fused_optimizers", "cache_latents", "cache_text_encoder_outputs", "sdpa", "xformers", "use_ema"),
+    *("train_blocks", "num_processes", "deterministic"),
+)
+"""Options that decide the speed of a step, besides those of torch.compile."""
+NEARLY_EQUAL = (
+    *("mixed_precision", "network_module", "network_dim", "network_args", "network_train_unet_only"),
+    *("optimizer_type", "cache_latents", "cache_text_encoder_outputs", "sdpa", "gradient_accumulation_steps"),
+)
+"""Options that a measured table need not agree in: as usually set, they change a step little."""
+MEASURED_ON = "H200"
+MEASURED_PIXELS = 1024 * 1024
+NEAR = 0.1
+"""By how much an image may differ from MEASURED_PIXELS for a measured step to apply."""
+
+Source = Literal["remembered", "estimated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A time, and where it comes from."""
+
+    seconds: float
+    source: Source
+    basis: str
+    """Whose measurement it is, as the end of a sentence."""
+
+
+def device_name() -> str:
+    """Return the name of the first GPU that a run may use, found without torch, or "cpu"."""
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", number]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return "cpu"
+
+
+def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING)) -> dict[str, Any]:
+    """Return the options of these names that differ from their defaults."""
+    changed = settings.changed()
+    return {name: changed[name] for name in names if name in changed}
+
+
+def model_size(settings: Settings) -> int:
+    """Return how many values the base model's file has; 0 for a folder, a .ckpt and a model of Hugging Face."""
+    name = settings[ModelOptions].pretrained_model_name_or_path
+    with contextlib.suppress(OSError, ValueError):
+        shapes = read_header(Path(name or "")).shapes.values() if str(name).endswith(".safetensors") else ()
+        return sum(_product(shape) for shape in shapes)
+    return 0
+
+
+def _product(shape: Iterable[int]) -> int:
+    product = 1
+    for side in shape:
+        product *= side
+    return product
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """What is known of the speed of a run on this machine."""
+
+    card: FamilyCard
+    method: str
+    settings: Settings
+    device: str
+    known: Sequence[Measurement]
+    """All measurements of this machine, newest first."""
+    accumulation: int = 1
+
+    def step(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
+        """Return the mean seconds of a step, as the run is set but with or without torch.compile; None if unknown."""
+        if found := self._remembered(compiled=compiled):
+            return self._from_memory(found, shapes)
+        return self._from_table(shapes, compiled=compiled)
+
+    def compiling(self, graphs: int | None, *, compiled: bool = True) -> Estimate | None:
+        """Return the seconds that the first step takes beyond a later one."""
+        if found := self._remembered(compiled=compiled):
+            beyond = found.first_seconds - min(found.seconds.values(), default=0.0)
+            return Estimate(seconds=max(beyond, 0.0), source="remembered", basis="the last such run on this machine")
+        if not graphs or not self.card.graphs:
+            return None
+        seconds = graphs * self.card.graphs.seconds
+        return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} with 16 CPU cores, empty cache")
+
+    def _remembered(self, *, compiled: bool) -> Measurement | None:
+        wanted = self._wanted(compiled=compiled)
+        size = model_size(self.settings)
+        for found in self.known:
+            same = (found.device, found.family, found.method) == (self.device, self.card.name, self.method)
+            if same and found.model_size == size and dict(found.settings) == wanted and found.seconds:
+                return found
+        return None
+
+    def _wanted(self, *, compiled: bool) -> dict[str, Any]:
+        plain = deciding(self.settings, DECIDING)
+        return {**plain, **deciding(self.settings, COMPILING), "compile": True} if compiled else plain
+
+    def _from_memory(self, found: Measurement, shapes: Mapping[BatchShape, int]) -> Estimate:
+        total, exact = 0.0, True
+        for shape, batches in shapes.items():
+            seconds = found.seconds.get(str(shape))
+            if seconds is None:  # of the nearest size, in proportion
+                nearest = min(map(_shape, found.seconds), key=lambda each: abs(_work(each) - _work(shape)))
+                seconds = found.seconds[str(nearest)] * _work(shape) / _work(nearest)
+                exact = False
+            total += seconds * batches
+        mean = total / max(sum(shapes.values()), 1)
+        if exact:
+            return Estimate(seconds=mean, source="remembered", basis="the last such run on this machine")
+        return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
+
+    def _from_table(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
+        if MEASURED_ON not in self.device or not all(_near(shape) for shape in shapes):
+            return None
+        given = self._wanted(compiled=compiled)
+        wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}
+        for speed in self.card.speeds:
+            if speed.method == self.method and dict(speed.options) == wanted:
+                seconds = speed.seconds * self.accumulation
+                return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} (docs/performance.md)")
+        return None
+
+
+def measured_pair(card: FamilyCard, method: str, options: CompileOptions) -> tuple[Speed, Speed] | None:
+    """Return the measured steps without and with compiling at batch size 1 in this mode; None if not measured."""
+    mode = {} if options.compile_mode == "default" else {"compile_mode": options.compile_mode}
+    by_options = {tuple(sorted(speed.options.items())): speed for speed in card.speeds if speed.method == method}
+    plain, compiled = by_options.get(()), by_options.get(tuple(sorted({"compile": True, **mode}.items())))
+    return (plain, compiled) if plain and compiled else None
+
+
+def _shape(text: str) -> BatchShape:
+    *sides, images = map(int, text.split("x"))
+    return BatchShape(extent=Extent(*sides), images=images)
+
+
+def _work(shape: BatchShape) -> int:
+    return shape.extent.width * shape.extent.height * shape.extent.frames * shape.images
+
+
+def _near(shape: BatchShape) -> bool:
+    pixels = shape.extent.width * shape.extent.height * shape.extent.frames
+    return abs(pixels / MEASURED_PIXELS - 1) < NEAR

@@ -1,0 +1,88 @@
+"""The plan of a run as lines of text."""
+
+from collections.abc import Iterator
+
+from sd_scripts.planning.run_plan import BreakEven, RunPlan
+from sd_scripts.planning.speeds import Estimate
+
+MOST_BUCKETS = 12
+WIDTH = 14
+
+
+def lines(plan: RunPlan) -> list[str]:
+    """Return the plan as a table of two columns, and below it what to know."""
+    table = [f"{name:<{WIDTH}}{text}" for name, text in rows(plan)]
+    return [*table, *(f"Note: {warning}" for warning in notes(plan))]
+
+
+def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for each fact of the plan."""
+    held_out = f", and {plan.validation_images:,} for validation" if plan.validation_images else ""
+    yield "Images", f"{plan.images:,} ({plan.images_per_epoch:,} per epoch with repeats){held_out}"
+    yield "Buckets", _buckets(plan)
+    yield "Batch shapes", _shapes(plan)
+    epochs = f"{plan.epochs:,} epoch{'' if plan.epochs == 1 else 's'} of {plan.steps_per_epoch:,}"
+    each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
+    processes = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
+    yield "Steps", f"{plan.steps:,} ({epochs}){each}{processes}"
+    if plan.compile:
+        yield "Graphs", _graphs(plan)
+        yield "Compiling", _time(plan.compile_time, "not known until a run here has compiled")
+    yield "Step", _time(plan.step_time, "not known until a run here has trained with these settings")
+    if plan.total_time:
+        yield "Training", _time(plan.total_time, "")
+    if plan.break_even:
+        yield "Pays", pays(plan.break_even, plan.steps)
+    elif plan.elsewhere:
+        yield "Pays", f"not known here; {plan.elsewhere}"
+
+
+def notes(plan: RunPlan) -> list[str]:
+    return [*(plan.compile.advice if plan.compile else ()), *plan.warnings]
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the units in which people say it: 140 ms, 31 s, 12 min, 3 h 20 min."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def pays(found: BreakEven, steps: int) -> str:
+    """Say after which step a compiled run is ahead, and by how much at its end."""
+    if not found.step:
+        return "never: compiled steps are not faster here"
+    if found.saved <= 0:
+        return f"not in this run: after step {found.step:,} of {steps:,}, which costs {duration(-found.saved)} more"
+    return f"after step {found.step:,} of {steps:,}; saves {duration(found.saved)}"
+
+
+def _time(estimate: Estimate | None, unknown: str) -> str:
+    if estimate is None:
+        return unknown
+    return f"{duration(estimate.seconds)} ({estimate.source}: {estimate.basis})"
+
+
+def _buckets(plan: RunPlan) -> str:
+    shown = [f"{bucket.size} ({bucket.per_epoch:,})" for bucket in plan.buckets[:MOST_BUCKETS]]
+    more = len(plan.buckets) - MOST_BUCKETS
+    return f"{len(plan.buckets)}: {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
+
+
+def _shapes(plan: RunPlan) -> str:
+    counts = {shape.tokens for shape in plan.shapes}
+    tokens = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
+    return f"{len(plan.shapes)}, with {tokens} tokens per image"
+
+
+def _graphs(plan: RunPlan) -> str:
+    assert plan.compile
+    kind = "graphs that take any shape" if plan.compile.dynamic else "graphs for each shape"
+    if plan.compile.graphs is None:
+        return f"{kind}; how many is not known for this model family"
+    return f"{plan.compile.graphs} (estimated), {plan.compile.recompiles} of them recompiles; {kind}"

@@ -1,0 +1,62 @@
+"""Times the steps of a run by batch shape, and remembers them for the plans of later runs."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from sd_scripts.data.batch import Batch
+from sd_scripts.data.epochs import BatchShape
+from sd_scripts.planning.speeds import deciding, model_size
+from sd_scripts.runs.measurements import Measurement, remember
+from sd_scripts.training.compiling import Counts
+from sd_scripts.training.context import Context
+
+WARM_UP = 3
+"""Steps of a shape that do not count: they compile, tune kernels and fill caches."""
+FEWEST = 10
+"""Steps of a shape for a median that is worth remembering."""
+MOST = 1000
+"""Steps of a shape that are kept."""
+
+
+class SpeedLog:
+    """Collects the seconds of steps whose batches all have one shape."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[BatchShape, list[float]] = defaultdict(list)
+        self._first: float | None = None
+
+    def add(self, batches: Sequence[Batch], seconds: float) -> None:
+        if self._first is None:
+            self._first = seconds
+        shapes = {BatchShape(extent=batch.extent, images=len(batch)) for batch in batches}
+        if len(shapes) == 1 and len(times := self._seconds[shapes.pop()]) < MOST:
+            times.append(seconds)
+
+    def medians(self) -> dict[str, float]:
+        """Return the median seconds of a step by batch shape, for shapes that had enough steps."""
+        warm = {shape: times[WARM_UP:] for shape, times in self._seconds.items()}
+        return {str(shape): statistics.median(times) for shape, times in warm.items() if len(times) >= FEWEST}
+
+    def remember(self, context: Context, family: str, method: str, compiled: Counts | None) -> None:
+        """Write down what was measured, if anything was."""
+        medians = self.medians()
+        if not medians or self._first is None or not context.is_main:
+            return
+        cuda = context.device.type == "cuda"
+        measured = Measurement(
+            device=torch.cuda.get_device_name(context.device) if cuda else "cpu",
+            torch=torch.__version__,
+            family=family,
+            method=method,
+            model_size=model_size(context.settings),
+            settings=deciding(context.settings),
+            seconds=medians,
+            first_seconds=self._first,
+            graphs=compiled.graphs if compiled else 0,
+            compile_seconds=compiled.seconds if compiled else 0.0,
+            gpu_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
+        )
+        remember(measured)

@@ -1,0 +1,112 @@
+"""Runs do what their plans say: shapes, steps and graphs; and they remember how fast they were."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_help import make_folder
+from training_help import FULL, Run, settings_for, train, train_whole
+
+from sd_scripts.families.sdxl import tiny
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.reading import from_values
+from sd_scripts.planning.run_plan import RunPlan, plan_run
+from sd_scripts.runs.measurements import Measurement, remembered
+
+SIZES = [(128, 128), (128, 96), (96, 128), (128, 64), (64, 128)]
+"""As buckets; the last two have equally many tokens, and so have the two before them."""
+STRUCTURE = {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
+"""Widths that differ from level to level as in SDXL, so that as many graphs are needed; the miniature's are equal."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, flux_miniature: Any) -> Iterator[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in STRUCTURE.items():
+            patch.setitem(tiny.UNET, name, value)
+        yield {"sdxl": tiny.write_miniature(tmp_path_factory.mktemp("narrow")), "flux": flux_miniature}
+
+
+@pytest.fixture(autouse=True)
+def _own_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def values_for(folder: Path, sizes: int, **more: Any) -> dict[str, Any]:
+    data = folder / "data" / "1_cat"
+    make_folder(data, SIZES[:sizes])
+    return {"train_data_dir": str(folder / "data"), "resolution": "128,128", "max_train_epochs": 2, **more}
+
+
+def planned(model: Any, method: str, values: dict[str, Any]) -> RunPlan:
+    whole = FULL if method == "full" else {}
+    files = {name: str(path) for name, path in model.files.items()}
+    given = {**settings_for(model), **files, **whole, **values}
+    return plan_run(from_values(script_for(model.family, method), {n: v for n, v in given.items() if v is not None}))
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize(
+    ("family", "method", "sizes", "more"),
+    [
+        ("sdxl", "lora", 3, {}),
+        ("sdxl", "lora", 5, {"gradient_checkpointing": True}),
+        ("sdxl", "full", 2, {"compile_dynamic": "true"}),
+        ("flux", "lora", 5, {"compile_dynamic": "false"}),
+        ("flux", "full", 5, {}),
+        ("flux", "lora", 2, {"compile_dynamic": "true"}),
+    ],
+    ids=lambda value: value if isinstance(value, str | int) else " ".join(value),
+)
+def test_as_many_graphs_are_compiled_as_planned(
+    family: str, method: str, sizes: int, more: dict[str, Any], models: dict[str, Any], tmp_path: Path
+) -> None:
+    values = values_for(tmp_path, sizes, compile=True, compile_backend="eager", **more)
+    plan = planned(models[family], method, values).compile
+    made: Run = (train if method == "lora" else train_whole)(models[family], tmp_path / "out", **values)
+    assert made.status == 0
+    assert plan is not None
+    counted = made.told("compile")[-1]
+    assert (plan.graphs, plan.recompiles) == (counted["graphs"], counted["recompiles"])
+
+
+@pytest.mark.run
+def test_a_run_has_the_shapes_and_steps_of_its_plan(each_miniature: Any, tmp_path: Path) -> None:
+    values = values_for(tmp_path, 4, train_batch_size=2, gradient_accumulation_steps=3, num_processes=1)
+    plan = planned(each_miniature, "lora", values)
+    (started,) = train(each_miniature, tmp_path / "out", **values).told("started")
+    shapes = [f"{shape.size}x{shape.images}" for shape in plan.shapes]
+    told = {name: started[name] for name in ("images", "batches_per_epoch", "max_steps", "epochs", "shapes")}
+    assert told == {
+        "images": plan.images,
+        "batches_per_epoch": plan.batches_per_epoch,
+        "max_steps": plan.steps,
+        "epochs": plan.epochs,
+        "shapes": shapes,
+    }
+
+
+@pytest.mark.run
+def test_the_next_plan_knows_how_fast_the_last_run_was(any_miniature: Any, tmp_path: Path) -> None:
+    values = values_for(tmp_path, 1, max_train_epochs=15)
+    before = planned(any_miniature, "lora", values)
+    made = train(any_miniature, tmp_path / "out", **values)
+    (found,) = remembered()
+    times = sorted(event["seconds"] for event in made.told("step")[3:])
+    assert found.seconds == {"128x128x1": times[len(times) // 2] if len(times) % 2 else sum(times[5:7]) / 2}
+    assert (found.device, found.torch, found.graphs) == ("cpu", torch.__version__, 0)
+    after = planned(any_miniature, "lora", values)
+    assert before.step_time is None
+    assert after.step_time is not None
+    assert (after.step_time.source, after.step_time.seconds) == ("remembered", found.seconds["128x128x1"])
+    assert planned(any_miniature, "lora", {**values, "network_dim": 8}).step_time is None
+
+
+@pytest.mark.run
+def test_a_run_too_short_to_be_timed_is_not_remembered(any_miniature: Any, tmp_path: Path) -> None:
+    train(any_miniature, tmp_path / "out", **values_for(tmp_path, 1))
+    assert remembered() == list[Measurement]()

@@ -1,0 +1,248 @@
+"""The plan of a run is what the run then does, and its times are those of earlier runs."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_help import make_folder
+from PIL import Image
+from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
+
+from sd_scripts.families.registry import cards
+from sd_scripts.options.catalog import SCRIPTS
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Script, Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.planning.run_plan import BreakEven, RunPlan, plan_run
+from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding
+from sd_scripts.planning.text import duration, lines, pays
+from sd_scripts.runs import measurements
+from sd_scripts.runs.measurements import Measurement, remember, remembered
+
+ROOT = Path(__file__).parents[1]
+H200 = "NVIDIA H200"
+
+
+def settings_for(folder: Path, sizes: Sequence[tuple[int, int]], script: Script = SDXL_LORA, **values: Any) -> Settings:
+    make_folder(folder / "1_cat", sizes)
+    data = {"train_data_dir": str(folder), "resolution": "1024,1024", "enable_bucket": True, "min_bucket_reso": 64}
+    return from_values(script, {**data, "max_bucket_reso": 2048, "max_train_steps": 1000, **values})
+
+
+def plan(settings: Settings, *known: Measurement, device: str = "cpu") -> RunPlan:
+    return plan_run(settings, device, known)
+
+
+def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Measurement:
+    values = {"device": "cpu", "torch": "2.13", "model_size": 0, "first_seconds": 31.0, **more}
+    script = settings.script
+    return Measurement(
+        family=script.family, method=script.method, settings=deciding(settings), seconds=seconds, **values
+    )
+
+
+def test_images_buckets_and_steps_are_counted(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, [(100, 100)] * 3 + [(200, 100)] * 2, train_batch_size=2, max_train_epochs=4)
+    found = plan(settings)
+    assert (found.images, found.images_per_epoch) == (5, 5)
+    assert [(each.size, each.per_epoch) for each in found.buckets] == [("1024x1024", 3), ("1408x704", 2)]
+    assert [(each.size, each.images, each.batches) for each in found.shapes] == [
+        ("1024x1024", 1, 1),
+        ("1024x1024", 2, 1),
+        ("1408x704", 2, 1),
+    ]
+    assert (found.batches_per_epoch, found.steps_per_epoch, found.epochs, found.steps) == (3, 3, 4, 12)
+
+
+def test_accumulation_and_processes_make_fewer_steps(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, [(64, 64)] * 12, gradient_accumulation_steps=2, max_train_epochs=1)
+    assert plan(settings).steps == 6
+    assert plan(from_values(SDXL_LORA, {**settings.changed(), "num_processes": 3})).steps == 2
+
+
+SQUARE, WIDE, TALL = (64, 64), (128, 32), (32, 128)
+
+
+@pytest.mark.parametrize(
+    ("script", "sizes", "values", "graphs"),
+    [
+        (SDXL_LORA, [SQUARE], {}, 14),
+        (SDXL_LORA, [SQUARE, SQUARE], {"train_batch_size": 2}, 14),
+        (SDXL_LORA, [WIDE, TALL], {}, 26),  # equally many tokens
+        (SDXL_FULL, [SQUARE], {}, 14),
+        (SDXL_LORA, [SQUARE], {"compile_dynamic": "true"}, 14),
+        (FLUX_LORA, [WIDE, TALL], {}, 2),
+        (FLUX_LORA, [SQUARE, (200, 100)], {}, 4),
+    ],
+)
+def test_graphs_follow_shapes_and_tokens(
+    script: Script, sizes: list[tuple[int, int]], values: dict[str, Any], graphs: int, tmp_path: Path
+) -> None:
+    found = plan(settings_for(tmp_path, sizes, script, compile=True, **values)).compile
+    assert found is not None
+    assert (found.graphs, found.recompiles) == (graphs, graphs - 2)
+
+
+def test_short_batches_are_advised_against_only_where_they_cost_graphs(tmp_path: Path) -> None:
+    odd = settings_for(tmp_path / "odd", [SQUARE] * 3, train_batch_size=2, compile=True)
+    found = plan(odd).compile
+    assert found is not None
+    assert found.advice == (
+        "short_batches: the last batch of 1 bucket is smaller than the others and a shape of their own; fill or drop "
+        "gives 14 graphs instead of 28",
+    )
+    filled = plan(from_values(SDXL_LORA, {**odd.changed(), "short_batches": "fill"})).compile
+    assert filled is not None
+    assert filled.advice == ()
+
+
+def test_without_compiling_nothing_is_said_of_it(tmp_path: Path) -> None:
+    found = plan(settings_for(tmp_path, [SQUARE]), device=H200)
+    assert (found.compile, found.compile_time, found.break_even, found.elsewhere) == (None, None, None, "")
+    assert not any(line.startswith(("Graphs", "Compiling", "Pays")) for line in lines(found))
+
+
+def test_a_step_takes_what_it_took_in_the_last_run_with_these_settings(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, [SQUARE, SQUARE, WIDE], network_dim=8)
+    shapes = {"1024x1024x1": 0.2, "2048x512x1": 0.5}
+    found = plan(settings, measured(settings, shapes), measured(settings, {"1024x1024x1": 9.0}))
+    assert found.step_time is not None
+    assert found.step_time.source == "remembered"
+    assert math.isclose(found.step_time.seconds, (0.2 + 0.2 + 0.5) / 3)
+    assert found.total_time is not None
+    assert math.isclose(found.total_time.seconds, 300)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"device": H200}, {"model_size": 7}, {"family": "flux"}, {"method": "full"}, {"settings": {"network_dim": 9}}],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_run_of_another_kind_says_nothing(other: dict[str, Any], tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, [SQUARE], network_dim=8)
+    found = vars(measured(settings, {"1024x1024x1": 0.2})) | other
+    assert plan(settings, Measurement(**found)).step_time is None
+
+
+def test_other_sizes_are_estimated_in_proportion(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, [SQUARE])
+    found = plan(settings, measured(settings, {"512x512x1": 0.1, "64x64x1": 9.0})).step_time
+    assert found is not None
+    assert found.source == "estimated"
+    assert math.isclose(found.seconds, 0.4)
+
+
+def test_when_compiling_pays_is_computed_from_an_eager_and_a_compiled_run(tmp_path: Path) -> None:
+    eager = settings_for(tmp_path, [SQUARE])
+    compiled = from_values(SDXL_LORA, {**eager.changed(), "compile": True})
+    slow, fast = measured(eager, {"1024x1024x1": 0.2}), measured(compiled, {"1024x1024x1": 0.1}, first_seconds=30.1)
+    found = plan(compiled, slow, fast)
+    assert found.break_even is not None
+    assert found.break_even.step == 301
+    assert math.isclose(found.break_even.saved, 70)
+    assert "after step 301 of 1,000; saves 70 s" in "\n".join(lines(found))
+    # a single run with other compile settings says nothing of these
+    changed = from_values(SDXL_LORA, {**compiled.changed(), "compile_mode": "reduce-overhead"})
+    assert plan(changed, slow, fast).break_even is None
+
+
+def test_what_compiling_costs_more_than_it_saves_is_told() -> None:
+    assert (
+        pays(BreakEven(step=500, saved=-12.0), 200) == "not in this run: after step 500 of 200, which costs 12 s more"
+    )
+    assert pays(BreakEven(step=0, saved=-30.0), 200) == "never: compiled steps are not faster here"
+
+
+def test_the_measured_table_is_for_its_gpu_and_size_alone(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path / "a", [SQUARE], compile=True)
+    found = plan(settings, device=H200)
+    assert found.step_time is not None
+    assert (found.step_time.seconds, found.step_time.source) == (0.1396, "estimated")
+    assert found.break_even is not None
+    assert 480 < found.break_even.step < 500
+    here = plan(settings)
+    assert (here.step_time, here.break_even) == (None, None)
+    assert "paid after about 490 steps" in here.elsewhere
+    checkpointed = from_values(SDXL_LORA, {**settings.changed(), "gradient_checkpointing": True})
+    assert plan(checkpointed, device=H200).step_time is None
+    small = from_values(SDXL_LORA, {**settings.changed(), "resolution": "512,512"})
+    assert plan(small, device=H200).step_time is None
+
+
+def test_every_deciding_option_exists() -> None:
+    names = {o.name for script in SCRIPTS for group in script.groups for o in each_option(group)}
+    assert {*DECIDING, *COMPILING, *NEARLY_EQUAL} <= names
+    assert {name for card in cards() for speed in card.speeds for name in speed.options} <= names
+
+
+def test_measurements_are_kept_and_damage_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path))
+    settings = settings_for(tmp_path / "data", [SQUARE])
+    first, second = (measured(settings, {"64x64x1": seconds}) for seconds in (0.5, 0.25))
+    remember(first)
+    with measurements.measurements_file().open("a") as file:
+        file.write('{"device": "cpu", "settings": []}\n[1]\n{"cut')
+        file.write("\n")
+    remember(second)
+    assert remembered() == [second, first]
+    monkeypatch.setattr(measurements, "MOST_BYTES", 100)
+    remember(first)
+    assert remembered()[0] == first
+    assert len(remembered()) < 3
+
+
+def test_a_folder_that_takes_no_file_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOCALAPPDATA" if sys.platform == "win32" else "XDG_STATE_HOME", str(tmp_path / "file"))
+    settings = settings_for(tmp_path / "data", [SQUARE])
+    remember(measured(settings, {"64x64x1": 0.5}))
+    assert remembered() == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0396, "40 ms"), (2.04, "2.0 s"), (31.4, "31 s"), (750, "12 min"), (12000, "3 h 20 min")]
+)
+def test_times_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def script(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "sd_scripts/sdxl_train_network.py", "--plan", "--resolution", "64,64", *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_script_prints_the_plan_without_torch_and_writes_nothing(tmp_path: Path) -> None:
+    make_folder(tmp_path / "data" / "2_cat", [SQUARE])
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('not for a plan')")
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sd_scripts import sdxl_train_network as s; s.main()"
+    flags = ["--plan", "--resolution", "64,64", "--train_data_dir", str(tmp_path / "data"), "--max_train_epochs", "3"]
+    output = tmp_path / "out"
+    command = [sys.executable, "-c", code, str(tmp_path), *flags, "--output_dir", str(output)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "Steps         6 (3 epochs of 2)" in told.stdout, told.stderr
+    assert "Before it can start: pretrained_model_name_or_path" in told.stdout
+    assert not output.exists()
+    made = script(tmp_path, "--train_data_dir", str(tmp_path / "data"), "--json")
+    assert json.loads(made.stdout)["images_per_epoch"] == 2
+
+
+def test_wrong_data_and_flags_are_told_together(tmp_path: Path) -> None:
+    told = script(tmp_path, "--train_data_dir", str(tmp_path / "none"), "--netwrok_dim", "3")
+    assert told.returncode == 2
+    assert "--netwrok_dim: unknown option" in told.stderr
+    assert f"train_data_dir: there is no folder '{tmp_path / 'none'}'" in told.stderr
+    assert told.stdout == ""
+
+
+def test_a_broken_image_is_a_note(tmp_path: Path) -> None:
+    make_folder(tmp_path / "1_cat", [SQUARE])
+    (tmp_path / "1_cat" / "broken.png").write_text("no image")
+    Image.new("RGB", (64, 64)).save(tmp_path / "1_cat" / "whole.png")
+    settings = from_values(SDXL_LORA, {"train_data_dir": str(tmp_path), "resolution": "64,64"})
+    assert any("broken.png cannot be read" in line for line in lines(plan(settings)))
