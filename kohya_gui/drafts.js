@@ -63,6 +63,7 @@ window.Drafts = (() => {
   const written = (tab, names, now, launch) => {
     const draft = named(names, now);
     Forms.held(tab, draft);
+    Plans.changed(tab, draft);
     return { ...draft, launch, saved: compare(tab, draft, now.at(-1)?.saved) };
   };
 
@@ -70,6 +71,7 @@ window.Drafts = (() => {
   const release = (tab, names, now) => {
     const draft = named(names, now);
     Forms.held(tab, draft);
+    Plans.changed(tab, draft);
     compare(tab, draft, now.at(-1)?.saved, true);
     restored.add(tab);
     paneOf(tab)?.removeAttribute("inert");

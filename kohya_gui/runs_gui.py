@@ -4,6 +4,8 @@ import gradio as gr
 
 SLOT = '<div data-live="{place}"></div>'
 """Slot for the page's single live view (live.js) while this tab is shown."""
+PLAN = '<div data-plan="{tab}"></div>'
+"""Slot for the plan of the run (plan.js)."""
 
 
 class RunPanel:
@@ -13,6 +15,7 @@ class RunPanel:
         with gr.Row(elem_classes="actions"):
             self.start = gr.Button("Start training", variant="primary", elem_id=f"{tab}-start", scale=3)
             self.print = gr.Button("Print command", elem_id=f"{tab}-print", scale=2)
+        gr.HTML(PLAN.format(tab=tab), elem_id=f"{tab}-plan", apply_default_css=False)
         self.message = gr.HTML(elem_id=f"{tab}-message")
         self.command = gr.Code(
             label="Command",

@@ -93,8 +93,8 @@ def test_short_batches_are_advised_against_only_where_they_cost_graphs(tmp_path:
     found = plan(odd).compile
     assert found is not None
     assert found.advice == (
-        "short_batches: the last batch of 1 bucket is smaller than the others and a shape of their own; fill or drop "
-        "gives 14 graphs instead of 28",
+        "short_batches: the smaller last batch of a bucket counts as a shape of its own; fill or drop gives 14 graphs "
+        "instead of 28",
     )
     filled = plan(from_values(SDXL_LORA, {**odd.changed(), "short_batches": "fill"})).compile
     assert filled is not None
@@ -104,7 +104,7 @@ def test_short_batches_are_advised_against_only_where_they_cost_graphs(tmp_path:
 def test_without_compiling_nothing_is_said_of_it(tmp_path: Path) -> None:
     found = plan(settings_for(tmp_path, [SQUARE]), device=H200)
     assert (found.compile, found.compile_time, found.break_even, found.elsewhere) == (None, None, None, "")
-    assert not any(line.startswith(("Graphs", "Compiling", "Pays")) for line in lines(found))
+    assert not any(line.startswith(("Graphs", "Compiling", "Pays off")) for line in lines(found))
 
 
 def test_a_step_takes_what_it_took_in_the_last_run_with_these_settings(tmp_path: Path) -> None:

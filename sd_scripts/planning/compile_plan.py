@@ -69,5 +69,9 @@ def _advice(card: FamilyCard, shapes: Mapping[BatchShape, int], setting: str, gr
     if fewer >= graphs and not still:
         return ()
     gain = "graphs for each shape, which run faster" if still else f"{fewer} graphs instead of {graphs}"
-    batches = "the last batch of 1 bucket is" if short == 1 else f"the last batches of {short} buckets are"
-    return (f"short_batches: {batches} smaller than the others and a shape of their own; fill or drop gives {gain}",)
+    batches = (
+        "the smaller last batch of a bucket counts as a shape of its own"
+        if short == 1
+        else f"the smaller last batches of {short} buckets count as shapes of their own"
+    )
+    return (f"short_batches: {batches}; fill or drop gives {gain}",)

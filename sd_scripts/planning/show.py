@@ -6,19 +6,31 @@ import sys
 from collections.abc import Sequence
 
 from sd_scripts.options import data_checks, preflight
-from sd_scripts.options.settings import Problem, Settings
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
+from sd_scripts.options.launch import LaunchOptions
+from sd_scripts.options.settings import Groups, Problem, Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.run_plan import plan_run
-from sd_scripts.planning.text import lines
+from sd_scripts.planning.text import headline, lines, rows
 from sd_scripts.runs.exit_codes import MISTAKE
+
+OF_PLANS: Groups = (
+    *(DatasetOptions, BucketOptions, CaptionOptions, AugmentOptions, ValidationOptions),
+    *(TrainingOptions, CompileOptions, LaunchOptions),
+)
+"""Options that a plan is made of."""
 
 
 def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bool) -> int:
     """Print the plan and return the exit status. Problems of the data are errors; others are listed below the plan."""
     if int(os.environ.get("LOCAL_RANK", "0")):
         return 0  # the first process shows it
-    wrong = [*map(str, wrong_flags), *settings.wrong_values()]
-    valid = settings.without({sentence.partition(":")[0] for sentence in wrong})
-    if problems := [*wrong, *map(str, preflight.found_by(data_checks.CHECKS, valid))]:
+    wrong = [*wrong_flags, *settings.problems()]
+    valid = settings.without({name for problem in wrong for name in problem.names})
+    fatal = [problem for problem in wrong if _concerns_plan(problem, settings)]
+    if problems := list(dict.fromkeys(map(str, (*fatal, *preflight.found_by(data_checks.CHECKS, valid))))):
         return _refuse(problems)
     try:
         plan = plan_run(settings)
@@ -26,10 +38,16 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
         return _refuse([str(error)])
     missing = [str(problem) for problem in preflight.problems(settings)]
     if as_json:
-        print(json.dumps({**plan.as_json(), "problems": missing}))
+        print(json.dumps({**plan.as_json(), "headline": headline(plan), "rows": [*rows(plan)], "problems": missing}))
     else:
         print(*lines(plan), *(f"Before it can start: {problem}" for problem in missing), sep="\n")
     return 0
+
+
+def _concerns_plan(problem: Problem, settings: Settings) -> bool:
+    """Return whether there is no plan with this problem; a missing model, for one, does not matter."""
+    names = {o.name for group in OF_PLANS if group in settings.filled for o in each_option(group)}
+    return not names.isdisjoint(problem.names) or not settings.options.keys() >= {*problem.names} or not problem.names
 
 
 def _refuse(problems: Sequence[str]) -> int:

@@ -15,13 +15,26 @@ def lines(plan: RunPlan) -> list[str]:
     return [*table, *(f"Note: {warning}" for warning in notes(plan))]
 
 
+def headline(plan: RunPlan) -> str:
+    """Return the plan in a few words: 2,400 steps, 31 graphs, 12 min."""
+    graphs = plan.compile.graphs if plan.compile else None
+    parts = (
+        some_of(plan.steps, "step"),
+        some_of(plan.images, "image"),
+        some_of(len(plan.buckets), "bucket"),
+        some_of(graphs, "graph") if graphs else "",
+        f"about {duration(plan.total_time.seconds)}" if plan.total_time else "",
+    )
+    return ", ".join(part for part in parts if part)
+
+
 def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     """Yield (name, text) for each fact of the plan."""
     held_out = f", and {plan.validation_images:,} for validation" if plan.validation_images else ""
     yield "Images", f"{plan.images:,} ({plan.images_per_epoch:,} per epoch with repeats){held_out}"
     yield "Buckets", _buckets(plan)
     yield "Batch shapes", _shapes(plan)
-    epochs = f"{plan.epochs:,} epoch{'' if plan.epochs == 1 else 's'} of {plan.steps_per_epoch:,}"
+    epochs = f"{some_of(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
     each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
     processes = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
     yield "Steps", f"{plan.steps:,} ({epochs}){each}{processes}"
@@ -32,13 +45,17 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     if plan.total_time:
         yield "Training", _time(plan.total_time, "")
     if plan.break_even:
-        yield "Pays", pays(plan.break_even, plan.steps)
+        yield "Pays off", pays(plan.break_even, plan.steps)
     elif plan.elsewhere:
-        yield "Pays", f"not known here; {plan.elsewhere}"
+        yield "Pays off", f"not known here; {plan.elsewhere}"
 
 
 def notes(plan: RunPlan) -> list[str]:
     return [*(plan.compile.advice if plan.compile else ()), *plan.warnings]
+
+
+def some_of(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,129 @@
+"""The plan of a run beside Start: the training script says what it will do with the settings of the form."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+import sd_scripts
+from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.configuration import families_of, of_family
+from kohya_gui.controls import given
+from kohya_gui.json_routes import post
+from kohya_gui.tabs import TABS
+from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.runs.measurements import measurements_file
+from sd_scripts.runs.store import state_folder
+
+SCRIPTS = Path(sd_scripts.__file__).resolve().parent
+LONGEST = 120.0
+"""Seconds to read the sizes of a large dataset, the first time."""
+REMEMBERED = 64
+"""Plans that are kept, so that going back and forth in the form costs nothing."""
+DATA = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", "dataset_config")
+"""Options whose files and folders the plan depends on."""
+NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
+
+
+def routes(allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+    return [post("plan", PlanCards(allowed_paths).card)]
+
+
+class PlanCards:
+    """Makes plans one at a time; of several requests of a page, the last one is answered."""
+
+    def __init__(self, allowed_paths: AllowedPaths) -> None:
+        self._allowed_paths = allowed_paths
+        self._one_at_a_time = threading.Lock()
+        self._newest: dict[str, object] = {}
+        self._made: OrderedDict[str, str] = OrderedDict()
+
+    def card(self, request: Request, body: Mapping[str, Any]) -> dict[str, str] | None:
+        """Return the HTML of the card for a form's draft; None if the page has asked for another one meanwhile."""
+        page, this = str(body.get("page"))[:40], object()
+        if len(self._newest) > REMEMBERED:
+            self._newest.clear()
+        self._newest[page] = this
+        settings = self._settings(body)
+        if not any(settings.values().get(name) for name in DATA):
+            return {"html": empty(NO_DATA)}
+        if problems := self._allowed_paths.problems(settings.values(), settings.options.values()):
+            return {"html": empty(problems[0])}
+        key = self._key(settings)
+        with self._one_at_a_time:
+            if self._newest.get(page) is not this:
+                return None
+            if key not in self._made:
+                self._made[key] = html_of(settings)
+                while len(self._made) > REMEMBERED:
+                    self._made.popitem(last=False)
+            return {"html": self._made[key]}
+
+    def _settings(self, body: Mapping[str, Any]) -> Settings:
+        tab, family, values = TABS.get(str(body.get("tab"))), body.get("family"), body.get("values")
+        if tab is None or family not in families_of(tab.method) or not isinstance(values, dict):
+            raise ValueError("The request does not name a tab, a model family and the values of a form")
+        script = script_for(str(family), tab.method)
+        options = {o.name: o for group in script.groups for o in each_option(group)}
+        known = {name: given(options[name], value) for name, value in values.items() if name in options}
+        return from_values(script, of_family(known, script))
+
+    def _key(self, settings: Settings) -> str:
+        """Return what decides the plan: the settings, and when the data and the measurements last changed."""
+        places = [Path(os.path.expanduser(str(path))) for name in DATA if (path := settings.values().get(name))]
+        places += [inner for place in places if place.is_dir() for inner in place.iterdir() if inner.is_dir()]
+        times = [_changed(place) for place in (*sorted(places), measurements_file())]
+        return json.dumps([settings.saved(), settings.script.file, times], default=str)
+
+
+def html_of(settings: Settings) -> str:
+    """Run the training script with --plan and return its answer as HTML."""
+    with tempfile.TemporaryDirectory(dir=state_folder()) as folder:
+        config = Path(folder) / "plan.toml"
+        write_toml(config, settings.saved())
+        script = str(SCRIPTS / settings.script.file)
+        command = [sys.executable, script, "--config_file", str(config), "--plan", "--json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+        except subprocess.TimeoutExpired:
+            return empty("No plan: reading the sizes of the images takes too long. Training can start all the same.")
+    if done.returncode:
+        told = [line for line in done.stderr.splitlines() if line.strip()]
+        return empty(f"No plan yet: {told[0] if done.returncode == 2 and told else 'it could not be made'}")
+    return filled(json.loads(done.stdout))
+
+
+def empty(why: str) -> str:
+    return f'<p class="plan plan-empty">{escape(why)}</p>'
+
+
+def filled(plan: Mapping[str, Any]) -> str:
+    """Return the card of a plan that was made."""
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in plan["rows"])
+    notes = [*((plan["compile"] or {}).get("advice") or ()), *plan["warnings"]]
+    told = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    below = f"<ul>{told}</ul>" if notes else ""
+    summary = f"<summary><b>Plan</b> <span>{escape(plan['headline'])}</span></summary>"
+    return f'<details class="plan">{summary}<dl>{rows}</dl>{below}</details>'
+
+
+def _changed(place: Path) -> int:
+    try:
+        return place.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,47 @@
+"""The plan beside Start follows the form, in real Chromium."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.page_help import CHROMIUM, SMALL, choose, expect, field, unfold, variant
+from browser.test_page import begin_anew, open_file
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install -y chromium"),
+]
+
+
+def test_the_plan_follows_the_form(page: Any, demo: Path, tmp_path: Path) -> None:
+    plan = page.locator("#lora-plan")
+    open_file(page, variant(demo, "planned", compile=False, max_train_steps=60))
+    expect(plan.locator("summary")).to_have_text("Plan 60 steps, 12 images, 1 bucket")
+    plan.locator("summary").click()
+    expect(plan).to_contain_text("1 epoch of 120")
+    expect(plan).not_to_contain_text("Graphs")
+    field(page, "max_train_steps").fill("300")
+    expect(plan.locator("summary")).to_contain_text("Plan 300 steps")
+    page.locator("#lora-compile-switch input").check()
+    expect(plan.locator("summary")).to_contain_text("1 bucket, 14 graphs")
+    expect(plan).to_contain_text("14 (estimated), 12 of them recompiles; graphs for each shape")
+    field(page, "train_data_dir").fill(str(tmp_path / "gone"))
+    expect(plan).to_have_text(f"No plan yet: train_data_dir: there is no folder '{tmp_path / 'gone'}'")
+    begin_anew(page, tmp_path)
+    expect(plan).to_contain_text("Choose the training images")
+
+
+def test_short_batches_are_advised_against(page: Any, demo: Path) -> None:
+    plan = page.locator("#lora-plan")
+    values = {"train_batch_size": 7, "compile_backend": SMALL["compile_backend"]}
+    open_file(page, variant(demo, "short", compile=True, **values))
+    expect(plan).to_contain_text("28 graphs")
+    plan.locator("summary").click()
+    expect(plan).to_contain_text("fill or drop gives 14 graphs instead of 28")
+    unfold(page, "advanced-training", "buckets-and-loading")
+    choose(page, "short_batches", "fill")
+    expect(plan).to_contain_text("14 graphs")
+    expect(plan).not_to_contain_text("instead of")
