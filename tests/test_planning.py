@@ -153,7 +153,8 @@ def test_when_compiling_pays_is_computed_from_an_eager_and_a_compiled_run(tmp_pa
 
 def test_what_compiling_costs_more_than_it_saves_is_told() -> None:
     assert (
-        pays(BreakEven(step=500, saved=-12.0), 200) == "not in this run: after step 500 of 200, which costs 12 s more"
+        pays(BreakEven(step=500, saved=-12.0), 200)
+        == "not in this run of 200 steps: it would take 500, and costs 12 s more"
     )
     assert pays(BreakEven(step=0, saved=-30.0), 200) == "never: compiled steps are not faster here"
 

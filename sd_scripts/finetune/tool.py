@@ -28,8 +28,8 @@ def start_phase(reporter: Reporter, name: str) -> Progress:
     return progress
 
 
-def run(work: Callable[[Reporter], Path], run_dir: str | None) -> int:
-    """Run `work`, which returns the file it wrote, and return the exit status."""
+def run(work: Callable[[Reporter], Path | None], run_dir: str | None) -> int:
+    """Run `work`, which returns the file it wrote, if any, and return the exit status."""
     try:
         reporter = Reporter(RunFolder(Path(run_dir)) if run_dir else None)
     except OSError as error:
@@ -44,8 +44,9 @@ def run(work: Callable[[Reporter], Path], run_dir: str | None) -> int:
     except Exception as error:
         return _failed(reporter, error)
     else:
-        reporter.emit("finished", path=str(path))
-        print(f"Wrote {path}", flush=True)
+        reporter.emit("finished", path=str(path or ""))
+        if path:
+            print(f"Wrote {path}", flush=True)
         return 0
     finally:
         reporter.close()

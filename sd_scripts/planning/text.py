@@ -75,7 +75,9 @@ def pays(found: BreakEven, steps: int) -> str:
     if not found.step:
         return "never: compiled steps are not faster here"
     if found.saved <= 0:
-        return f"not in this run: after step {found.step:,} of {steps:,}, which costs {duration(-found.saved)} more"
+        return (
+            f"not in this run of {steps:,} steps: it would take {found.step:,}, and costs {duration(-found.saved)} more"
+        )
     return f"after step {found.step:,} of {steps:,}; saves {duration(found.saved)}"
 
 

@@ -12,36 +12,25 @@ import argparse
 import contextlib
 import os
 import platform
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from sd_scripts.data import demo_images
 from sd_scripts.families.registry import module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
-from sd_scripts.runs.folder import RunFolder
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, nvidia_smi, timed_run
 
-ROOT = Path(__file__).parents[2]
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32}
 """Options of all rows with --miniature."""
-WARM_UP = 10
-"""Steps before the timed ones; with several buckets they meet most of them."""
 AFTER = 50
 """Steps of the schedule after the timed ones, so that the end of training is not timed."""
-POLL = 0.2
-"""Seconds between two looks at the run and the GPU."""
 SIZES = ((1024, 1024), (832, 1216))
 """Width and height of the drawn images in turn. Without buckets all of them are cropped to the resolution."""
 COMMON: dict[str, Any] = {
@@ -57,7 +46,6 @@ COMMON: dict[str, Any] = {
     "output_name": "benchmark",
 }
 """Options of all families, methods and rows."""
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,124 +54,6 @@ class Model:
 
     files: dict[str, Path]
     images: Path
-
-
-@dataclass(kw_only=True)
-class Run:
-    """What was seen of one run: its own events, its memory, and the GPU meanwhile."""
-
-    began: float
-    events: list[dict[str, Any]] = field(default_factory=list)
-    resident: int = 0
-    """Most bytes of main memory that its process had at once."""
-    gpu: list[tuple[float, float]] = field(default_factory=list)
-    """Percent of the time in which a kernel ran, and bytes of GPU memory in use, during the timed steps."""
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["kind"] == kind]
-
-    @property
-    def steps(self) -> list[float]:
-        """Seconds of each step, as the trainer measures them: without a synchronization of the GPU in each step."""
-        return [event["seconds"] for event in self.of("step")]
-
-    @property
-    def timed(self) -> list[float]:
-        return self.steps[WARM_UP:]
-
-    @property
-    def start(self) -> float:
-        """Seconds from the start of the program to the end of its first step."""
-        first = next(event for event in self.of("phase") if event["name"] in ("compiling", "training"))
-        return float(first["time"]) - self.began + self.steps[0]
-
-    @property
-    def losses(self) -> list[float]:
-        return [event["loss"] for event in self.of("step")]
-
-    @property
-    def allocated(self) -> int:
-        """Peak bytes of tensors on the GPU in the whole run, caching included."""
-        return max(int(event.get("vram", 0)) for event in self.of("step"))
-
-    @property
-    def images_per_step(self) -> float:
-        return float(self.of("started")[0]["images_per_step"])
-
-    @property
-    def compiled(self) -> dict[str, int]:
-        """Graphs, recompiles and breaks."""
-        last = (self.of("compile") or [{}])[-1]
-        return {name: last.get(name, 0) for name in ("graphs", "recompiles", "breaks")}
-
-
-class Stopped(Exception):
-    """Raised if a run ends before its steps are timed; holds the end of its console."""
-
-
-def train(
-    script: str, options: dict[str, Any], folder: Path, steps: int, *, flags: Sequence[str] = (), tree: Path = ROOT
-) -> Run:
-    """Run a training script of `tree` below `folder` until `steps` steps after the warm-up are timed."""
-    run_folder = RunFolder(folder / "run")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    total = WARM_UP + steps
-    own = {"output_dir": str(folder), "run_dir": str(run_folder.path), "max_train_steps": total + AFTER}
-    write_toml(folder / "options.toml", COMMON | options | own)
-    command = [sys.executable, str(tree / "sd_scripts" / script), "--config_file", str(folder / "options.toml"), *flags]
-    with (folder / "console.txt").open("wb") as console:
-        run = Run(began=time.time())
-        process = subprocess.Popen(
-            command,
-            stdout=console,
-            stderr=console,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])},
-            start_new_session=True,
-        )
-    events = run_folder.events()
-    try:
-        while len(run.steps) < total and process.poll() is None:
-            time.sleep(POLL)
-            run.events += events
-            with contextlib.suppress(psutil.Error):
-                run.resident = max(run.resident, psutil.Process(process.pid).memory_info().rss)
-            if len(run.steps) > WARM_UP and (seen := look_at_gpu()):
-                run.gpu.append(seen)
-    finally:
-        end(process)
-    if len(run.steps) < total:
-        raise Stopped((folder / "console.txt").read_text(errors="replace")[-3000:])
-    del run.events[next(n for n, event in enumerate(run.events) if event.get("step") == total) + 1 :]
-    return run
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a run and the processes that it has started."""
-    if os.name == "posix":
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-
-
-def look_at_gpu(query: str = "utilization.gpu,memory.used") -> tuple[float, float] | None:
-    """Return what nvidia-smi says: percent of the time in which a kernel ran, and bytes in use; None without it."""
-    if found := nvidia_smi(query):
-        busy, mib = found.split(",")
-        with contextlib.suppress(ValueError):  # [N/A] on some GPUs
-            return float(busy), float(mib) * 2**20
-    return None
-
-
-def nvidia_smi(query: str) -> str:
-    """Return what nvidia-smi knows of the first GPU that runs may use; "" without one."""
-    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", number]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    return ""
 
 
 def cpu_score() -> float:
@@ -307,7 +177,8 @@ def main(argv: list[str] | None = None) -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{temporary}/compiled"
         for name in [name for _ in range(arguments.rounds) for name in wanted if name not in failed]:
             try:
-                run = train(script, common | rows[name], Path(temporary) / "row", arguments.steps, flags=flags)
+                options = COMMON | common | rows[name] | {"max_train_steps": WARM_UP + arguments.steps + AFTER}
+                run = timed_run(script, options, Path(temporary) / "row", WARM_UP + arguments.steps, flags=flags)
             except Stopped as error:
                 failed.append(name)
                 print(f"{name} failed:\n{error}", file=sys.stderr, flush=True)

@@ -34,6 +34,7 @@ class StepReporter:
         self._process, self._looked = psutil.Process(), -math.inf
         self._waiting: deque[tuple[dict[str, Any], Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
+        self._shape = ""
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
         self._clock = time.perf_counter()
 
@@ -41,12 +42,19 @@ class StepReporter:
         """Restart the clock, so that the time since the last step does not count towards the next one."""
         self._clock = time.perf_counter()
 
-    def step(self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None) -> float:
-        """Queue a step and return its seconds: the time since the last one or resume(). `loss` is the mean over
-        micro-batches and processes, `norm` the gradient norm where it must be finite too; both are on the device."""
+    def step(
+        self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None, shape: str = ""
+    ) -> float:
+        """Queue a step and return its seconds: the time since the last one or resume().
+
+        `loss` is the mean over micro-batches and processes, `norm` the gradient norm where it must be finite too; both
+        are on the device. `shape` is that of all its batches, reported where it differs from that of the step before.
+        """
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
+        if shape != self._shape:
+            report["shape"] = self._shape = shape
         if norm is not None:
             loss = torch.stack((loss.float(), norm.float()))  # one copy
         ready = None

@@ -21,24 +21,30 @@ MOST = 1000
 """Steps of a shape that are kept."""
 
 
+def shape_of(batches: Sequence[Batch]) -> str:
+    """Return the shape that all batches of a step have, such as 1024x1024x1; empty if they differ."""
+    shapes = {str(BatchShape(extent=batch.extent, images=len(batch))) for batch in batches}
+    return shapes.pop() if len(shapes) == 1 else ""
+
+
 class SpeedLog:
-    """Collects the seconds of steps whose batches all have one shape."""
+    """Collects the seconds of steps by their batch shape."""
 
     def __init__(self) -> None:
-        self._seconds: dict[BatchShape, list[float]] = defaultdict(list)
+        self._seconds: dict[str, list[float]] = defaultdict(list)
         self._first: float | None = None
 
-    def add(self, batches: Sequence[Batch], seconds: float) -> None:
+    def add(self, shape: str, seconds: float) -> None:
+        """Note a step. `shape`: that of all its batches; empty if they differ, and then the step does not count."""
         if self._first is None:
             self._first = seconds
-        shapes = {BatchShape(extent=batch.extent, images=len(batch)) for batch in batches}
-        if len(shapes) == 1 and len(times := self._seconds[shapes.pop()]) < MOST:
+        if shape and len(times := self._seconds[shape]) < MOST:
             times.append(seconds)
 
     def medians(self) -> dict[str, float]:
         """Return the median seconds of a step by batch shape, for shapes that had enough steps."""
         warm = {shape: times[WARM_UP:] for shape, times in self._seconds.items()}
-        return {str(shape): statistics.median(times) for shape, times in warm.items() if len(times) >= FEWEST}
+        return {shape: statistics.median(times) for shape, times in warm.items() if len(times) >= FEWEST}
 
     def remember(self, context: Context, family: str, method: str, compiled: Counts | None) -> None:
         """Write down what was measured, if anything was."""

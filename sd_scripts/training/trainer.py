@@ -42,7 +42,7 @@ from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_fil
 from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
 from sd_scripts.training.sigterm import SigtermWatcher
-from sd_scripts.training.speed_log import SpeedLog
+from sd_scripts.training.speed_log import SpeedLog, shape_of
 from sd_scripts.training.step import HalfScaler, TrainStep
 from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
@@ -338,7 +338,8 @@ class Trainer:
             self.updated.record()
         # a GradScaler finds its scale by overflowing gradients, and skips those steps itself
         watched = self.trainable.skips_nonfinite and not self.train_state.scaler
-        self.speed.add(batches, self.reporter.step(progress, rates, loss, norm if watched else None))
+        shape = shape_of(batches)
+        self.speed.add(shape, self.reporter.step(progress, rates, loss, norm if watched else None, shape))
         self.compilation.watch(progress.step)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None

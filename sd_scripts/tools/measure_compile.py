@@ -1,0 +1,322 @@
+"""Measure on this machine what torch.compile is worth for your model, images and settings.
+
+python -m sd_scripts.tools.measure_compile --config_file run.toml [--variants eager default ...] [--steps 20]
+
+Each variant trains in a process of its own, with your settings but its own compile options, until enough steps are
+timed; nothing is saved. Compiled variants begin with an empty compiler cache and once more with a full one. What is
+measured is remembered: the plan of the next run (--plan, and the page beside Start) tells when compiling pays.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sd_scripts.finetune import tool
+from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.formats.toml_files import read_toml
+from sd_scripts.formats.words import shortened
+from sd_scripts.options import preflight
+from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.options.training import ResumeOptions
+from sd_scripts.planning.run_plan import plan_run
+from sd_scripts.planning.speeds import deciding, device_name, model_size
+from sd_scripts.planning.text import duration, pays
+from sd_scripts.runs.exit_codes import MISTAKE
+from sd_scripts.runs.measurements import Measurement, remember
+from sd_scripts.runs.reporter import Progress, Reporter
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
+
+SIX = ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "default": {"compile": True},
+    "reduce-overhead": {"compile": True, "compile_mode": "reduce-overhead"},
+    "max-autotune-no-cudagraphs": {"compile": True, "compile_mode": "max-autotune-no-cudagraphs"},
+    "dynamic": {"compile": True, "compile_dynamic": "true"},
+    "checkpointed": {"gradient_checkpointing": True},
+    "checkpointed default": {"gradient_checkpointing": True, "compile": True},
+}
+"""Name -> options in place of the compile options and gradient_checkpointing of the settings."""
+LEFT_OUT = (SavingOptions, SampleOptions, ResumeOptions, LoggingOptions, HuggingFaceOptions)
+"""Groups of options that say nothing about speed, and write or send something."""
+AFTER = 50
+"""Steps of the schedule after the timed ones, so that the end of training is not timed."""
+WARM_STEPS = 2
+"""Steps with a full compiler cache."""
+LARGEST_STEPS = 100_000
+FAILED = "failed"
+RESULT = "measured.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured of a variant."""
+
+    variant: str
+    failed: str = ""
+    """Why it could not be measured; else empty."""
+    options: Mapping[str, Any]
+    seconds: Mapping[str, float]
+    """Batch shape -> median seconds of a step."""
+    fastest: float = 0.0
+    slowest: float = 0.0
+    """The 90th percentile."""
+    first: float = 0.0
+    """Seconds of the first step with an empty compiler cache."""
+    first_warm: float | None = None
+    """The same with a full one; None for a variant that compiles nothing."""
+    gpu_bytes: int = 0
+    graphs: int = 0
+    breaks: int = 0
+    total: float | None = None
+    """Seconds of the planned run."""
+
+    @property
+    def median(self) -> float:
+        return statistics.fmean(self.seconds.values()) if self.seconds else 0.0
+
+
+def by_shape(run: Run) -> dict[str, list[float]]:
+    """Return the seconds of the timed steps by batch shape; steps of mixed shapes are left out."""
+    found: dict[str, list[float]] = defaultdict(list)
+    shape = ""
+    for number, event in enumerate(run.of("step")):
+        shape = event.get("shape", shape)
+        if shape and number >= WARM_UP:
+            found[shape].append(event["seconds"])
+    return dict(found)
+
+
+def not_compiled(run: Run, settings: Settings) -> str:
+    """Return why a run that should compile went on without; empty if it did compile, or should not."""
+    if not settings.value("compile") or run.compiled["graphs"]:
+        return ""
+    told = [event["text"] for event in run.of("warning") if "torch.compile" in event["text"]]
+    return str(told[-1]) if told else "nothing was compiled"
+
+
+def with_variant(settings: Settings, options: Mapping[str, Any]) -> Settings:
+    """Return the settings as a variant trains them."""
+    replaced = (*SIX, "gradient_checkpointing")
+    plain = {name: value for name, value in settings.changed().items() if name not in replaced}
+    return from_values(settings.script, {**plain, **options})
+
+
+def values_for(settings: Settings, steps: int) -> dict[str, Any]:
+    """Return what the run of a variant is told: it neither saves nor samples, and ends after `steps` at the latest."""
+    silent = {o.name for group in LEFT_OUT if group in settings.filled for o in each_option(group)}
+    silent |= {"max_train_epochs", "validation_split", "lr_warmup_steps", "lr_scheduler", "lr_decay_steps"}
+    kept = {name: value for name, value in settings.changed().items() if name not in silent}
+    return {**settings.script.identity, **kept, "max_train_steps": steps, "output_name": "measured"}
+
+
+class Measuring:
+    """Measures variants of one training, one after the other."""
+
+    def __init__(self, settings: Settings, steps: int, folder: Path, progress: Progress):
+        self._settings, self._steps, self._folder, self._progress = settings, steps, folder, progress
+        self._device, self._model_size = device_name(), model_size(settings)
+
+    def row(self, name: str) -> Row:
+        """Measure a variant and remember the result."""
+        options = VARIANTS[name]
+        settings = with_variant(self._settings, options)
+        # inductor passes this path to the C++ compiler without quotation marks
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache-{name.replace(' ', '-')}")}
+        try:
+            run = self._run(settings, WARM_UP + self._steps, cache)
+            warm = self._run(settings, WARM_STEPS, cache) if settings.value("compile") else None
+        except Stopped as stopped:
+            return Row(variant=name, options=options, seconds={}, failed=stopped.why or "the run ended by itself")
+        if why := not_compiled(run, settings):
+            return Row(variant=name, options=options, seconds={}, failed=why)
+        medians = {shape: statistics.median(times) for shape, times in by_shape(run).items()}
+        times = sorted(run.timed)
+        row = Row(
+            variant=name,
+            options=options,
+            seconds=medians,
+            fastest=times[0],
+            slowest=times[int(len(times) * 0.9)],
+            first=run.steps[0],
+            first_warm=warm.steps[0] if warm else None,
+            gpu_bytes=run.allocated,
+            graphs=run.compiled["graphs"],
+            breaks=run.compiled["breaks"],
+        )
+        self._remember(settings, row)
+        return row
+
+    def _run(self, settings: Settings, steps: int, environment: Mapping[str, str]) -> Run:
+        values = values_for(settings, steps + AFTER)
+        return timed_run(
+            settings.script.file,
+            values,
+            self._folder / "run",
+            steps,
+            environment=environment,
+            each_look=lambda done: self._progress(min(done, steps), steps),
+        )
+
+    def _remember(self, settings: Settings, row: Row) -> None:
+        measured = Measurement(
+            device=self._device,
+            torch=version("torch"),
+            family=settings.script.family,
+            method=settings.script.method,
+            model_size=self._model_size,
+            settings=deciding(settings),
+            seconds=row.seconds,
+            first_seconds=row.first,
+            graphs=row.graphs,
+            gpu_bytes=row.gpu_bytes,
+        )
+        if row.seconds:
+            remember(measured)
+
+
+def cells_of(row: Row) -> list[str]:
+    """Return the cells behind the name of a row of the table."""
+    if row.failed:
+        return [FAILED, shortened(row.failed), *[""] * 5]
+    return [
+        f"{row.median * 1000:.1f} ms",
+        f"{row.fastest * 1000:.0f} to {row.slowest * 1000:.0f} ms",
+        duration(row.first),
+        duration(row.first_warm) if row.first_warm is not None else "",
+        f"{row.gpu_bytes / GIB:.2f} GiB" if row.gpu_bytes else "",
+        str(row.graphs),
+        str(row.breaks),
+    ]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return the measured rows as a table."""
+    head = ["variant", "median", "fastest to p90", "first step", "with cache", "GPU memory", "graphs", "breaks"]
+    cells = [head, *([row.variant, *cells_of(row)] for row in rows)]
+    widths = [max(len(line[column]) for line in cells if line[1] != FAILED) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def verdict(settings: Settings, rows: Sequence[Row]) -> list[str]:
+    """Say for each compiled variant when it pays in the planned run, from what is remembered now."""
+    said = []
+    for row in rows:
+        plan = plan_run(with_variant(settings, row.options)) if row.options.get("compile") and not row.failed else None
+        if plan and plan.break_even:
+            said.append(f"{row.variant}: pays off {pays(plan.break_even, plan.steps)}")
+    return said
+
+
+def with_totals(settings: Settings, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the time that the planned run takes in each variant."""
+
+    def total(row: Row) -> float | None:
+        plan = None if row.failed else plan_run(with_variant(settings, row.options))
+        return plan.total_time.seconds if plan and plan.total_time else None
+
+    return [Row(**{**vars(row), "total": total(row)}) for row in rows]
+
+
+def best(rows: Sequence[Row], settings: Settings) -> Row | None:
+    """Return the variant in which the planned run takes the least time, of those that need no more memory than the
+    settings: with gradient_checkpointing only variants that have it too."""
+    checkpointed = bool(settings.value("gradient_checkpointing"))
+    fitting = [row for row in rows if row.total and (not checkpointed or row.options.get("gradient_checkpointing"))]
+    return min(fitting, key=lambda row: row.total or 0.0, default=None)
+
+
+def read_settings(file: Path, family: str | None, method: str | None) -> Settings:
+    """Return the settings of a file. Raises ValueError, one sentence per line, if they cannot be trained."""
+    values = read_toml(file)
+    family, method = family or str(values.get("family")), method or str(values.get("method"))
+    if family not in FAMILY_TITLES or method not in METHOD_TITLES:
+        raise ValueError("config_file: does not name its family and method; set --family and --method")
+    settings = from_values(script_for(family, method), values)
+    if problems := preflight.problems(settings):
+        raise ValueError("\n".join(map(str, problems)))
+    return settings
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="measure_compile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--config_file", type=Path, required=True, help="settings of the training, TOML")
+    made.add_argument("--family", choices=FAMILY_TITLES, help="if the file does not name it")
+    made.add_argument("--method", choices=METHOD_TITLES, help="if the file does not name it")
+    made.add_argument(
+        "--variants", nargs="+", metavar="NAME", help=f"of {', '.join(VARIANTS)}; default: those that fit"
+    )
+    made.add_argument("--steps", type=int, default=20, help="timed steps of each variant, after the warm-up")
+    made.add_argument("--json", type=Path, help="write the result here too")
+    made.add_argument("--run_dir", help="run folder for events and for commands such as stop")
+    return made
+
+
+def default_variants(settings: Settings, device: str) -> list[str]:
+    """Return the variants worth measuring: CUDA graphs need a GPU, and with gradient checkpointing they do not work."""
+    if settings.value("gradient_checkpointing"):
+        return ["checkpointed", "checkpointed default"]
+    if device == "cpu":
+        return ["eager", "default", "dynamic"]
+    return list(VARIANTS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        settings = read_settings(arguments.config_file, arguments.family, arguments.method)
+        names = arguments.variants or default_variants(settings, device_name())
+        if unknown := [name for name in names if name not in VARIANTS]:
+            raise ValueError(f"--variants: there is no {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
+        if not 1 <= arguments.steps <= LARGEST_STEPS:
+            raise ValueError(f"--steps: {arguments.steps} is not between 1 and {LARGEST_STEPS:,}")
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return MISTAKE
+
+    def work(reporter: Reporter) -> Path | None:
+        rows = measure(settings, names, arguments.steps, reporter)
+        result = with_totals(settings, rows)
+        chosen = best(result, settings)
+        print("\n".join(["", *table(result), *verdict(settings, result)]))
+        if chosen:
+            print(f"Fastest for this run: {chosen.variant}, about {duration(chosen.total or 0.0)} in all")
+        path: Path | None = arguments.json or (Path(arguments.run_dir) / RESULT if arguments.run_dir else None)
+        found = {"rows": [asdict(row) for row in result], "best": chosen.variant if chosen else None}
+        if path:
+            write_whole(path, json.dumps(found))
+        return path
+
+    return tool.run(work, arguments.run_dir)
+
+
+def measure(settings: Settings, names: Sequence[str], steps: int, reporter: Reporter) -> list[Row]:
+    """Measure these variants; a stop command ends it with KeyboardInterrupt."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="measure-") as temporary:
+        for number, name in enumerate(names, 1):
+            measuring = Measuring(settings, steps, Path(temporary), tool.start_phase(reporter, f"measuring {name}"))
+            rows.append(row := measuring.row(name))
+            told = row.failed or f"{row.median * 1000:.1f} ms a step"
+            print(f"{number} of {len(names)}: {name}: {told}", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
