@@ -1,5 +1,6 @@
 """Compile bundles: what each makes of PyTorch's compiler, and that files, which name no bundle, show the right one."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch._inductor.config
 from scripts_help import SDXL_LORA
 
 from kohya_gui.lora_gui import open_configuration, save_configuration
+from sd_scripts.formats.documents import parse_toml
 from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.library.compile_utils import DYNAMIC, inductor_option_problems, inductor_options
 from sd_scripts.options.compile import CompileOptions
@@ -88,3 +90,10 @@ def test_a_file_written_before_there_were_bundles_shows_the_one_it_means(
 ) -> None:
     (tmp_path / "a.toml").write_text(f'family = "sdxl"\nmethod = "lora"\n{lines}\n')
     assert bundle_title(CompileOptions(**given(tmp_path / "a.toml"))) == title
+
+
+def test_the_guide_has_the_values_of_each_bundle() -> None:
+    rows = (Path(__file__).parents[1] / "docs" / "torch_compile.md").read_text(encoding="utf-8").splitlines()
+    for bundle in BUNDLES:
+        row = next(row for row in rows if row.startswith(f"| {bundle.title} |"))
+        assert parse_toml("\n".join(re.findall(r"`([^`]+)`", row.split("|")[2]))) == bundle.changes

@@ -49,8 +49,9 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
     if needs_triton and importlib.util.find_spec("triton") is None:
         package = "triton-windows" if sys.platform == "win32" else "triton"
         found.append(f"{named}: Triton is not installed; run `pip install {package}`, or {off}")
-    if options.compile_backend == "inductor":
-        found += inductor_option_problems(options.compile_options)
+    if options.compile_backend != "inductor":  # the others generate no code
+        return found
+    found += inductor_option_problems(options.compile_options)
     if options.compile_dynamic == "true" and sys.platform == "win32" and not _has_msvc():
         found.append(
             "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "
