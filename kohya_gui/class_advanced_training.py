@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kohya_gui.controls import Form, slug
-from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import AugmentOptions, BucketOptions, CaptionOptions, DatasetOptions, ValidationOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
@@ -21,7 +21,7 @@ from sd_scripts.options.training import DistributedOptions, ResumeOptions, Train
 COMPILE_NOTE = (
     "Compiles the model's blocks into kernels for your GPU: the **first steps are slow**, all later ones faster. "
     "Worth it from a few hundred steps. Requires **PyTorch 2.1** or newer and, on NVIDIA GPUs, **Triton**. "
-    "The defaults suit nearly everyone; `reduce-overhead` is fastest at small batch sizes."
+    "The bundle *Default* suits nearly everyone; `reduce-overhead` is fastest at small batch sizes."
 )
 
 COMPILE_ADVICE = "Slow first steps, faster after that. Worth it from a few hundred steps."
@@ -35,11 +35,12 @@ class Section:
     title: str
     groups: tuple[type[OptionGroup], ...]
     note: str = ""
+    first: tuple[str, ...] = ()
+    """Options that come before the others."""
 
 
 SECTIONS = (
-    Section(CompileOptions.title, (CompileOptions,), COMPILE_NOTE),
-    Section(CompileMoreOptions.title, (CompileMoreOptions,)),
+    Section(CompileOptions.title, (CompileOptions, CompileMoreOptions), COMPILE_NOTE, MORE),
     Section("Memory and precision", (TrainingOptions, CudaOptions, ModelOptions)),
     Section("Captions", (CaptionOptions,)),
     Section("Buckets and loading", (BucketOptions, DatasetOptions)),
@@ -58,7 +59,8 @@ SECTIONS = (
 class AdvancedTraining:
     """Lays out every option that no panel takes.
 
-    `groups` and `names` are reserved for panels below it; `tools` are extra contents of its sections, by title.
+    `groups` and `names` are reserved for panels below it; `leads` and `tools` are extra contents at the beginning and
+    the end of its sections, by title.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class AdvancedTraining:
         form: Form,
         groups: Collection[type[OptionGroup]],
         names: Collection[str],
+        leads: Mapping[str, Callable[[], None]],
         tools: Mapping[str, Callable[[], None]],
     ) -> None:
         with gr.Accordion("Advanced Training", open=False, elem_id=f"{form.tab}-panel-{slug('Advanced Training')}"):
             for section in SECTIONS:
                 left = form.left_of(*(group for group in section.groups if group not in groups))
-                mine = [name for name in left if name not in names]
-                form.panel(section.title, mine, note=section.note, tool=tools.get(section.title))
+                mine = sorted((name for name in left if name not in names), key=lambda name: name not in section.first)
+                lead, tool = leads.get(section.title), tools.get(section.title)
+                form.panel(section.title, mine, note=section.note, lead=lead, tool=tool)

@@ -161,9 +161,11 @@ class Form:
         """Events of tools and advice that write values into the form."""
         self._panels: list[tuple[gr.Accordion, list[str]]] = []
 
-    def place(self, names: Iterable[str]) -> None:
-        """Place the controls of these options here, in a grid."""
+    def place(self, names: Iterable[str], lead: Callable[[], None] | None = None) -> None:
+        """Place the controls of these options here, in a grid; `lead` lays out what comes before them."""
         with gr.Row(elem_classes="fields"):
+            if lead:
+                lead()
             for name in names:
                 if name in self.options:
                     option, width = self.options[name], self._width(name)
@@ -186,12 +188,13 @@ class Form:
         *,
         note: str = "",
         advice: Iterable[Advice] = (),
+        lead: Callable[[], None] | None = None,
         tool: Callable[[], None] | None = None,
         open: bool = False,
     ) -> None:
         """Lay out an accordion with these options, those of `more` folded away; hidden where none has an effect.
 
-        `tool` lays out anything else at its end.
+        `lead` lays out another control before the first, `tool` anything else at the end.
         """
         first, later = ([name for name in some if name in self.options] for some in (names, more))
         if not first:
@@ -203,7 +206,7 @@ class Form:
                 gr.Markdown(note, elem_classes="note")
             for each in advice:
                 self._advise(each)
-            self.place(first)
+            self.place(first, lead)
             if later:
                 with gr.Accordion(
                     "More", open=False, elem_id=f"{self.tab}-panel-{slug(title)}-more", elem_classes="more"

@@ -17,6 +17,7 @@ from gradio.components import FormComponent
 from kohya_gui import recognise, recognise_images
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.class_advanced_training import COMPILE_ADVICE, AdvancedTraining
+from kohya_gui.compile_bundle import CompileBundleControl
 from kohya_gui.configuration import Prepared, config_path, families_of, path_to_save, save_prompts
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
 from kohya_gui.draft import Draft
@@ -42,6 +43,7 @@ from kohya_gui.tensorboard_gui import TensorBoardButtons
 from kohya_gui.training import Panel, Tool, Training
 from sd_scripts.families.registry import card_of, component_cards
 from sd_scripts.options.catalog import FAMILY_TITLES, script_for
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.settings import Remark
 from sd_scripts.runs.queue import RunQueue
@@ -159,7 +161,9 @@ class TrainingTab:
             if not panel.late:
                 self._panel(panel)
         late = [name for panel in self.training.panels if panel.late for name in panel.names]
-        AdvancedTraining(self.form, spoken_for, late, {LoggingOptions.title: partial(self._tool, TensorBoardButtons)})
+        leads = {CompileOptions.title: partial(self._tool, CompileBundleControl)}
+        tools = {LoggingOptions.title: partial(self._tool, TensorBoardButtons)}
+        AdvancedTraining(self.form, spoken_for, late, leads, tools)
         for panel in self.training.panels:
             if panel.late:
                 self._panel(panel)

@@ -21,6 +21,11 @@ def watched(options: Mapping[str, Option]) -> list[str]:
     return [name for name in names if name in options]
 
 
+def _usual(option: Option) -> Any:
+    """Return the default as the control holds it."""
+    return "\n".join(map(str, option.default)) if option.many else option.default
+
+
 def rules(
     options: Mapping[str, Option],
     panels: Mapping[str, Sequence[str]],
@@ -36,7 +41,7 @@ def rules(
                 "masters": [name for name in option.switches if name in options],
                 "offeredWith": option.offered_with if option.offered_with in options else None,
                 "activeWith": option.active_with,
-                "default": option.default if option.active_with else None,
+                "default": _usual(option) if option.active_with else None,
             }
             for name, option in options.items()
         },

@@ -150,6 +150,8 @@ def test_what_this_machine_cannot_compile_is_told_before_loading(monkeypatch: py
     monkeypatch.delenv("VCINSTALLDIR", raising=False)
     problems = compiling.problems(CompileOptions(compile=True, compile_dynamic="true"), NOTHING_MORE, CPU)
     assert any(problem.startswith("compile_dynamic: true needs the C++ compiler") for problem in problems)
+    no_kernels = CompileOptions(compile=True, compile_backend="aot_eager", compile_dynamic="true")
+    assert compiling.problems(no_kernels, NOTHING_MORE, CPU) == []
     monkeypatch.setattr(torch, "__version__", "2.0.1+cu118")
     assert any("PyTorch 2.0.1+cu118 is too old" in problem for problem in compiling.problems(on, NOTHING_MORE, CPU))
 

@@ -175,6 +175,7 @@ def test_a_full_memory_is_no_error_of_the_compiler(
 
 
 REDUCED = {"compile": True, "compile_mode": "reduce-overhead", "max_train_steps": 4}
+BY_OPTION = {"compile": True, "compile_options": ["triton.cudagraphs=True"], "max_train_steps": 4}
 
 
 @pytest.fixture
@@ -194,30 +195,54 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[FailingCode], li
     return use
 
 
+@pytest.mark.parametrize(
+    ("values", "option", "continues"),
+    [
+        (REDUCED, "compile_mode", "with compile_mode = default"),
+        (BY_OPTION, "compile_options", "without triton.cudagraphs"),
+    ],
+)
 def test_cuda_graphs_that_fail_are_left_and_the_run_stays_compiled(
-    compiled_with: Callable[[FailingCode], list[bool]], flux_miniature: Any, tmp_path: Path
+    values: dict[str, Any],
+    option: str,
+    continues: str,
+    compiled_with: Callable[[FailingCode], list[bool]],
+    flux_miniature: Any,
+    tmp_path: Path,
 ) -> None:
     asked = compiled_with(FailingCode(16, plain_error, in_backward=True))
-    run = train(flux_miniature, tmp_path / "run", **REDUCED)
+    run = train(flux_miniature, tmp_path / "run", **values)
     assert run.losses == pytest.approx(train(flux_miniature, tmp_path / "plain", max_train_steps=4).losses, rel=1e-5)
     (warning,) = [event["text"] for event in run.told("warning") if "compile" in event["text"]]
-    assert warning.startswith("compile_mode: CUDA graphs failed: RuntimeError: graph recording observed")
-    assert "compile_mode = default" in warning
+    assert warning.startswith(f"{option}: CUDA graphs failed: RuntimeError: graph recording observed")
+    assert f"The run continues {continues}, which compiles again" in warning
     assert asked == sorted(asked, reverse=True)
     assert asked.count(True) == asked.count(False)  # every graph was made again
 
 
+@pytest.mark.parametrize(
+    ("values", "chosen", "instead"),
+    [
+        (REDUCED, "compile_mode: reduce-overhead", "default is used"),
+        (BY_OPTION, "compile_options: triton.cudagraphs", "it is left out"),
+    ],
+)
 def test_cuda_graphs_are_not_recorded_with_gradient_checkpointing(
-    compiled_with: Callable[[FailingCode], list[bool]], flux_miniature: Any, tmp_path: Path
+    values: dict[str, Any],
+    chosen: str,
+    instead: str,
+    compiled_with: Callable[[FailingCode], list[bool]],
+    flux_miniature: Any,
+    tmp_path: Path,
 ) -> None:
     asked = compiled_with(FailingCode(0, plain_error, in_backward=True))
-    run = train(flux_miniature, tmp_path / "run", **REDUCED, gradient_checkpointing=True)
+    run = train(flux_miniature, tmp_path / "run", **values, gradient_checkpointing=True)
     assert run.status == 0
     assert asked
     assert not any(asked)
     assert [event["text"] for event in run.told("warning") if "compile" in event["text"]] == [
-        "compile_mode: reduce-overhead replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, "
-        "so default is used; turn off one of them"
+        f"{chosen} replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, so {instead}; turn "
+        "off one of them"
     ]
 
 

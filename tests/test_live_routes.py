@@ -511,11 +511,12 @@ def test_a_run_goes_on_from_its_newest_state_as_a_new_run_with_the_same_settings
 
 def test_a_run_has_its_compile_options_in_the_command_alone_and_keeps_them_when_it_is_opened_and_continued(tmp_path):
     out = tmp_path / "out"
-    options = {"compile": True, "compile_mode": "max-autotune", "compile_cache_size_limit": 64}
+    inductor = ["shape_padding=True", "max_autotune_gemm_backends='ATEN,TRITON'"]
+    options = {"compile": True, "compile_mode": "max-autotune", "compile_options": inductor}
     values = {**SETTINGS, **startable(tmp_path), "output_dir": str(out), **options}
     prepared = prepare(values, SDXL_LORA, {}, print_only=False)
-    flags = ["--compile", "--compile_mode", "max-autotune", "--compile_cache_size_limit", "64"]
-    assert prepared.command.argv[-7:-2] == flags
+    flags = ["--compile", "--compile_mode", "max-autotune", "--compile_options", *inductor]
+    assert prepared.command.argv[-8:-2] == flags
     assert prepared.folder
     assert not options.keys() & read_toml(prepared.folder.config).keys()
     studio = Studio(tmp_path)
@@ -526,7 +527,7 @@ def test_a_run_has_its_compile_options_in_the_command_alone_and_keeps_them_when_
     row = studio.queue.store.row(run)
     assert row
     again = continued(row, out / "cat-state")
-    assert again.argv[-7:-2] == flags
+    assert again.argv[-8:-2] == flags
 
 
 def test_runs_are_compared_by_the_settings_in_which_they_differ(studio):

@@ -78,6 +78,16 @@ def test_mistakes_of_every_kind_are_told_together(tmp_path: Path, capsys: pytest
     ]
 
 
+def test_an_option_that_inductor_does_not_have_is_told_with_them(
+    good: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--{name}={value}" for name, value in {**good, "train_data_dir": "none"}.items()]
+    assert sdxl_train_network.main([*flags, "--compile", "--compile_options", "max_autotun=True"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "compile_options: max_autotun is no option of inductor. Did you mean max_autotune?"
+    )
+
+
 def test_a_file_of_settings_with_a_missing_model_and_a_component_of_another_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

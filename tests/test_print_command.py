@@ -32,12 +32,14 @@ def test_one_line_to_paste_holds_all_settings_and_nothing_is_written(tmp_path, c
         "text_encoder_lr": [5e-5, 0.0],
         "caption_prefix": "-- it's a",
         "persistent_data_loader_workers": True,
+        "compile_options": ["shape_padding=True", "max_autotune_gemm_backends='ATEN,TRITON'"],
     }
     write_toml(tmp_path / "in.toml", values)
     assert print_command("lora", tmp_path / "in.toml") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert settings_in(line) == values
-    assert shlex.split(line)[-3:] == ["--compile", "--compile_mode", "reduce-overhead"]
+    of_compile = ["--compile", "--compile_mode", "reduce-overhead", "--compile_options", *values["compile_options"]]
+    assert shlex.split(line)[-6:] == of_compile
     assert [path.name for path in tmp_path.iterdir()] == ["in.toml"]
 
 

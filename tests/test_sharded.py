@@ -238,7 +238,11 @@ def test_what_needs_whole_weights_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     (half,) = told(**HALF, optimizer_type="Lion")
     assert half.startswith("full_bf16: with FSDP only AdamW can train half-precision weights")
     (graphs,) = told(compile=True, compile_mode="reduce-overhead")
-    assert graphs.startswith("compile_mode: CUDA graphs need weights at fixed addresses")
+    assert graphs == "compile_mode: CUDA graphs need weights at fixed addresses; choose default with FSDP"
+    (graphs,) = told(compile=True, compile_backend="cudagraphs")
+    assert graphs == "compile_backend: CUDA graphs need weights at fixed addresses; choose inductor with FSDP"
+    (graphs,) = told(compile=True, compile_options=["triton.cudagraphs=True"])
+    assert graphs.startswith("compile_options: CUDA graphs need weights at fixed addresses; remove triton.cudagraphs")
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
     (offload,) = told()
     assert offload.startswith("fsdp_offload_params: not supported, shards stay on the GPUs")

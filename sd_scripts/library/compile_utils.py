@@ -1,20 +1,24 @@
 """torch.compile for diffusion blocks: one small graph for each kind of block; the model's keys stay the same."""
 
 import argparse
+import difflib
 import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 import torch._inductor
 from torch import Tensor, nn
 
 from sd_scripts.families.model_file import COMPILED
+from sd_scripts.library.key_values import key_values
 from sd_scripts.options.command_line import add_arguments
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.spec import KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +26,7 @@ DYNAMIC = {"auto": None, "true": True, "false": False}
 
 
 def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the six compile flags to any argparse parser."""
+    """Add the compile flags to any argparse parser."""
     add_arguments(parser, CompileOptions)
 
 
@@ -47,10 +51,13 @@ def compile_model(
     dynamic = DYNAMIC[options.compile_dynamic]
     settings = f"backend={options.compile_backend}, mode={options.compile_mode}, "
     settings += f"dynamic={dynamic}, fullgraph={options.compile_fullgraph}"
+    inductor = options.compile_backend == "inductor"
+    if inductor and options.compile_options:
+        settings += f", options: {', '.join(options.compile_options)}"
     logger.info("Compiling %s with torch.compile: %s", log_prefix or type(model).__name__, settings)
     how: dict[str, Any] = {
         "backend": options.compile_backend,
-        "options": inductor_options(options.compile_mode) if options.compile_backend == "inductor" else None,
+        "options": inductor_options(options.compile_mode, options.compile_options) if inductor else None,
         "dynamic": False if dynamic is None and static else dynamic,
         "fullgraph": options.compile_fullgraph,
         **_graph_limit(options.compile_cache_size_limit or max(graphs_expected, MIN_GRAPH_LIMIT)),
@@ -67,8 +74,9 @@ def compile_model(
     return model
 
 
-def inductor_options(mode: str) -> dict[str, Any]:
-    """Return the inductor options of a mode, with our own; torch.compile takes a mode or options, never both.
+def inductor_options(mode: str, more: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the inductor options of a mode, with our own and, over both, `more` as key=value; torch.compile takes a
+    mode or options, never both.
 
     Inductor fuses the gradient of GEGLU into one kernel that computes both halves everywhere and then selects; one
     kernel per half moves fewer bytes and takes a third of the time on a large GPU. Autotuning elementwise kernels costs
@@ -78,7 +86,53 @@ def inductor_options(mode: str) -> dict[str, Any]:
     if not mode.startswith("max-autotune"):
         ours["triton.autotune_pointwise"] = False
     known = torch._inductor.list_options()
-    return torch._inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in known}
+    by_mode = torch._inductor.list_mode_options(mode) | {key: value for key, value in ours.items() if key in known}
+    return by_mode | {key: _converted(key, value) for key, value in key_values("compile_options", more).items()}
+
+
+def inductor_option_problems(items: Iterable[str]) -> list[str]:
+    """Return what inductor would refuse of options given as key=value."""
+    known, found = torch._inductor.list_options(), []
+    for key, value in key_values("compile_options", items).items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            remedy = f"Did you mean {near[0]}?" if near else "torch._inductor.list_options() names all"
+            found.append(f"compile_options: {key} is no option of inductor. {remedy}")
+        elif not _fits(_converted(key, value), hint := _hint(key)):
+            found.append(f"compile_options: {key}={value!r} must be {_described(hint)}")
+    return found
+
+
+def _hint(key: str) -> Any:
+    """Return the type of an option of inductor; where this PyTorch does not tell, any value fits."""
+    config: Any = torch._inductor.config
+    return config.get_type(key) if hasattr(config, "get_type") else object
+
+
+def _converted(key: str, value: Any) -> Any:
+    """Return a whole number as a float where inductor insists on one."""
+    is_float = key in torch._inductor.list_options() and float in (_hint(key), *get_args(_hint(key)))
+    return float(value) if is_float and type(value) is int else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, arm) for arm in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    kind = origin or hint
+    if isinstance(value, bool) and kind is not object:  # Python's bool is an int
+        return kind is bool
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _described(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_described, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    return "None" if hint is NoneType else KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 MIN_GRAPH_LIMIT = 16

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_by_network, card_of
-from sd_scripts.options.compile import MORE, CompileMoreOptions, CompileOptions
+from sd_scripts.options.compile import CUDA_GRAPHS_KEY, MORE, WITHOUT_CUDA_GRAPHS, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import (
     VARY_CAPTIONS,
     VARY_IMAGES,
@@ -438,20 +438,22 @@ def cpu_offload_checkpointing_conflicts(training: TrainingOptions, compiled: Com
 
 
 def breaks_cuda_graphs(training: TrainingOptions, compiled: CompileOptions) -> bool:
-    """Whether gradient_checkpointing rules out the CUDA graphs of this compile_mode: during recording it frees tensors
-    that the graphs read (pytorch issue 154306)."""
-    replays = compiled.compile_backend == "inductor" and compiled.compile_mode in ("reduce-overhead", "max-autotune")
-    return training.gradient_checkpointing and compiled.compile and replays
+    """Whether gradient_checkpointing rules out the CUDA graphs of inductor: during recording it frees tensors that the
+    graphs read (pytorch issue 154306)."""
+    return training.gradient_checkpointing and compiled.compile and bool(compiled.cuda_graphs_from)
 
 
 def cuda_graphs_with_checkpointing(training: TrainingOptions, compiled: CompileOptions) -> Findings:
-    if breaks_cuda_graphs(training, compiled):
-        instead = {"reduce-overhead": "default"}.get(compiled.compile_mode, "max-autotune-no-cudagraphs")
-        yield (
-            "compile_mode",
-            f"{compiled.compile_mode} replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, so "
-            f"{instead} is used; turn off one of them",
-        )
+    if not breaks_cuda_graphs(training, compiled):
+        return
+    chosen, instead = CUDA_GRAPHS_KEY, "it is left out"
+    if compiled.cuda_graphs_from == "compile_mode":
+        chosen, instead = compiled.compile_mode, f"{WITHOUT_CUDA_GRAPHS[compiled.compile_mode]} is used"
+    yield (
+        compiled.cuda_graphs_from,
+        f"{chosen} replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, so {instead}; turn "
+        "off one of them",
+    )
 
 
 def compile_without_effect(

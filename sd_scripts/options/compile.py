@@ -2,9 +2,12 @@
 
 import importlib.util
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Literal
 
+from sd_scripts.options.optimizer import pairs
+from sd_scripts.options.optimizer_args import literals
 from sd_scripts.options.spec import OptionGroup, option, switch
 
 MORE = ("compile_text_encoder", "compile_vae")
@@ -15,6 +18,14 @@ OF_PYTORCH = (
 """More backends that PyTorch registers, for debugging."""
 OF_PACKAGES = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
 """Backend -> the package it needs, which may be missing though PyTorch registers the backend."""
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+WITHOUT_CUDA_GRAPHS: dict[Mode, Mode] = {
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
+"""Mode of inductor that replays CUDA graphs -> the same mode without them."""
+CUDA_GRAPHS_KEY = "triton.cudagraphs"
+"""Inductor's option for CUDA graphs."""
 
 
 def registered_backends() -> set[str]:
@@ -37,7 +48,7 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         "kernels; eager and aot_eager are for debugging. Backends registered by installed packages work too.",
         more_choices=registered_backends,
     )
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
+    compile_mode: Mode = option(
         "default",
         "reduce-overhead replays CUDA graphs: fastest at small batch sizes. max-autotune searches for minutes. Only "
         "inductor has modes.",
@@ -60,16 +71,51 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         label="Cache size limit",
         within=(0, 8192),
     )
+    compile_options: list[str] = option(
+        [],
+        "Options of inductor as key=value, such as shape_padding=True. They override those that compile_mode stands "
+        "for.",
+        label="Inductor options",
+        placeholder="shape_padding=True",
+        active_with=("compile_backend", "inductor"),
+    )
+
+    @property
+    def cuda_graphs_from(self) -> str:
+        """Return the name of the option that makes inductor replay CUDA graphs; empty if it does not."""
+        if self.compile_backend != "inductor":
+            return ""
+        given = {key: value for key, value, _ in literals(self.compile_options)}
+        if CUDA_GRAPHS_KEY in given:
+            return "compile_options" if given[CUDA_GRAPHS_KEY] else ""
+        return "compile_mode" if self.compile_mode in WITHOUT_CUDA_GRAPHS else ""
+
+    def without_cuda_graphs(self) -> "CompileOptions | None":
+        """Return the options without CUDA graphs; None if they choose the backend that does nothing else."""
+        if self.compile_backend == "cudagraphs":
+            return None
+        if not self.cuda_graphs_from:
+            return self
+        mode = WITHOUT_CUDA_GRAPHS.get(self.compile_mode, self.compile_mode)
+        others = [item for item in self.compile_options if item.partition("=")[0].strip() != CUDA_GRAPHS_KEY]
+        return replace(self, compile_mode=mode, compile_options=others)
 
     def check(self) -> Iterable[tuple[str, str]]:
-        if not self.compile:
-            return
-        if self.compile_backend != "inductor" and self.compile_mode != "default":
+        without_effect = self.compile and self.compile_backend != "inductor"
+        if without_effect and self.compile_mode != "default":
             yield (
                 "compile_mode",
                 f"{self.compile_mode} needs the inductor backend; {self.compile_backend} has no modes. "
                 "Set compile_mode = default or compile_backend = inductor",
             )
+        if without_effect and self.compile_options:
+            yield (
+                "compile_options",
+                f"{', '.join(self.compile_options)} needs the inductor backend; {self.compile_backend} has no options. "
+                "Remove compile_options or set compile_backend = inductor",
+            )
+        yield from pairs("compile_options", self.compile_options)
+        yield from (("compile_options", why) for _, _, why in literals(self.compile_options) if why)
 
 
 class CompileMoreOptions(OptionGroup, title="More compile settings"):

@@ -1,4 +1,4 @@
-"""Parses optimizer_args and lr_scheduler_args, and checks them without importing torch."""
+"""Parses `key=value` items such as those of optimizer_args, and checks them without importing torch."""
 
 import ast
 import difflib
@@ -7,9 +7,10 @@ from typing import Any
 
 
 def literal(key: str, text: str) -> Any:
-    """Parse a Python literal: 0.01, True, (0.9, 0.99), None, 'text'. Raises ValueError."""
+    """Parse a Python literal: 0.01, True, (0.9, 0.99), None, 'text'; also true and false, as TOML writes them. Raises
+    ValueError."""
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise ValueError(
             f"{text!r}, the value of {key}, is not a Python value; write a number, True, None, a tuple such as "

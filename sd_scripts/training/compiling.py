@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -19,9 +19,9 @@ from torch import nn
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Components, Family
-from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
+from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model, inductor_option_problems
 from sd_scripts.options.checks import breaks_cuda_graphs
-from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
@@ -49,6 +49,9 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
     if needs_triton and importlib.util.find_spec("triton") is None:
         package = "triton-windows" if sys.platform == "win32" else "triton"
         found.append(f"{named}: Triton is not installed; run `pip install {package}`, or {off}")
+    if options.compile_backend != "inductor":  # the others generate no code
+        return found
+    found += inductor_option_problems(options.compile_options)
     if options.compile_dynamic == "true" and sys.platform == "win32" and not _has_msvc():
         found.append(
             "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "
@@ -64,8 +67,7 @@ def chosen_of(options: CompileOptions, more: CompileMoreOptions) -> list[str]:
 
 
 def uses_cuda_graphs(options: CompileOptions) -> bool:
-    by_mode = options.compile_backend == "inductor" and options.compile_mode in ("reduce-overhead", "max-autotune")
-    return options.compile and (by_mode or options.compile_backend == "cudagraphs")
+    return options.compile and (bool(options.cuda_graphs_from) or options.compile_backend == "cudagraphs")
 
 
 _warming: list[threading.Thread] = []
@@ -103,18 +105,6 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
     return sizes * max(2 * max(family.blocks.graph_kinds(denoiser).values()), MIN_GRAPH_LIMIT)
 
 
-def _without_cuda_graphs(options: CompileOptions) -> CompileOptions | None:
-    """Return the options without CUDA graphs, which would free their memory too early outside of steps; None if nothing
-    is left then."""
-    if options.compile_backend == "cudagraphs":
-        return None
-    if options.compile_mode == "reduce-overhead":
-        return replace(options, compile_mode="default")
-    if options.compile_mode == "max-autotune":
-        return replace(options, compile_mode="max-autotune-no-cudagraphs")
-    return options
-
-
 class Compilation:
     """Compiles the modules of a run and watches the compiler."""
 
@@ -122,7 +112,8 @@ class Compilation:
         settings = context.settings
         self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
         self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
-        self._options_without_graphs = _without_cuda_graphs(self._options)
+        # outside of steps, CUDA graphs would free their memory too early
+        self._options_without_graphs = self._options.without_cuda_graphs()
         if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._options_without_graphs:
             self._options = self._options_without_graphs
         self._vae_ahead = settings[CacheOptions].caches_latents
@@ -271,11 +262,14 @@ class Compilation:
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
-        compile_denoiser, less = self._compile_denoiser, _without_cuda_graphs(self._options)
+        compile_denoiser, less = self._compile_denoiser, self._options.without_cuda_graphs()
         if compile_denoiser and less and self.cuda_graphs and _is_cuda_graph_error(error):
+            chosen = self._options.cuda_graphs_from
+            how = (
+                f"with compile_mode = {less.compile_mode}" if chosen == "compile_mode" else f"without {CUDA_GRAPHS_KEY}"
+            )
             self._context.warn(
-                f"compile_mode: CUDA graphs failed: {_summary(error)}. The run continues with compile_mode = "
-                f"{less.compile_mode}, which compiles again"
+                f"{chosen}: CUDA graphs failed: {_summary(error)}. The run continues {how}, which compiles again"
             )
             self._options = less
             torch._dynamo.reset()
@@ -305,6 +299,8 @@ class Compilation:
             return NO_COMPILER
         if options.compile_backend != "inductor":
             return "set compile_backend = inductor"
+        if options.compile_options:
+            return "remove compile_options"
         if options.compile_mode != "default":
             return "set compile_mode = default"
         if options.compile_dynamic != "false":

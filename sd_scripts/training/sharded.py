@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from sd_scripts.library.optimizers import rounds_itself
-from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileOptions
 from sd_scripts.options.full import FusedOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.optimizer import OptimizerOptions
@@ -62,8 +62,12 @@ def require_fsdp_support(settings: Settings) -> None:
         found.append(
             "full_bf16: with FSDP only AdamW can train half-precision weights; choose AdamW, or turn full_bf16 off"
         )
-    if uses_cuda_graphs(settings[CompileOptions]):
-        found.append("compile_mode: CUDA graphs need weights at fixed addresses; choose default with FSDP")
+    compiled = settings[CompileOptions]
+    if uses_cuda_graphs(compiled):
+        chosen, instead = compiled.cuda_graphs_from or "compile_backend", f"remove {CUDA_GRAPHS_KEY}"
+        if chosen != "compile_options":
+            instead = f"choose {getattr(CompileOptions, chosen)}"
+        found.append(f"{chosen}: CUDA graphs need weights at fixed addresses; {instead} with FSDP")
     if found:
         raise ValueError("\n".join(found))
     disable_fsdp_ram_efficient_loading()  # with it, transformers leaves the encoders empty in all processes but one

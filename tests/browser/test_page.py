@@ -12,10 +12,14 @@ from scripts_help import FLUX_FULL, FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from browser.page_help import CHROMIUM, ROOT, TELLS, TRAINING, ask_for, choose, expect, field, settled, unfold, variant
 from kohya_gui.configuration import open_file as open_settings
+from kohya_gui.controls import shown
 from kohya_gui.tabs import TABS
 from sd_scripts.families.flux.options import RECOMMENDED
 from sd_scripts.formats.toml_files import read_toml, write_toml
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CUSTOM_HELP
 from sd_scripts.options.reading import from_values
+from sd_scripts.options.spec import each_option
 from sd_scripts.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -160,16 +164,85 @@ def test_what_hangs_on_compile_is_seen_only_while_it_is_on(page, tmp_path):
     unfold(page, "advanced-training", "torch-compile-settings")
     expect(page.locator("#lora-panel-torch-compile-settings")).to_contain_text("PyTorch 2.1")
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
-    expect(page.locator("#lora-panel-more-compile-settings")).to_be_hidden()
+    expect(page.locator("#lora-compile_vae")).to_be_hidden()
+    expect(page.locator("#lora-compile-bundle")).to_be_visible()
     field(page, "compile").check()
     expect(page.locator("#lora-compile_mode")).to_be_visible()
-    unfold(page, "more-compile-settings")
     field(page, "compile_vae").check()
     field(page, "compile").uncheck()
     expect(page.locator("#lora-compile_vae")).to_be_visible()  # it is on, and reads what follows
     expect(page.locator("#lora-compile_mode")).to_be_visible()
     field(page, "compile_vae").uncheck()
     expect(page.locator("#lora-compile_mode")).to_be_hidden()
+
+
+def expect_bundle(page: Page, title: str) -> None:
+    """The list shows the bundle and what it does, and the switch beside the presets whether it compiles."""
+    helps = {bundle.title: bundle.help for bundle in BUNDLES} | {CUSTOM: CUSTOM_HELP}
+    expect(field(page, "compile-bundle")).to_have_value(title)
+    expect(page.locator("#lora-compile-bundle")).to_contain_text(helps[title])
+    expect(page.locator("#lora-compile-switch input")).to_be_checked(checked=title != "None")
+
+
+def test_a_bundle_sets_the_compile_controls_and_shows_what_they_hold(page, tmp_path):
+    begin_anew(page, tmp_path)
+    unfold(page, "advanced-training", "torch-compile-settings")
+    expect_bundle(page, "None")
+    held: list[Any] = []
+    page.route("**/gradio_api/**", lambda route: held.append(route))  # the browser does it alone
+    for bundle in reversed(BUNDLES):
+        choose(page, "compile-bundle", bundle.title)
+        for o in each_option(CompileOptions):
+            value = getattr(bundle.options, o.name)
+            if o.type is bool and (o.name == "compile" or bundle.options.compile):
+                expect(field(page, o.name)).to_be_checked(checked=value)
+            elif bundle.options.compile:
+                expect(field(page, o.name)).to_have_value(str(shown(o, value)))
+        expect_bundle(page, bundle.title)
+    choose(page, "compile-bundle", CUSTOM)
+    expect(field(page, "compile")).to_be_checked()
+    expect_bundle(page, CUSTOM)  # until the values are those of a bundle again
+    field(page, "compile_fullgraph").check()
+    field(page, "compile_fullgraph").uncheck()
+    expect_bundle(page, "Default")
+    field(page, "compile_options").fill("shape_padding=True")
+    expect_bundle(page, CUSTOM)
+    choose(page, "compile_mode", "max-autotune")
+    expect_bundle(page, "Triton")
+    page.locator("#lora-compile-switch input").uncheck()
+    expect_bundle(page, "None")
+    page.locator("#lora-compile-switch input").check()
+    expect_bundle(page, "Triton")
+    for route in held:
+        route.continue_()
+    page.unroute_all()
+
+
+def test_the_bundle_follows_files_and_presets_and_comes_back_after_a_reload(page, tmp_path):
+    begin_anew(page, tmp_path, compile=True, compile_mode="max-autotune-no-cudagraphs")
+    unfold(page, "advanced-training", "torch-compile-settings")
+    expect_bundle(page, "Inductor")
+    choose(page, "preset", "SDXL fast compiled")
+    expect_bundle(page, CUSTOM)
+    choose(page, "preset", "SDXL safe start")
+    expect_bundle(page, "None")
+    choose(page, "compile-bundle", "Triton")
+    expect_unsaved(page, True)
+    page.locator("#lora-save-as").click()
+    field(page, "new-name").fill(str(tmp_path / "triton.toml"))
+    page.locator("#lora-save-new").click()
+    expect(page.locator("#lora-message")).to_contain_text("Saved to")
+    saved = read_toml(tmp_path / "triton.toml")
+    (triton,) = (bundle for bundle in BUNDLES if bundle.title == "Triton")
+    assert {name: value for name, value in saved.items() if name.startswith("compile")} == triton.changes
+    page.reload()
+    settled(page, "#lora")
+    unfold(page, "advanced-training", "torch-compile-settings")
+    expect_bundle(page, "Triton")
+    begin_anew(page, tmp_path)
+    expect_bundle(page, "None")
+    open_file(page, tmp_path / "triton.toml")
+    expect_bundle(page, "Triton")
 
 
 def test_a_mode_of_the_compiler_can_be_chosen_only_for_the_backend_that_takes_one(page, tmp_path):
@@ -640,7 +713,6 @@ def expect_presets_that_fit(page: Page, tab: str) -> None:
     expect(page.locator(f"#{tab}-fp8_base")).to_have_count(0)
     unfold(page, "advanced-training", "torch-compile-settings", tab=tab)
     field(page, "compile", tab).check()
-    unfold(page, "more-compile-settings", tab=tab)
     expect(page.locator(f"#{tab}-compile_vae")).to_be_visible()
 
 
