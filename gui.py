@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kohya_gui import doctor
+
+if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before what a broken environment cannot import
+    sys.exit(doctor.run(sys.argv[2:]))
+
 from kohya_gui import credentials
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.login_throttle import LoginLog
@@ -92,6 +97,12 @@ def parser() -> argparse.ArgumentParser:
         help="serve to others without a password; anyone who can reach the page can run programs on this machine",
     )
     add("--print-command", action="store_true", help="print the training command of --config and exit")
+    add(
+        "--doctor",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="check this machine, print what is wrong and what to do, and exit; --doctor --help lists its flags",
+    )
     add("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
     return made
 
@@ -128,6 +139,8 @@ def refusal(flags: argparse.Namespace) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = parser().parse_args(argv)
+    if flags.doctor is not None:
+        return doctor.run(flags.doctor)
     if why := refusal(flags):
         print(why, file=sys.stderr)
         return 2
