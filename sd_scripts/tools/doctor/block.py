@@ -1,5 +1,6 @@
 """A small block like those of our models, whose outputs and gradients are compared between ways to run it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from sd_scripts.library.attention import attention
 
 WIDTH, HEADS, TOKENS, BATCH = 128, 4, 64, 2
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Largest difference, relative to the reference's norm. Roundings of the dtype are a few times smaller."""
 
 
@@ -43,7 +44,8 @@ class Inputs:
 def make(device: torch.device, dtype: torch.dtype | None = None) -> tuple[Block, Inputs]:
     """Return a block and its inputs, the same in every process, by default in the dtype that trains on this device."""
     if dtype is None:
-        dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        dtype = torch.bfloat16 if bf16 else torch.float32
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         block = Block()
@@ -70,12 +72,13 @@ def gradients(block: nn.Module) -> dict[str, Tensor]:
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, float]:
-    """Return the name of the tensor that differs most, and by how much, relative to its norm."""
+    """Return the name of the tensor that differs most, or that is not finite, and by how much, relative to its norm."""
     assert found.keys() == expected.keys(), "a gradient is missing"
-    worst, most = "", -1.0
+    by = {}
     for name, value in expected.items():
         reference = value.double().cpu()
-        by = float((found[name].double().cpu() - reference).norm() / reference.norm())
-        if not by <= most:  # NaN is the worst
-            worst, most = name, by
-    return worst, most
+        by[name] = float((found[name].double().cpu() - reference).norm() / reference.norm())
+        if not math.isfinite(by[name]):
+            return name, by[name]
+    worst = max(by, key=lambda name: by[name])
+    return worst, by[worst]

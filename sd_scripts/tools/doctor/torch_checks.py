@@ -1,5 +1,6 @@
 """Checks that import torch; they run in a process of their own, which a crash of native code may end."""
 
+import math
 import os
 import sys
 import tempfile
@@ -146,7 +147,7 @@ def eager() -> Finding:
     reference, the_same = block.make(torch.device("cpu"), torch.float64)
     expected = block.results(reference, lambda: block.forward_backward(reference, the_same))
     found = block.results(made, lambda: block.forward_backward(made, inputs))
-    return _compared(found, expected, block.TOLERANCE[inputs.x.dtype], "Eager and in float64", NEW_TORCH)
+    return _compared(found, expected, block.TOLERANCE[inputs.x.dtype], "float64", NEW_TORCH)
 
 
 def compiled() -> Finding:
@@ -165,7 +166,7 @@ def compiled() -> Finding:
             found = block.results(made, lambda: block.forward_backward(made, inputs))
         except Exception as error:
             return problem(f"The compiler failed: {summary(error)}", _remedy(error))
-    return _compared(found, expected, block.TOLERANCE[inputs.x.dtype], "Compiled and eager", COMPILE_OFF)
+    return _compared(found, expected, block.TOLERANCE[inputs.x.dtype], "the eager block", COMPILE_OFF)
 
 
 def _remedy(error: Exception) -> str:
@@ -201,7 +202,7 @@ def cuda_graph() -> Finding:
     graph.replay()
     torch.cuda.synchronize()
     found = {"output": out, **block.gradients(made)}
-    return _compared(found, expected, block.TOLERANCE[inputs.x.dtype], "Replayed and eager", NO_GRAPHS)
+    return _compared(found, expected, block.TOLERANCE[inputs.x.dtype], "the eager block", NO_GRAPHS)
 
 
 def bitsandbytes() -> Finding:
@@ -216,7 +217,7 @@ def bitsandbytes() -> Finding:
     moved = float((before - weight.detach()).abs().mean())
     if not 0.9 * rate < moved < 1.1 * rate:  # the first step of Adam moves each weight by the learning rate
         return problem(f"A step of AdamW8bit moved weights by {moved:.3g} instead of {rate}", NO_8BIT)
-    return ok(f"bitsandbytes {metadata.version('bitsandbytes')}: a step of AdamW8bit moves weights as it should")
+    return ok(f"bitsandbytes {metadata.version('bitsandbytes')}: a step of AdamW8bit is right ({_device().type})")
 
 
 def fp8() -> Finding:
@@ -241,22 +242,25 @@ def fp8() -> Finding:
 
     expected = product()
     quantize_(layer, dtype, compute=True)
-    return _compared(product(), expected, FP8_ROUNDING, "In fp8 and unquantized", NO_FP8)
+    return _compared(product(), expected, FP8_ROUNDING, "the unquantized layer", NO_FP8)
 
 
 def _compared(
     found: "dict[str, torch.Tensor]",
     expected: "dict[str, torch.Tensor]",
     tolerance: float,
-    ways: str,
+    reference: str,
     remedy: str,
 ) -> Finding:
     from sd_scripts.tools.doctor.block import difference
 
     name, by = difference(found, expected)
-    if not by <= tolerance:  # NaN is not
-        return problem(f"{ways}, the {name} differs by {by:.2%}; rounding explains {tolerance:.2%} at most", remedy)
-    return ok(f"{ways}, outputs and gradients agree within {by:.2g} on the {_device().type.upper()}")
+    if not math.isfinite(by):
+        return problem(f"The {name} has NaN or infinite values, unlike that of {reference}", remedy)
+    if by > tolerance:
+        said = f"The {name} differs from {reference} by {by:.2g} of its size; rounding explains {tolerance:.2g} at most"
+        return problem(said, remedy)
+    return ok(f"Output and gradients agree with {reference}: they differ by {by:.1g} of their size ({_device().type})")
 
 
 def _torch_check(
