@@ -82,8 +82,9 @@ BROKEN = {
 def test_it_works_without_torch_and_without_what_the_page_needs(how: str, tmp_path: Path) -> None:
     code, said = BROKEN[how]
     others = dict.fromkeys(("gradio", "psutil", "tomlkit", "PIL", "numpy"), "raise ImportError('broken too')")
-    exit_code, found = checked(stub(tmp_path, torch=code, **others))
+    exit_code, found = checked(stub(tmp_path, torch=code, **others), "--zip", str(tmp_path / "d.zip"))
     assert exit_code == 1
+    assert "PyTorch" in texts(tmp_path / "d.zip")["doctor.txt"]
     assert found["torch"]["text"] == said
     assert found["torch"]["remedy"]
     assert found["python"]["status"] == "ok"
@@ -243,6 +244,34 @@ def test_pytorch_without_cuda_beside_a_gpu_is_a_problem(tmp_path, monkeypatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError("the driver is too old")))
     assert torch_checks.gpu().text == "PyTorch cannot use NVIDIA A: the driver is too old."
+
+
+@pytest.mark.parametrize(
+    ("capability", "total", "free", "status", "said"),
+    [
+        ((9, 0), 80, 79, "ok", "GPU 0: RTX A, capability 9.0, 79.0 of 80.0 GiB free."),
+        ((7, 5), 24, 23, "warning", "RTX A does not compute in bf16: set mixed_precision = fp16."),
+        ((8, 6), 8, 7, "warning", "RTX A has little memory: choose a preset for low memory."),
+        ((8, 9), 24, 6, "warning", "Other programs use the memory of RTX A: close them."),
+        ((6, 1), 24, 23, "problem", "RTX A is too old for PyTorch"),
+    ],
+)
+def test_a_gpu_is_described_with_what_it_lacks(capability, total, free, status, said, monkeypatch) -> None:
+    has = {
+        "is_available": True,
+        "device_count": 1,
+        "get_arch_list": ["sm_75", "sm_90a", "compute_120"],
+        "get_device_name": "RTX A",
+        "get_device_capability": capability,
+        "mem_get_info": (free << 30, total << 30),
+    }
+    for name, value in has.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    eye = torch.eye
+    monkeypatch.setattr(torch, "eye", lambda size, device: eye(size))
+    found = check("gpu").run()
+    assert found.status == status
+    assert said in f"{found.text} {found.remedy}"
 
 
 def test_the_readme_names_the_driver_that_is_checked() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sd_scripts.formats.disk import sentence_of
+from sd_scripts.runs.exit_codes import INTERRUPTED
 from sd_scripts.tools.doctor import machine, torch_checks
 from sd_scripts.tools.doctor.check import Check, Finding, record, skipped
 from sd_scripts.tools.doctor.torch_process import TorchProcess
@@ -113,4 +114,7 @@ def _write_zip(path: Path, runs: Sequence[Path], found: Sequence[tuple[Check, Fi
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

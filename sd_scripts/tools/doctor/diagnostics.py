@@ -112,12 +112,15 @@ def _whole_word(name: str) -> "re.Pattern[str]":
 
 
 def last_runs() -> list[Path]:
-    """Return the folders of the last runs in the list of the page."""
-    from sd_scripts.runs.store import RunStore, store_path
+    """Return the folders of the last runs in the list of the page; none if the list cannot be read."""
+    try:
+        from sd_scripts.runs.store import RunStore, store_path
 
-    if not store_path().exists():
+        if not store_path().exists():
+            return []
+        store = RunStore()
+    except (ImportError, ValueError):  # the rest of the report says more about a broken environment
         return []
-    store = RunStore()
     try:
         return [row.folder for row in store.rows(RUNS + len(store.queued())) if row.state != "queued"][:RUNS]
     finally:

@@ -26,6 +26,7 @@ NO_GRAPHS = "set compile_mode = default, and attach the diagnostics to a bug rep
 NO_8BIT = f"set optimizer_type = AdamW or Adafactor, or reinstall bitsandbytes: {NEW_ENVIRONMENT}"
 NO_FP8 = "turn fp8_compute off, and attach the diagnostics to a bug report"
 ANOTHER_CACHE = "set TORCHINDUCTOR_CACHE_DIR in the environment to a folder that you can write, with free space"
+NEWER_GPU = "use an RTX 20 or newer, or choose others with CUDA_VISIBLE_DEVICES in the environment"
 FP8_ROUNDING = 0.1
 """Largest relative difference of a product in fp8; e4m3 has three bits of mantissa."""
 ROOM_OF_CACHE = 2e9
@@ -74,10 +75,13 @@ def gpu() -> Finding:
             return problem(f"PyTorch cannot use {', '.join(names)}: {_why_no_cuda()}", nvidia.UPDATE_DRIVER)
         return skipped("PyTorch finds no GPU and trains on the CPU")
     described, warnings = [], []
+    built_for = [int(arch[3:]) for arch in torch.cuda.get_arch_list() if arch.startswith("sm_") and arch[3:].isdigit()]
     for index in range(torch.cuda.device_count()):
+        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+        if built_for and 10 * capability[0] + capability[1] < min(built_for):
+            return problem(f"{name} is too old for PyTorch {torch.__version__}, which has no kernels for it", NEWER_GPU)
         x = torch.eye(32, device=f"cuda:{index}")
         assert torch.equal(x @ x, x), f"GPU {index} computes wrong products"
-        name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
         described.append(
             f"GPU {index}: {name}, capability {capability[0]}.{capability[1]}, {free:.1f} of {total:.1f} GiB free"
@@ -160,7 +164,8 @@ def compiled() -> Finding:
     made, inputs = block.make(_device())
     expected = block.results(made, lambda: block.forward_backward(made, inputs))
     # an empty cache, or the compiler would not be called; in the folder of the real one, whose file system it tests
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=cache_dir()) as folder, temporary_cache_dir(folder):
+    empty = tempfile.TemporaryDirectory(prefix="doctor-", dir=cache_dir(), ignore_cleanup_errors=True)
+    with empty as folder, temporary_cache_dir(folder):
         try:
             compile_model(_settings()[CompileOptions], made, [[made]], static=True)
             found = block.results(made, lambda: block.forward_backward(made, inputs))

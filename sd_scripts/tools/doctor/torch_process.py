@@ -101,7 +101,7 @@ def _exit(code: int) -> str:
             return signal.Signals(-code).name
         except ValueError:
             return f"signal {-code}"
-    return f"exit code {code}"
+    return f"exit code {code}" if code < 256 else f"exit code 0x{code:08X}"  # Windows: 0xC0000005, an access violation
 
 
 def answer_requests() -> None:
