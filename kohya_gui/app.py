@@ -41,7 +41,7 @@ def build(
                     tabs.append(TrainingTab(training, queue, launch, allowed_paths))
             with gr.Tab("Runs", id="runs", elem_id="runs"):
                 runs_tab()
-            with gr.Tab("This machine", id="machine", elem_id="machine"):
+            with gr.Tab("Machine", id="machine", elem_id="machine"):
                 machine_tab()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
         for tab in tabs:

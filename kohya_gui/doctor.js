@@ -1,4 +1,4 @@
-// The tab This machine: the checks, and the diagnostics for a bug report.
+// The tab Machine: the checks, and the diagnostics for a bug report.
 (() => {
   const { ask, send, el, write, url, complaint, when } = Studio;
   const EVERY = 500; // milliseconds

@@ -40,7 +40,7 @@ def runs_tab() -> None:
 
 
 def machine_tab() -> None:
-    """Lay out the tab This machine: its checks on the left (doctor.js), the run on the right."""
+    """Lay out the tab Machine: its checks on the left (doctor.js), the run on the right."""
     with gr.Row(elem_classes="columns runs-columns"):
         with gr.Column(elem_classes="settings runs-left"):
             gr.HTML("<div data-doctor></div>", elem_id="machine-checks", apply_default_css=False)

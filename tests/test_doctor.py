@@ -278,6 +278,11 @@ def test_the_readme_names_the_driver_that_is_checked() -> None:
     assert f"({nvidia.LEAST_DRIVER} or newer)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_docs_have_a_row_for_each_check_in_order() -> None:
+    rows = [line.split(" | ")[0] for line in (ROOT / "docs" / "doctor.md").read_text().splitlines() if line[:2] == "| "]
+    assert rows[1:] == [f"| {each.title}" for each in program.CHECKS]
+
+
 def test_what_compile_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sd_scripts.runs.cpp_compiler.has_python_headers", lambda: False)
     monkeypatch.setattr("sd_scripts.runs.cpp_compiler.find_compiler", lambda: "g++")
@@ -366,6 +371,15 @@ def damaged(model: nn.Module, inputs: block.Inputs) -> tuple[nn.Module, block.In
     if inputs.x.dtype != torch.float64:
         model.__class__ = Damaged
     return model, inputs
+
+
+def test_the_worst_difference_is_named_and_nan_before_all() -> None:
+    expected = {name: torch.ones(4) for name in ("a", "b", "c")}
+    assert block.difference({**expected, "b": torch.full((4,), 1.5)}, expected) == ("b", 0.5)
+    with_nan = {"a": torch.full((4,), 9.0), "b": torch.full((4,), math.nan), "c": torch.full((4,), 99.0)}
+    assert block.difference(with_nan, expected)[0] == "b"
+    with pytest.raises(AssertionError, match="a gradient is missing"):
+        block.difference({"a": torch.ones(4)}, expected)
 
 
 def test_rounding_of_bf16_is_no_problem() -> None:

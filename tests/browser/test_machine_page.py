@@ -1,4 +1,4 @@
-"""The tab This machine in real Chromium, with the real checks: shown as they come, cancelled, and downloaded."""
+"""The tab Machine in real Chromium, with the real checks: shown as they come, cancelled, and downloaded."""
 
 import zipfile
 from pathlib import Path
