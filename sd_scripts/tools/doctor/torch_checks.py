@@ -155,7 +155,8 @@ def eager() -> Finding:
 
 
 def compiled() -> Finding:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir, temporary_cache_dir
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.utils import fresh_cache
 
     from sd_scripts.library.compile_utils import compile_model
     from sd_scripts.options.compile import CompileOptions
@@ -164,8 +165,7 @@ def compiled() -> Finding:
     made, inputs = block.make(_device())
     expected = block.results(made, lambda: block.forward_backward(made, inputs))
     # an empty cache, or the compiler would not be called; in the folder of the real one, whose file system it tests
-    empty = tempfile.TemporaryDirectory(prefix="doctor-", dir=cache_dir(), ignore_cleanup_errors=True)
-    with empty as folder, temporary_cache_dir(folder):
+    with fresh_cache(dir=cache_dir()):
         try:
             compile_model(_settings()[CompileOptions], made, [[made]], static=True)
             found = block.results(made, lambda: block.forward_backward(made, inputs))
