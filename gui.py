@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from kohya_gui import doctor
+
+if __name__ == "__main__" and sys.argv[1:2] == ["--doctor"]:  # before what a broken environment cannot import
+    sys.exit(doctor.run(sys.argv[2:]))
+
 from kohya_gui import credentials
 from kohya_gui.allowed_paths import EVERYWHERE, AllowedPaths
 from kohya_gui.login_throttle import LoginLog
@@ -92,6 +97,12 @@ def parser() -> argparse.ArgumentParser:
         help="serve to others without a password; anyone who can reach the page can run programs on this machine",
     )
     add("--print-command", action="store_true", help="print the training command of --config and exit")
+    add(
+        "--doctor",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="check this machine, print what is wrong and what to do, and exit; --doctor --help lists its flags",
+    )
     add("--tab", choices=list(TABS), help="tab that --config is for; default: detected from the file")
     return made
 
@@ -128,6 +139,8 @@ def refusal(flags: argparse.Namespace) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = parser().parse_args(argv)
+    if flags.doctor is not None:
+        return doctor.run(flags.doctor)
     if why := refusal(flags):
         print(why, file=sys.stderr)
         return 2
@@ -204,7 +217,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     opens = credential(flags)
     prepare_state_folder()
     with garbage_collection.importing():
-        from kohya_gui import browse, live_routes, plan_card, prompt_editor
+        from kohya_gui import browse, doctor_routes, live_routes, plan_card, prompt_editor
         from kohya_gui.app import build
         from kohya_gui.past_runs import why_not
         from kohya_gui.theme import look, scripts
@@ -215,8 +228,8 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     for folder in flags.find_runs:
         print(f"--find_runs {folder}: {store.find(folder.expanduser())} runs added to the list")
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
-    routes = [*live_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
-    routes += plan_card.routes(allowed)
+    routes = [*live_routes.routes(queue, allowed), *plan_card.routes(allowed), *doctor_routes.routes(queue)]
+    routes += [*prompt_editor.routes(), *browse.routes(allowed)]
     page = build(queue, flags.config, flags.tab, allowed)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):

@@ -10,7 +10,7 @@ from kohya_gui.configuration import tab_for
 from kohya_gui.dreambooth_gui import DREAMBOOTH
 from kohya_gui.finetune_gui import FINETUNE
 from kohya_gui.lora_gui import LORA
-from kohya_gui.runs_gui import runs_tab
+from kohya_gui.runs_gui import machine_tab, runs_tab
 from kohya_gui.training_tab import TrainingTab
 from kohya_gui.visibility import as_element
 from sd_scripts.options.catalog import FAMILY_TITLES
@@ -41,6 +41,8 @@ def build(
                     tabs.append(TrainingTab(training, queue, launch, allowed_paths))
             with gr.Tab("Runs", id="runs", elem_id="runs"):
                 runs_tab()
+            with gr.Tab("Machine", id="machine", elem_id="machine"):
+                machine_tab()
         head.value = f"{head.value}{as_element({tab.name: tab.form.rules for tab in tabs})}"
         for tab in tabs:
             tab.connect_others(tabs)

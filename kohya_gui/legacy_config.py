@@ -117,7 +117,7 @@ def _same_meaning(legacy: Mapping[str, Any], family: str, tab: str, keys: KohyaT
 
 
 def is_dropped(key: str, family: str, tab: str = "lora") -> bool:
-    """Return whether a key is no option on its own in a file for this family."""
+    """Return whether a key is not an option on its own in a file for this family."""
     own, keys = own_keys(tab, family), KOHYA_TABS[tab]
     if key in own.renamed or key in own.same:
         return False

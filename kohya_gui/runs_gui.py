@@ -1,4 +1,4 @@
-"""Where runs are shown: the run column of a training tab, and the Runs tab."""
+"""Where runs are shown: the run column of a training tab, the Runs tab, and beside the checks of this machine."""
 
 import gradio as gr
 
@@ -40,3 +40,12 @@ def runs_tab() -> None:
             gr.HTML("<div data-board></div>", elem_id="runs-board", apply_default_css=False)
         with gr.Column(elem_classes="running runs-right"):
             gr.HTML(SLOT.format(place="runs"), elem_id="runs-run", apply_default_css=False)
+
+
+def machine_tab() -> None:
+    """Lay out the tab Machine: its checks on the left (doctor.js), the run on the right."""
+    with gr.Row(elem_classes="columns runs-columns"):
+        with gr.Column(elem_classes="settings runs-left"):
+            gr.HTML("<div data-doctor></div>", elem_id="machine-checks", apply_default_css=False)
+        with gr.Column(elem_classes="running runs-right"):
+            gr.HTML(SLOT.format(place="machine"), elem_id="machine-run", apply_default_css=False)

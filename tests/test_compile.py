@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from sd_scripts.families.sdxl.full_size import SDXL_CONFIG
 from sd_scripts.families.sdxl.tiny import UNET
 from sd_scripts.families.sdxl.unet import compile_targets, graph_kinds, predict, prepare_unet
+from sd_scripts.library import compile_support
 from sd_scripts.library.compile_utils import (
     KnownInputs,
     add_compile_arguments,
@@ -24,7 +25,6 @@ from sd_scripts.library.compile_utils import (
 )
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.spec import each_option
-from sd_scripts.training import compiling
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NOTHING_MORE = CompileMoreOptions()
@@ -140,20 +140,22 @@ def test_every_mode_becomes_options_that_this_pytorch_knows(mode: str) -> None:
 
 def test_what_this_machine_cannot_compile_is_told_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     on = CompileOptions(compile=True)
-    assert compiling.problems(on, NOTHING_MORE, CPU) == []
+    assert compile_support.problems(on, NOTHING_MORE, CPU) == []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (triton,) = compiling.problems(on, NOTHING_MORE, CUDA)
+    (triton,) = compile_support.problems(on, NOTHING_MORE, CUDA)
     assert triton.startswith("compile: Triton is not installed; run `pip install triton`")
-    assert compiling.problems(CompileOptions(compile=False), NOTHING_MORE, CUDA) == []
+    assert compile_support.problems(CompileOptions(compile=False), NOTHING_MORE, CUDA) == []
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("VCINSTALLDIR", raising=False)
-    problems = compiling.problems(CompileOptions(compile=True, compile_dynamic="true"), NOTHING_MORE, CPU)
+    problems = compile_support.problems(CompileOptions(compile=True, compile_dynamic="true"), NOTHING_MORE, CPU)
     assert any(problem.startswith("compile_dynamic: true needs the C++ compiler") for problem in problems)
     no_kernels = CompileOptions(compile=True, compile_backend="aot_eager", compile_dynamic="true")
-    assert compiling.problems(no_kernels, NOTHING_MORE, CPU) == []
+    assert compile_support.problems(no_kernels, NOTHING_MORE, CPU) == []
     monkeypatch.setattr(torch, "__version__", "2.0.1+cu118")
-    assert any("PyTorch 2.0.1+cu118 is too old" in problem for problem in compiling.problems(on, NOTHING_MORE, CPU))
+    assert any(
+        "PyTorch 2.0.1+cu118 is too old" in problem for problem in compile_support.problems(on, NOTHING_MORE, CPU)
+    )
 
 
 @pytest.mark.inductor

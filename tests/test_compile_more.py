@@ -8,8 +8,8 @@ import torch
 from data_help import make_folder
 from training_help import CAPTIONS_IN_THE_STEP, GRAPHS, TEXT_ENCODERS_TOO, Run, train, train_whole
 
+from sd_scripts.library import compile_support
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.training import compiling
 from sd_scripts.training.compiling import GRAPHS_OF_LAYER
 
 EAGERLY = {"compile_backend": "aot_eager", "compile_fullgraph": True}
@@ -152,6 +152,6 @@ def test_what_is_compiled_for_nothing_is_told(any_miniature: Any, tmp_path: Path
 def test_what_this_machine_cannot_compile_names_what_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     more = CompileMoreOptions(compile_text_encoder=True, compile_vae=True)
-    (told,) = compiling.problems(CompileOptions(), more, torch.device("cuda"))
+    (told,) = compile_support.problems(CompileOptions(), more, torch.device("cuda"))
     assert told.startswith("compile_text_encoder, compile_vae: Triton is not installed")
     assert told.endswith("or turn compile_text_encoder and compile_vae off")

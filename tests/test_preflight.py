@@ -84,7 +84,7 @@ def test_an_option_that_inductor_does_not_have_is_told_with_them(
     flags = [f"--{name}={value}" for name, value in {**good, "train_data_dir": "none"}.items()]
     assert sdxl_train_network.main([*flags, "--compile", "--compile_options", "max_autotun=True"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "compile_options: max_autotun is no option of inductor. Did you mean max_autotune?"
+        "compile_options: inductor has no option max_autotun. Did you mean max_autotune?"
     )
 
 

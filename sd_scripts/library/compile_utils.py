@@ -97,7 +97,7 @@ def inductor_option_problems(items: Iterable[str]) -> list[str]:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             remedy = f"Did you mean {near[0]}?" if near else "torch._inductor.list_options() names all"
-            found.append(f"compile_options: {key} is no option of inductor. {remedy}")
+            found.append(f"compile_options: inductor has no option {key}. {remedy}")
         elif not _fits(_converted(key, value), hint := _hint(key)):
             found.append(f"compile_options: {key}={value!r} must be {_described(hint)}")
     return found

@@ -25,6 +25,7 @@ from sd_scripts.formats.toml_files import read_toml
 from sd_scripts.formats.words import shortened
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
+from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.sampling import SampleOptions
@@ -40,7 +41,6 @@ from sd_scripts.runs.measurements import Measurement, remember
 from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 
-SIX = ("compile", "compile_backend", "compile_mode", "compile_dynamic", "compile_fullgraph", "compile_cache_size_limit")
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": {},
     "default": {"compile": True},
@@ -111,7 +111,7 @@ def not_compiled(run: Run, settings: Settings) -> str:
 
 def with_variant(settings: Settings, options: Mapping[str, Any]) -> Settings:
     """Return the settings as a variant trains them."""
-    replaced = (*SIX, "gradient_checkpointing")
+    replaced = {"gradient_checkpointing", *(o.name for o in each_option(CompileOptions))}
     plain = {name: value for name, value in settings.changed().items() if name not in replaced}
     return from_values(settings.script, {**plain, **options})
 

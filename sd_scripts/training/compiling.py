@@ -1,16 +1,11 @@
-"""torch.compile in a run: checked before loading, set up for the data's shapes, watched, dropped if it fails."""
+"""torch.compile in a run: set up for the data's shapes, watched, dropped if it fails."""
 
-import importlib.util
-import os
-import shutil
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,12 +14,14 @@ from torch import nn
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Components, Family
-from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model, inductor_option_problems
+from sd_scripts.library.compile_support import chosen_of
+from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 
@@ -33,37 +30,6 @@ T = TypeVar("T")
 GRAPHS_OF_LAYER = 4
 """Upper bound of the graphs of a text encoder layer at one batch size: it is captured again where its input needs no
 gradient, and T5's first layer computes what the others read."""
-
-NO_COMPILER = "install a C++ compiler (g++; on Windows the Visual Studio Build Tools)"
-
-
-def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.device) -> list[str]:
-    """Return why this machine cannot compile with these options, with remedies; nothing is compiled to find out."""
-    if not (names := chosen_of(options, more)):
-        return []
-    found, named, off = [], ", ".join(names), f"turn {' and '.join(names)} off"
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    if version < (2, 1):
-        found.append(f"{named}: PyTorch {torch.__version__} is too old; install 2.1 or newer, or {off}")
-    needs_triton = options.compile_backend == "inductor" and device.type == "cuda"
-    if needs_triton and importlib.util.find_spec("triton") is None:
-        package = "triton-windows" if sys.platform == "win32" else "triton"
-        found.append(f"{named}: Triton is not installed; run `pip install {package}`, or {off}")
-    if options.compile_backend != "inductor":  # the others generate no code
-        return found
-    found += inductor_option_problems(options.compile_options)
-    if options.compile_dynamic == "true" and sys.platform == "win32" and not _has_msvc():
-        found.append(
-            "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "
-            "start from the x64 Native Tools prompt, or set compile_dynamic = auto"
-        )
-    return found
-
-
-def chosen_of(options: CompileOptions, more: CompileMoreOptions) -> list[str]:
-    """Return the names of the options that turn compiling on."""
-    names = ("compile", "compile_text_encoder", "compile_vae")
-    return list(compress(names, (options.compile, more.compile_text_encoder, more.compile_vae)))
 
 
 def uses_cuda_graphs(options: CompileOptions) -> bool:
@@ -384,7 +350,3 @@ def _paths(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield from (Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__))
         error = error.__cause__ or error.__context__
-
-
-def _has_msvc() -> bool:
-    return shutil.which("cl") is not None or bool(os.environ.get("VCINSTALLDIR"))

@@ -96,11 +96,10 @@ def _dry_run(settings: Settings) -> Iterator[str]:
     """Yield what this machine and its libraries cannot do, before anything is loaded."""
     import torch
 
-    from sd_scripts.library import fp8, lr_schedulers
-    from sd_scripts.training import compiling
+    from sd_scripts.library import compile_support, fp8, lr_schedulers
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    yield from compiling.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
+    yield from compile_support.problems(settings[CompileOptions], settings[CompileMoreOptions], device)
     if settings[TrainingOptions].mixed_precision == "fp16" and device.type == "cpu":
         yield "mixed_precision: fp16 is for GPUs; set bf16, or no"
     memory = settings.get(MemoryOptions)
