@@ -8,15 +8,12 @@ from typing import Any
 
 import sd_scripts
 from kohya_gui.dataset_tools import place
-from kohya_gui.launch_command import sees_no_gpu, setting_flags
+from kohya_gui.launch_command import setting_flags
+from kohya_gui.tool_job import ToolJob
 from sd_scripts.formats.folder_names import dotted
 from sd_scripts.formats.metadata_file import Words, merge_words, read_metadata, write_metadata
 from sd_scripts.options.encoding import ENCODING_OPTIONS
-from sd_scripts.runs import process
-from sd_scripts.runs.folder import new_run_folder
-from sd_scripts.runs.queue import RunQueue, gpu_set
-from sd_scripts.runs.store import state_folder
-from sd_scripts.runs.watched import End, WatchedRun
+from sd_scripts.runs.queue import RunQueue
 
 LATENTS = Path(sd_scripts.__file__).resolve().parent / "finetune" / "prepare_buckets_latents.py"
 LONGEST_ENDING = 60
@@ -95,53 +92,21 @@ def gather(asked: Gathering) -> tuple[Path, list[str]]:
     return file, [f"{merged.images} images", *(text for text in told if text)]
 
 
-class LatentsJob:
-    """The single latent caching job of this GUI, in a separate process."""
+class LatentsJob(ToolJob):
+    """The single latent caching job of this GUI."""
 
     def __init__(self, queue: RunQueue) -> None:
-        self._queue = queue
+        super().__init__(queue, "latents")
         self.asked: Gathering | None = None
         """The current or last job."""
-        self.watched: WatchedRun | None = None
-        self.waits_for = ""
-        """Name of the run that was active when it was requested."""
 
     def start(self, asked: Gathering, values: Mapping[str, Any], family: str) -> None:
         """Start now, or when the run on the GPU ends. Raises ValueError, one sentence, if something is missing."""
-        if self.watched and not self.watched.refresh().over:  # one that reported its end may still be exiting
+        if self.busy:
             raise ValueError("latents are already being cached: stop that job or wait for it to finish")
-        gpus = gpu_set("", sees_no_gpu())
         argv = latents_command(asked, values, family)
-        try:
-            folder = new_run_folder(state_folder() / "tools", "latents")
-        except OSError as error:
-            raise ValueError(f"{error.filename} cannot be created ({error.strerror})") from error
-        argv += ["--run_dir", str(folder.path)]
-        self.asked, run = asked, self._queue.run_on(gpus)
-        self.waits_for = run.name if run else ""
-        if run:
-            self.watched = waiting = WatchedRun(folder, None, waiting=True)
-            self._queue.when_free(gpus, lambda: self._begin(waiting, argv))
-        else:
-            self.watched = WatchedRun(folder, process.start(argv, {}, folder))
-            self._queue.reserve(gpus, self.watched)
-
-    def _begin(self, waiting: WatchedRun, argv: list[str]) -> WatchedRun | None:
-        """Start the waiting job, unless it was stopped meanwhile."""
-        if not waiting.waiting:
-            return None
-        try:
-            self.watched = WatchedRun(waiting.folder, process.start(argv, {}, waiting.folder))
-        except ValueError as error:
-            waiting.waiting, waiting.end = False, End("failed", str(error))
-            return None
-        return self.watched
-
-    def stop(self) -> None:
-        if self.watched and self.watched.waiting:
-            self.watched.waiting, self.watched.end = False, End("stopped")
-        elif self.watched:
-            self.watched.stop()
+        self.asked = asked
+        self.begin(argv)
 
 
 def latents_command(asked: Gathering, values: Mapping[str, Any], family: str) -> list[str]:

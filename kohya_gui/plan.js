@@ -11,20 +11,25 @@ window.Plans = (() => {
   const slotOf = (tab) => document.querySelector(`[data-plan="${tab}"]`);
   const visible = () => [...drafts.keys()].find((tab) => slotOf(tab)?.closest("[role=tabpanel]")?.offsetParent);
 
+  /** What a request says of the form of a tab. */
+  const form = (tab) => {
+    const { family, ...values } = JSON.parse(drafts.get(tab));
+    return { tab, family, values };
+  };
+
   const ask = async () => {
     const tab = visible();
     const draft = drafts.get(tab);
     if (!tab || shown.get(tab) === draft) return;
     asking?.abort();
     const own = (asking = new AbortController());
-    const { family, ...rest } = JSON.parse(draft);
     const slot = slotOf(tab);
     slot.dataset.busy = "";
     try {
       const answer = await Studio.ask("plan", {
         method: "POST",
         headers: { "X-Studio": "1", "Content-Type": "application/json" },
-        body: JSON.stringify({ page, tab, family, values: rest }),
+        body: JSON.stringify({ page, ...form(tab) }),
         signal: AbortSignal.any([own.signal, AbortSignal.timeout(LONGEST)]),
       });
       if (!answer) return;
@@ -51,5 +56,11 @@ window.Plans = (() => {
   addEventListener("click", soon, true); // another tab may be shown
   addEventListener("focus", soon);
 
-  return { changed };
+  /** The plans may be others now, though the forms are the same. */
+  const refresh = () => {
+    shown.clear();
+    soon();
+  };
+
+  return { changed, form, refresh };
 })();

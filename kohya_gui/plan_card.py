@@ -36,6 +36,8 @@ REMEMBERED = 64
 """Plans that are kept, so that going back and forth in the form costs nothing."""
 DATA = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", "dataset_config")
 """Options whose files and folders the plan depends on."""
+MEASURE = "Measure on this machine"
+MEASURE_HINT = "Train a few steps with these settings, eager and compiled, and compare the speeds"
 NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
 
 
@@ -59,7 +61,7 @@ class PlanCards:
         if len(self._newest) > REMEMBERED:
             self._newest.clear()
         self._newest[page] = this
-        settings = self._settings(body)
+        settings = settings_of(body)
         if not any(settings.values().get(name) for name in DATA):
             return {"html": empty(NO_DATA)}
         if problems := self._allowed_paths.problems(settings.values(), settings.options.values()):
@@ -74,21 +76,23 @@ class PlanCards:
                     self._made.popitem(last=False)
             return {"html": self._made[key]}
 
-    def _settings(self, body: Mapping[str, Any]) -> Settings:
-        tab, family, values = TABS.get(str(body.get("tab"))), body.get("family"), body.get("values")
-        if tab is None or family not in families_of(tab.method) or not isinstance(values, dict):
-            raise ValueError("The request does not name a tab, a model family and the values of a form")
-        script = script_for(str(family), tab.method)
-        options = {o.name: o for group in script.groups for o in each_option(group)}
-        known = {name: given(options[name], value) for name, value in values.items() if name in options}
-        return from_values(script, of_family(known, script))
-
     def _key(self, settings: Settings) -> str:
         """Return what decides the plan: the settings, and when the data and the measurements last changed."""
         places = [Path(os.path.expanduser(str(path))) for name in DATA if (path := settings.values().get(name))]
         places += [inner for place in places if place.is_dir() for inner in place.iterdir() if inner.is_dir()]
         times = [_changed(place) for place in (*sorted(places), measurements_file())]
         return json.dumps([settings.saved(), settings.script.file, times], default=str)
+
+
+def settings_of(body: Mapping[str, Any]) -> Settings:
+    """Return the settings of the form that a request describes. Raises ValueError if it describes none."""
+    tab, family, values = TABS.get(str(body.get("tab"))), body.get("family"), body.get("values")
+    if tab is None or family not in families_of(tab.method) or not isinstance(values, dict):
+        raise ValueError("The request does not name a tab, a model family and the values of a form")
+    script = script_for(str(family), tab.method)
+    options = {o.name: o for group in script.groups for o in each_option(group)}
+    known = {name: given(options[name], value) for name, value in values.items() if name in options}
+    return from_values(script, of_family(known, script))
 
 
 def html_of(settings: Settings) -> str:
@@ -119,7 +123,10 @@ def filled(plan: Mapping[str, Any]) -> str:
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     below = f"<ul>{told}</ul>" if notes else ""
     summary = f"<summary><b>Plan</b> <span>{escape(plan['headline'])}</span></summary>"
-    return f'<details class="plan">{summary}<dl>{rows}</dl>{below}</details>'
+    measure = (
+        f'<p class="ways"><button type="button" data-measure="start" title="{MEASURE_HINT}">{MEASURE}</button></p>'
+    )
+    return f'<details class="plan">{summary}<dl>{rows}</dl>{below}{measure}</details>'
 
 
 def _changed(place: Path) -> int:

@@ -4,8 +4,8 @@ import gradio as gr
 
 SLOT = '<div data-live="{place}"></div>'
 """Slot for the page's single live view (live.js) while this tab is shown."""
-PLAN = '<div data-plan="{tab}"></div>'
-"""Slot for the plan of the run (plan.js)."""
+PLAN = '<div data-plan="{tab}"></div><div data-measured="{tab}"></div>'
+"""Slots for the plan of the run (plan.js) and for what was measured (measure.js)."""
 
 
 class RunPanel:

@@ -22,6 +22,7 @@ from kohya_gui.configuration import Prepared, config_path, families_of, path_to_
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
 from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
+from kohya_gui.measure_routes import SET_BY_VARIANTS
 from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
 from kohya_gui.panels import BASE_MODEL
@@ -489,8 +490,12 @@ class TrainingTab:
         return f"{row.name} is queued and starts automatically"
 
     def _open_past(self, data: Updates) -> Updates:
-        """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, or "undo"."""
+        """Load what fields.js or runs.js asks for: a past run by number, a preset or tab by name, the options of a
+        measured variant, or "undo"."""
         asked: str = data[self.run.past] or ""
+        if asked.startswith("options:"):
+            updates = self._use_measured(asked.removeprefix("options:"), data)
+            return self._undoable(self.form.changed(updates, data), data)
         if asked.startswith("tab:"):
             other = self._others.get(asked.removeprefix("tab:"))
             if other is None:
@@ -502,6 +507,20 @@ class TrainingTab:
         if asked.startswith("preset:"):
             return self._open_preset({**data, self.preset: asked.removeprefix("preset:")})
         return self._undoable(self.form.changed(self._load_past(asked), data), data)
+
+    def _use_measured(self, text: str, data: Updates) -> Updates:
+        """Set the compile options and gradient_checkpointing as in a variant that was measured."""
+        try:
+            wanted = json.loads(text)
+        except ValueError:
+            wanted = None
+        if not isinstance(wanted, dict) or not wanted.keys() <= {*SET_BY_VARIANTS}:
+            return {self.run.message: message("error", "These are not the options of a measured variant")}
+        defaults = {name: self.form.options[name].default for name in SET_BY_VARIANTS}
+        values = {**self.form.read(data), **defaults, **wanted}
+        said = ", ".join(f"{name} = {str(value).lower()}" for name, value in wanted.items())
+        said = f"Set {said}" if said else "Turned torch.compile off"
+        return self._filled(values, data[self.family], data[self.file] or "", (), said, data[self.preset], unsaved=True)
 
     def _undoable(self, updates: Updates, data: Updates) -> Updates:
         """Return the updates with an Undo button, if they replace the form's settings."""

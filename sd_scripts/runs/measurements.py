@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -10,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.formats.atomic_files import write_whole
+from sd_scripts.runs.private import private_file, private_folder
 from sd_scripts.runs.store import state_folder
 
+RESULT = "measured.json"
+"""What a measurement that the page started writes into its folder."""
 MOST_BYTES = 2_000_000
 """When the file is larger, its older half is dropped."""
 
@@ -49,11 +51,9 @@ def remember(measurement: Measurement) -> None:
     """Append a measurement. A folder that cannot be written to is no reason to fail: nothing is remembered then."""
     path = measurements_file()
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(asdict(measurement)) + "\n"
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "ab") as file:  # one write: two runs may end at the same time
-            file.write(line.encode())
+        private_folder(path.parent)
+        with private_file(path).open("ab") as file:  # one write: two runs may end at the same time
+            file.write((json.dumps(asdict(measurement)) + "\n").encode())
         if path.stat().st_size > MOST_BYTES:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             write_whole(path, "".join(lines[len(lines) // 2 :]))

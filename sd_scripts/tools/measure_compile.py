@@ -37,7 +37,7 @@ from sd_scripts.planning.run_plan import plan_run
 from sd_scripts.planning.speeds import deciding, device_name, model_size
 from sd_scripts.planning.text import duration, pays
 from sd_scripts.runs.exit_codes import MISTAKE
-from sd_scripts.runs.measurements import Measurement, remember
+from sd_scripts.runs.measurements import RESULT, Measurement, remember
 from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 
@@ -59,7 +59,6 @@ WARM_STEPS = 2
 """Steps with a full compiler cache."""
 LARGEST_STEPS = 100_000
 FAILED = "failed"
-RESULT = "measured.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,11 +268,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def default_variants(settings: Settings, device: str) -> list[str]:
-    """Return the variants worth measuring: CUDA graphs need a GPU, and with gradient checkpointing they do not work."""
+    """Return the variants worth measuring: with gradient checkpointing there are no CUDA graphs, and on a CPU compiling
+    takes long."""
     if settings.value("gradient_checkpointing"):
         return ["checkpointed", "checkpointed default"]
     if device == "cpu":
-        return ["eager", "default", "dynamic"]
+        return ["eager", "default"]
     return list(VARIANTS)
 
 

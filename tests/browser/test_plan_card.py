@@ -1,11 +1,11 @@
-"""The plan beside Start follows the form, in real Chromium."""
+"""The plan beside Start follows the form, and measuring completes it, in real Chromium."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from browser.page_help import CHROMIUM, SMALL, choose, expect, field, unfold, variant
+from browser.page_help import CHROMIUM, SMALL, TRAINING, choose, expect, field, unfold, variant
 from browser.test_page import begin_anew, open_file
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -45,3 +45,26 @@ def test_short_batches_are_advised_against(page: Any, demo: Path) -> None:
     choose(page, "short_batches", "fill")
     expect(plan).to_contain_text("14 graphs")
     expect(plan).not_to_contain_text("instead of")
+
+
+def test_measured_variants_are_compared_used_and_remembered(page: Any, flux_demo: Path) -> None:
+    plan, measured = page.locator("#lora-plan"), page.locator("#lora-plan [data-measured]")
+    open_file(page, variant(flux_demo, "measured", compile=False, max_train_steps=50_000, network_dim=3))
+    expect(plan).to_contain_text("Plan 50,000 steps")
+    plan.locator("summary").click()
+    expect(plan).to_contain_text("not known until a run here has trained with these settings")
+    start = page.get_by_role("button", name="Measure on this machine")
+    start.click()
+    expect(measured.get_by_role("progressbar")).to_be_visible()
+    page.get_by_role("button", name="Stop measuring").click()
+    expect(measured).to_contain_text("Measuring was stopped", timeout=TRAINING)
+    start.click()
+    compiled = measured.locator("tr", has_text="default")
+    expect(compiled).to_contain_text("with cache", timeout=TRAINING)
+    assert measured.locator("tr.best").count() == 1
+    expect(plan).to_contain_text("remembered: the last such run on this machine")
+    compiled.get_by_role("button", name="Use this").click()
+    expect(page.locator("#lora-message")).to_contain_text("Set compile = true")
+    expect(page.locator("#lora-compile-switch input")).to_be_checked()
+    expect(plan).to_contain_text("Pays off")
+    expect(plan).to_contain_text("50,000 steps, 12 images, 1 bucket, 2 graphs, about")

@@ -1,0 +1,155 @@
+"""Measure from the page what torch.compile is worth: routes under /studio that start measure_compile and follow it."""
+
+import json
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from kohya_gui.allowed_paths import AllowedPaths
+from kohya_gui.json_routes import get, post
+from kohya_gui.messages import message
+from kohya_gui.plan_card import settings_of
+from kohya_gui.run_view import progress_bar
+from kohya_gui.tool_job import ToolJob
+from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.options import preflight
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.spec import each_option
+from sd_scripts.runs.measurements import RESULT
+from sd_scripts.runs.queue import RunQueue
+from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.watched import WatchedRun
+
+TOOL = "sd_scripts.tools.measure_compile"
+GIB = 2**30
+MOST_BYTES = 1_000_000
+SET_BY_VARIANTS = (*(o.name for o in each_option(CompileOptions)), "gradient_checkpointing")
+"""Options that Use this sets; those that a variant does not name get their defaults."""
+
+
+class MeasureJob(ToolJob):
+    """The single measuring job of this GUI."""
+
+    def __init__(self, queue: RunQueue) -> None:
+        super().__init__(queue, "measure")
+        self.tab = ""
+        """The tab in which it was started."""
+
+    def start(self, settings: Settings, tab: str) -> None:
+        """Start now, or when the run on the GPU ends. Raises ValueError, one sentence per line."""
+        if self.busy:
+            raise ValueError("A measurement is already running: stop it or wait for it to finish")
+        if problems := preflight.problems(settings):
+            raise ValueError("\n".join(map(str, problems)))
+
+        def prepare(job: WatchedRun) -> Sequence[str]:
+            config = job.folder.path / "settings.toml"
+            try:
+                write_toml(config, settings.saved())
+            except OSError as error:
+                raise ValueError(f"{config} cannot be written ({error.strerror})") from error
+            return ["--config_file", str(config)]
+
+        self.begin([sys.executable, "-m", TOOL], prepare)
+        self.tab = tab
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """What was measured, if the job is finished."""
+        file = self.watched.folder.path / RESULT if self.watched else None
+        try:
+            found = json.loads(file.read_bytes()[:MOST_BYTES]) if file else None
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def routes(queue: RunQueue, allowed_paths: AllowedPaths) -> list[Route]:
+    """Return the routes, for `launch(app_kwargs={"routes": ...})`."""
+    job, launch = MeasureJob(queue), secrets.token_hex(4)
+
+    def state(request: Request) -> dict[str, Any] | None:
+        """Return the HTML of the job if it changed, and whether the page must ask again."""
+        if job.watched is None:
+            return {"known": launch, "tab": "", "html": "", "over": True}
+        run_state = job.watched.refresh()
+        name, waiting = job.watched.folder.path.name, job.watched.waiting
+        known = f"{launch}.{name}.{waiting}.{run_state.event_count}.{run_state.state}"
+        if request.query_params.get("known") == known:
+            return None
+        shown = view(run_state, job.result, job.waits_for if waiting else "")
+        return {"known": known, "tab": job.tab, "html": shown, "over": run_state.over}
+
+    def start(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        settings = settings_of(body)
+        if problems := allowed_paths.problems(settings.values(), settings.options.values()):
+            raise ValueError(problems[0])
+        job.start(settings, str(body.get("tab")))
+        return {"ok": True}
+
+    def stop(request: Request, body: Mapping[str, Any]) -> dict[str, bool]:
+        job.stop()
+        return {"ok": True}
+
+    return [get("measure", state), post("measure", start), post("measure/stop", stop)]
+
+
+def view(run_state: RunState, result: Mapping[str, Any] | None, waits_for: str) -> str:
+    """Return the job as HTML: the run it waits for, its progress, or its outcome."""
+    stop = '<button type="button" class="quiet-button" data-measure="stop">Stop measuring</button>'
+    if waits_for:
+        return (
+            message("note", f"Measuring starts when {waits_for} ends, before queued runs. Keep the GUI running") + stop
+        )
+    if run_state.state == "finished" and result:
+        return table(result)
+    if run_state.state == "stopped":
+        return message("warning", "Measuring was stopped. Variants that were finished are remembered")
+    if run_state.over:
+        return message("error", run_state.failure.get("error", "Measuring ended without a result"))
+    doing = "starting" if run_state.state == "starting" else run_state.phase
+    doing = "stopping" if run_state.state == "stopping" else doing
+    fraction = run_state.done / run_state.total if run_state.total else None
+    steps = f", step {run_state.done} of {run_state.total}" if run_state.total else ""
+    return f'<div class="run measuring">{progress_bar(fraction, doing + steps)}{stop}</div>'
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return the measured variants with a bar for each, the best first to be chosen."""
+    rows = result["rows"]
+    slowest = max((_median(row) for row in rows), default=0.0) or 1.0
+    shown = "".join(_row(row, slowest, row["variant"] == result["best"]) for row in rows)
+    head = "<th>Variant</th><th>Step</th><th>First step</th><th>Memory</th><th>This run</th><th></th>"
+    return f'<div class="measured"><table><thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table></div>'
+
+
+def _row(row: Mapping[str, Any], slowest: float, best: bool) -> str:
+    name = escape(row["variant"])
+    if row["failed"]:
+        return f'<tr><th scope="row">{name}</th><td class="warn" colspan="5">{escape(row["failed"])}</td></tr>'
+    milliseconds, width = _median(row) * 1000, 100 * _median(row) / slowest
+    step = f'<span class="bar"><i style="width:{width:.0f}%"></i></span>{milliseconds:.0f} ms'
+    warm = "" if row["first_warm"] is None else f", {_time(row['first_warm'])} with cache"
+    memory = f"{row['gpu_bytes'] / GIB:.1f} GiB" if row["gpu_bytes"] else ""
+    total = "" if row["total"] is None else _time(row["total"])
+    use = f"<button type=\"button\" data-load='options:{escape(json.dumps(row['options']))}'>Use this</button>"
+    cells = (f"{step}", _time(row["first"]) + warm, memory, total + (" (fastest)" if best else ""), use)
+    mark = ' class="best"' if best else ""
+    return f'<tr{mark}><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _median(row: Mapping[str, Any]) -> float:
+    seconds = row["seconds"].values()
+    return sum(seconds) / len(seconds) if seconds else 0.0
