@@ -303,7 +303,19 @@ def compile_section(run_state: RunState) -> str:
         words.append(f"{stats['seconds']:.0f} s to compile")
     lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
-    return f'<div class="section"><h4>torch.compile</h4>{lines}</div>'
+    return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
+
+
+def compiled_graphs(run_state: RunState) -> str:
+    """List every compiled graph with its time, and for a recompile the guard that failed."""
+    rows = "".join(
+        f"<tr><td>{step}</td><td>{escape(str(graph.get('block')))}</td><td>{escape(str(graph.get('seconds')))} s</td>"
+        f"<td>{escape(str(graph.get('why') or 'first of its kind'))}</td></tr>"
+        for step, graph in run_state.compiled
+    )
+    head = "<tr><th>Step</th><th>Block</th><th>Compiled in</th><th>Why</th></tr>"
+    table = f'<div class="scroll graphs"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
+    return f"<details><summary>Every graph</summary>{table}</details>" if rows else ""
 
 
 def files(run_state: RunState, run: int) -> str:

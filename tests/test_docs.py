@@ -123,6 +123,9 @@ def test_every_command_line_is_understood(where: str, words: list[str], capsys: 
     elif words[0] == "python" and words[1].startswith("sd_scripts/finetune/"):
         module = words[1].removesuffix(".py").replace("/", ".")
         flags_of_a_module(module, [word for word in words[2:] if word.startswith("-")], capsys)
+    elif words[0] == "python" and words[1] in TRAINERS:
+        given = given_flags(TRAINERS[words[1]], words[2:])
+        assert given.problems == []
     elif words[:2] == ["python", "-c"]:
         compile(words[2], where, "exec")
     else:

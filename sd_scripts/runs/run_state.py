@@ -68,6 +68,9 @@ class OutputFile:
         return is_later or self.bytes not in (0, now.bytes)
 
 
+MOST_COMPILED = 500
+
+
 @dataclass
 class SentCommand:
     """A command that a user sent to the run."""
@@ -115,6 +118,8 @@ class RunState:
     warnings: list[str] = field(default_factory=list)
     compile: dict[str, Any] = field(default_factory=dict)
     compile_lines: list[str] = field(default_factory=list)
+    compiled: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """(step, {block, seconds, why}) of each compiled graph, MOST_COMPILED at most."""
     failure: dict[str, str] = field(default_factory=dict)
     """Keys: error (one sentence), remedy, details (the full text)."""
     commands: list[SentCommand] = field(default_factory=list)
@@ -269,7 +274,10 @@ class RunState:
         self.saved.append(OutputFile(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
 
     def _on_compile(self, event: dict[str, Any]) -> None:
-        self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text")})
+        self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text", "compiled")})
+        if isinstance(compiled := event.get("compiled"), list):
+            room = MOST_COMPILED - len(self.compiled)
+            self.compiled += [(event.get("step", 0), graph) for graph in compiled[:room] if isinstance(graph, dict)]
         if event.get("text"):
             self.compile_lines.append(event["text"])
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
+from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 
@@ -88,6 +89,10 @@ class Compilation:
         if chosen_of(self._options, self._more):
             _keep_metrics()
         self._before = self._seen = Counts.so_far()
+        self._places: dict[compile_report.Place, str] = {}
+        self._metrics, self._known_breaks = 0, set[str]()
+        if chosen_of(self._options, self._more):
+            self._forget_the_past()
         self._failed = self.recompile_limit_hit = False
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
         self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
@@ -172,6 +177,8 @@ class Compilation:
         hooked: bool = False,
     ) -> None:
         self._limit = options.compile_cache_size_limit or max(expected, MIN_GRAPH_LIMIT)
+        blocks = [list(part) for part in blocks]
+        self._places |= compile_report.places_of(block for part in blocks for block in part)
         compile_model(
             options,
             module,
@@ -191,9 +198,12 @@ class Compilation:
                 raise
         return do()
 
-    def watch(self, step: int) -> None:
-        """Report what was compiled in this step (0: before the first). Warn once when compile_cache_size_limit is hit:
-        `recompile_limit_hit` is true from then on, and further shapes run eagerly."""
+    def watch(self, step: int, shape: str = "") -> None:
+        """Report what was compiled in this step (0: before the first), whose batches have this shape.
+
+        Warn once when compile_cache_size_limit is hit: `recompile_limit_hit` is true from then on, and further shapes
+        run eagerly.
+        """
         if not self.active:
             return
         self._progress.step_done()
@@ -207,7 +217,10 @@ class Compilation:
             )
         if now.graphs == self._seen.graphs:
             return
-        where, total = f"step {step}" if step else "before the first step", now - self._before
+        total, metrics = now - self._before, self._new_metrics()
+        where = f"step {step}" + (f" ({shape})" if shape else "") if step else "before the first step"
+        graphs = compile_report.graphs_in(metrics, self._places)
+        self._warn_about_breaks(metrics)
         self._context.emit(
             "compile",
             step=step,
@@ -215,9 +228,38 @@ class Compilation:
             breaks=total.breaks,
             recompiles=total.recompiles,
             seconds=round(total.seconds, 1),
-            text=f"{where}: {now.graphs - self._seen.graphs} graphs compiled",
+            text=compile_report.summary(where, graphs),
+            compiled=compile_report.as_event(graphs),
         )
         self._seen = now
+
+    def _forget_the_past(self) -> None:
+        """Do not report what an earlier run in this process compiled."""
+        from torch._dynamo.utils import counters
+
+        self._new_metrics()
+        self._known_breaks |= counters["graph_break"].keys()
+
+    def _new_metrics(self) -> list[Any]:
+        """Return Dynamo's metrics of what was compiled since the last call."""
+        from torch._dynamo.utils import get_compilation_metrics
+
+        metrics = list(get_compilation_metrics())
+        new, self._metrics = metrics[self._metrics :], len(metrics)
+        return new
+
+    def _warn_about_breaks(self, metrics: Sequence[Any]) -> None:
+        """Warn once about each place where a graph broke, with what Dynamo says about it."""
+        from torch._dynamo.utils import counters
+
+        said = list(compile_report.explanations(counters["graph_break"], self._known_breaks))
+        self._known_breaks |= counters["graph_break"].keys()
+        for place in compile_report.breaks_in(metrics):
+            why = said.pop(0) if said else ""
+            self._context.warn_once(
+                f"graph break {place}",
+                f"compile: a graph ends at {place}, and the code there runs uncompiled. {why}".strip(),
+            )
 
     def totals(self) -> "Counts | None":
         """Return what this run has compiled; None if it does not compile."""

@@ -340,7 +340,7 @@ class Trainer:
         watched = self.trainable.skips_nonfinite and not self.train_state.scaler
         shape = shape_of(batches)
         self.speed.add(shape, self.reporter.step(progress, rates, loss, norm if watched else None, shape))
-        self.compilation.watch(progress.step)
+        self.compilation.watch(progress.step, shape)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None
 

@@ -1,0 +1,103 @@
+"""What the compiler did, in words: each graph with its block, why it was compiled again, where a graph broke."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+MOST_GRAPHS = 60
+"""Graphs that one event lists."""
+LONGEST_REASON = 200
+RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
+"""The name that Dynamo gives to the code behind a graph break."""
+SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\S+), actual (\S+)")
+STRIDE = re.compile(r"tensor '(.+?)' stride mismatch at index \d+")
+GRADIENT = re.compile(r"tensor '(.+?)' requires_grad mismatch\. expected requires_grad=(\d)")
+DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual (\S+)")
+DEVICE = re.compile(r"tensor '(.+?)' device mismatch")
+
+Place = tuple[str, int]
+"""Source file and first line of a function."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A graph that was compiled."""
+
+    block: str
+    """Class of the block, or the function if it belongs to none."""
+    seconds: float
+    why: str
+    """What differs from the graphs that there were; empty for the first of its block."""
+
+
+def places_of(blocks: Iterable[nn.Module]) -> dict[Place, str]:
+    """Return the class name of each kind of block by where its forward is defined."""
+    codes = {type(block): type(block).forward.__code__ for block in blocks}
+    return {(code.co_filename, code.co_firstlineno): kind.__name__ for kind, code in codes.items()}
+
+
+def graphs_in(metrics: Sequence[Any], places: Mapping[Place, str]) -> list[Graph]:
+    """Return the graphs of these compilation metrics of Dynamo, in order."""
+    made = [metric for metric in metrics if metric.graph_op_count and not metric.fail_type]
+    return [
+        Graph(
+            block=places.get((metric.co_filename, metric.co_firstlineno)) or _function(metric),
+            seconds=round(metric.entire_frame_compile_time_s or 0.0, 2),
+            why=in_words(metric.recompile_reason or ""),
+        )
+        for metric in made
+    ]
+
+
+def _function(metric: Any) -> str:
+    name = str(metric.co_name)
+    resumed = RESUMED.match(name)
+    return f"{resumed['function']} from line {resumed['line']}" if resumed else name
+
+
+def breaks_in(metrics: Iterable[Any]) -> list[str]:
+    """Return where graphs broke, as file:line, each once."""
+    found = ((metric.co_filename, RESUMED.match(str(metric.co_name))) for metric in metrics)
+    return list(dict.fromkeys(f"{Path(file).name}:{match['line']}" for file, match in found if match))
+
+
+def in_words(reason: str) -> str:
+    """Say which guard failed: "size of x is 64 instead of 128 (dimension 1)"; empty for no reason."""
+    text = reason.partition(": ")[2] if re.match(r"\d+/\d+: ", reason) else reason
+    text = text.strip().split("\n")[0]
+    if match := SIZE.search(text):
+        return f"size of {match[1]} is {match[4]} instead of {match[3]} (dimension {match[2]})"
+    if match := GRADIENT.search(text):
+        return f"{match[1]} needs {'no gradient' if match[2] == '1' else 'a gradient'}, unlike before"
+    if match := DTYPE.search(text):
+        return f"dtype of {match[1]} is {match[3]} instead of {match[2]}"
+    if match := STRIDE.search(text):
+        return f"memory layout of {match[1]} differs"
+    if match := DEVICE.search(text):
+        return f"{match[1]} is on another device"
+    return text[:LONGEST_REASON]
+
+
+def summary(where: str, graphs: Sequence[Graph]) -> str:
+    """Return a line for a step: "step 2 (832x1216x1): 14 graphs in 3.1 s: 12 ResnetBlock2D, 2 ..."."""
+    seconds = sum(graph.seconds for graph in graphs)
+    kinds = ", ".join(f"{count} {block}" for block, count in Counter(graph.block for graph in graphs).most_common())
+    return f"{where}: {len(graphs)} graph{'' if len(graphs) == 1 else 's'} compiled in {seconds:.1f} s: {kinds}"
+
+
+def explanations(counted: Mapping[str, int], known: Iterable[str]) -> Iterator[str]:
+    """Yield what Dynamo says of graph breaks that are not `known`: the explanation, and its first hint."""
+    for reason in counted.keys() - {*known}:
+        lines = [line.strip() for line in reason.splitlines()]
+        said = next((line for line in lines if line.startswith("Explanation: ")), lines[0])
+        hint = next((line for line in lines if line.startswith("Hint: ")), "")
+        yield " ".join(filter(None, (said.removeprefix("Explanation: "), hint.removeprefix("Hint: "))))[:400]
+
+
+def as_event(graphs: Sequence[Graph]) -> list[dict[str, Any]]:
+    return [asdict(graph) for graph in graphs[:MOST_GRAPHS]]

@@ -1,0 +1,89 @@
+"""What the compiler did is told in words: blocks, guards that failed, places where graphs broke."""
+
+from typing import Any
+
+import pytest
+import torch
+from data_help import make_folder
+from torch import Tensor, nn
+from torch._dynamo.utils import counters, get_compilation_metrics
+from training_help import Run, train
+
+from sd_scripts.training import compile_report
+from sd_scripts.training.compile_report import breaks_in, explanations, graphs_in, in_words, places_of
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            "0/1: tensor 'hidden_states' size mismatch at index 1. expected 64, actual 128",
+            "size of hidden_states is 128 instead of 64 (dimension 1)",
+        ),
+        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "x needs a gradient, unlike before"),
+        ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "x needs no gradient, unlike before"),
+        ("1/0: tensor 'x' dtype mismatch. expected Float, actual Half", "dtype of x is Half instead of Float"),
+        ("1/0: tensor 'x' stride mismatch at index 0. expected 1, actual 2", "memory layout of x differs"),
+        ("2/0: GLOBAL_STATE changed: grad_mode\nmore", "GLOBAL_STATE changed: grad_mode"),
+        ("", ""),
+    ],
+)
+def test_a_failed_guard_is_told_in_words(reason: str, words: str) -> None:
+    assert in_words(reason) == words
+
+
+class Block(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sin()
+        print("a graph cannot print")
+        return x.cos()
+
+
+def compiled(block: nn.Module, *inputs: Tensor) -> list[Any]:
+    """Dynamo's metrics of a block that was compiled for these inputs."""
+    before = len(get_compilation_metrics())
+    block.compile(backend="eager", dynamic=False)
+    for x in inputs:
+        block(x)
+    return list(get_compilation_metrics())[before:]
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_each_graph_has_its_block_and_the_reason_of_a_recompile() -> None:
+    block = Block()
+    first, second = graphs_in(compiled(block, torch.ones(2), torch.ones(3)), places_of([block]))
+    assert (first.block, first.why) == ("Block", "")
+    assert (second.block, second.why) == ("Block", "size of x is 3 instead of 2 (dimension 0)")
+    told = compile_report.summary("step 2", [first, second])
+    assert told.startswith("step 2: 2 graphs compiled in ")
+    assert told.endswith(" s: 2 Block")
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_a_graph_break_is_told_with_its_line_and_what_pytorch_says() -> None:
+    metrics = compiled(Broken(), torch.ones(2))
+    line = Broken.forward.__code__.co_firstlineno + 2
+    assert breaks_in(metrics) == [f"test_compile_report.py:{line}"]
+    (why,) = explanations(counters["graph_break"], ())
+    assert "print" in why
+    assert list(explanations(counters["graph_break"], counters["graph_break"])) == []
+
+
+@pytest.mark.run
+@pytest.mark.usefixtures("no_graphs")
+def test_a_run_tells_which_size_made_it_recompile(any_miniature: Any, tmp_path: Any) -> None:
+    make_folder(tmp_path / "data" / "1_cat", [(128, 128), (128, 64)])
+    values = {"compile": True, "compile_backend": "eager", "resolution": "128,128", "max_train_steps": 2}
+    made: Run = train(any_miniature, tmp_path / "out", train_data_dir=tmp_path / "data", **values)
+    first, second = made.told("compile")
+    shapes = [event["shape"] for event in made.told("step")]
+    assert first["text"].startswith(f"step 1 ({shapes[0]}): 2 graphs compiled in ")
+    assert second["text"].startswith(f"step 2 ({shapes[1]}): 2 graphs compiled in ")
+    assert second["text"].endswith(": 1 DoubleBlock, 1 SingleBlock")
+    assert all(graph["why"] == "" for graph in first["compiled"])
+    assert all(graph["why"].startswith("size of ") for graph in second["compiled"])
