@@ -62,5 +62,8 @@ window.Plans = (() => {
     soon();
   };
 
+  // unfolded again, perhaps after a run that is remembered now; this event does not bubble
+  document.addEventListener("toggle", (event) => event.target.matches?.(".plan[open]") && refresh(), true);
+
   return { changed, form, refresh };
 })();
