@@ -103,7 +103,15 @@ def html_of(settings: Settings) -> str:
         script = str(SCRIPTS / settings.script.file)
         command = [sys.executable, script, "--config_file", str(config), "--plan", "--json"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
+            done = subprocess.run(
+                command,
+                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=LONGEST,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return empty("No plan: reading the sizes of the images takes too long. Training can start all the same.")
     if done.returncode:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters, get_compilation_metrics
 from training_help import Run, train
 
+from sd_scripts.families.flux.model import DoubleBlock
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_report import breaks_in, explanations, graphs_in, in_words, places_of
 
@@ -87,3 +88,25 @@ def test_a_run_tells_which_size_made_it_recompile(any_miniature: Any, tmp_path: 
     assert second["text"].endswith(": 1 DoubleBlock, 1 SingleBlock")
     assert all(graph["why"] == "" for graph in first["compiled"])
     assert all(graph["why"].startswith("size of ") for graph in second["compiled"])
+
+
+@pytest.mark.run
+@pytest.mark.usefixtures("no_graphs")
+def test_a_run_warns_once_of_each_place_where_a_graph_breaks(
+    any_miniature: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = DoubleBlock.forward
+
+    def broken(self: DoubleBlock, *args: Any, **more: Any) -> Any:
+        print("a graph cannot print")
+        return whole(self, *args, **more)
+
+    monkeypatch.setattr(DoubleBlock, "forward", broken)
+    made = train(any_miniature, tmp_path / "out", compile=True, compile_backend="eager", max_train_steps=2)
+    line = broken.__code__.co_firstlineno + 1
+    (told,) = [event["text"] for event in made.told("warning") if "a graph ends" in event["text"]]
+    assert told.startswith(
+        f"compile: a graph ends at test_compile_report.py:{line}, and the code there runs uncompiled."
+    )
+    assert "print" in told
+    assert made.told("compile")[-1]["breaks"] > 0

@@ -14,7 +14,17 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.planning.run_plan import plan_run
 from sd_scripts.runs.measurements import remembered
 from sd_scripts.tools import measure_compile
-from sd_scripts.tools.measure_compile import VARIANTS, Row, best, by_shape, main, not_compiled, table, values_for
+from sd_scripts.tools.measure_compile import (
+    VARIANTS,
+    Row,
+    best,
+    by_shape,
+    main,
+    not_compiled,
+    table,
+    values_for,
+    with_variant,
+)
 from sd_scripts.tools.timed_run import WARM_UP, Run, Stopped
 
 
@@ -86,6 +96,15 @@ def test_a_variant_neither_saves_nor_samples_nor_resumes(any_miniature: Any, tmp
     assert values["learning_rate"] == 1e-3
     assert values["max_train_steps"] == 60
     assert values.keys().isdisjoint(more)
+
+
+def test_a_variant_of_a_run_on_several_gpus_is_measured_in_one_process(any_miniature: Any, tmp_path: Path) -> None:
+    settings = settings_in(
+        file_for(any_miniature, tmp_path, num_processes=2, compile=True, compile_mode="max-autotune")
+    )
+    changed = with_variant(settings, VARIANTS["default"]).changed()
+    assert "num_processes" not in changed
+    assert (changed["compile"], changed.get("compile_mode")) == (True, None)
 
 
 def test_steps_are_told_apart_by_shape_and_the_warm_up_is_left_out() -> None:

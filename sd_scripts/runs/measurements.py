@@ -48,9 +48,9 @@ def measurements_file() -> Path:
 
 
 def remember(measurement: Measurement) -> None:
-    """Append a measurement. A folder that cannot be written to is no reason to fail: nothing is remembered then."""
+    """Append a measurement. A folder that cannot be written to ends no run: nothing is remembered then."""
     path = measurements_file()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, TypeError, ValueError):
         private_folder(path.parent)
         with private_file(path).open("ab") as file:  # one write: two runs may end at the same time
             file.write((json.dumps(asdict(measurement)) + "\n").encode())

@@ -68,7 +68,8 @@ class OutputFile:
         return is_later or self.bytes not in (0, now.bytes)
 
 
-MOST_COMPILED = 500
+MOST_COMPILED = 100
+"""Graphs that are listed; the page gets the whole list at each change."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ measured is remembered: the plan of the next run (--plan, and the page beside St
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from sd_scripts.formats.words import shortened
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.sampling import SampleOptions
@@ -109,8 +111,8 @@ def not_compiled(run: Run, settings: Settings) -> str:
 
 
 def with_variant(settings: Settings, options: Mapping[str, Any]) -> Settings:
-    """Return the settings as a variant trains them."""
-    replaced = {"gradient_checkpointing", *(o.name for o in each_option(CompileOptions))}
+    """Return the settings as a variant trains them, in one process."""
+    replaced = {"gradient_checkpointing", "num_processes", *(o.name for o in each_option(CompileOptions))}
     plain = {name: value for name, value in settings.changed().items() if name not in replaced}
     return from_values(settings.script, {**plain, **options})
 
@@ -129,16 +131,21 @@ class Measuring:
     def __init__(self, settings: Settings, steps: int, folder: Path, progress: Progress):
         self._settings, self._steps, self._folder, self._progress = settings, steps, folder, progress
         self._device, self._model_size = device_name(), model_size(settings)
+        launch = settings.get(LaunchOptions)
+        self._threads = launch.num_cpu_threads_per_process if launch else 1
 
     def row(self, name: str) -> Row:
         """Measure a variant and remember the result."""
         options = VARIANTS[name]
         settings = with_variant(self._settings, options)
         # inductor passes this path to the C++ compiler without quotation marks
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache-{name.replace(' ', '-')}")}
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache-{name.replace(' ', '-')}"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._threads)),  # as accelerate launch sets it
+        }
         try:
-            run = self._run(settings, WARM_UP + self._steps, cache)
-            warm = self._run(settings, WARM_STEPS, cache) if settings.value("compile") else None
+            run = self._run(settings, WARM_UP + self._steps, environment)
+            warm = self._run(settings, WARM_STEPS, environment) if settings.value("compile") else None
         except Stopped as stopped:
             return Row(variant=name, options=options, seconds={}, failed=stopped.why or "the run ended by itself")
         if why := not_compiled(run, settings):

@@ -11,6 +11,8 @@ from torch import nn
 
 MOST_GRAPHS = 60
 """Graphs that one event lists."""
+MOST_BREAKS = 5
+"""Graph breaks that a run warns about; the events count all."""
 LONGEST_REASON = 200
 RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
 """The name that Dynamo gives to the code behind a graph break."""
@@ -43,12 +45,12 @@ def places_of(blocks: Iterable[nn.Module]) -> dict[Place, str]:
 
 def graphs_in(metrics: Sequence[Any], places: Mapping[Place, str]) -> list[Graph]:
     """Return the graphs of these compilation metrics of Dynamo, in order."""
-    made = [metric for metric in metrics if metric.graph_op_count and not metric.fail_type]
+    made = [m for m in metrics if getattr(m, "graph_op_count", 0) and not getattr(m, "fail_type", None)]
     return [
         Graph(
             block=places.get((metric.co_filename, metric.co_firstlineno)) or _function(metric),
-            seconds=round(metric.entire_frame_compile_time_s or 0.0, 2),
-            why=in_words(metric.recompile_reason or ""),
+            seconds=round(getattr(metric, "entire_frame_compile_time_s", None) or 0.0, 2),
+            why=in_words(getattr(metric, "recompile_reason", None) or ""),
         )
         for metric in made
     ]

@@ -90,7 +90,7 @@ class Compilation:
             _keep_metrics()
         self._before = self._seen = Counts.so_far()
         self._places: dict[compile_report.Place, str] = {}
-        self._metrics, self._known_breaks = 0, set[str]()
+        self._metrics, self._known_breaks, self._told_breaks = 0, set[str](), set[str]()
         if chosen_of(self._options, self._more):
             self._forget_the_past()
         self._failed = self.recompile_limit_hit = False
@@ -255,6 +255,9 @@ class Compilation:
         said = list(compile_report.explanations(counters["graph_break"], self._known_breaks))
         self._known_breaks |= counters["graph_break"].keys()
         for place in compile_report.breaks_in(metrics):
+            self._told_breaks.add(place)
+            if len(self._told_breaks) > compile_report.MOST_BREAKS:
+                return
             why = said.pop(0) if said else ""
             self._context.warn_once(
                 f"graph break {place}",

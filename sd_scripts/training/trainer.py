@@ -281,11 +281,12 @@ class Trainer:
             self.sigterm.after_error()
             raise
         finally:
-            self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
             self.reporter.close()
             self.sigterm.close()
             self.listener.close()
-        return None if stopped else self._finish()
+        path = None if stopped else self._finish()
+        self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
+        return path
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first."""
