@@ -19,7 +19,7 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.planning.run_plan import BreakEven, RunPlan, plan_run
-from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding
+from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding, torch_version
 from sd_scripts.planning.text import duration, lines, pays
 from sd_scripts.runs import measurements
 from sd_scripts.runs.measurements import Measurement, remember, remembered
@@ -39,7 +39,7 @@ def plan(settings: Settings, *known: Measurement, device: str = "cpu") -> RunPla
 
 
 def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Measurement:
-    values = {"device": "cpu", "torch": "2.13", "model_size": 0, "first_seconds": 31.0, **more}
+    values = {"device": "cpu", "torch": torch_version(), "model_size": 0, "first_seconds": 31.0, **more}
     script = settings.script
     return Measurement(
         family=script.family, method=script.method, settings=deciding(settings), seconds=seconds, **values
@@ -120,7 +120,14 @@ def test_a_step_takes_what_it_took_in_the_last_run_with_these_settings(tmp_path:
 
 @pytest.mark.parametrize(
     "other",
-    [{"device": H200}, {"model_size": 7}, {"family": "flux"}, {"method": "full"}, {"settings": {"network_dim": 9}}],
+    [
+        {"device": H200},
+        {"torch": "1.13"},
+        {"model_size": 7},
+        {"family": "flux"},
+        {"method": "full"},
+        {"settings": {"network_dim": 9}},
+    ],
     ids=lambda other: next(iter(other)),
 )
 def test_a_run_of_another_kind_says_nothing(other: dict[str, Any], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,14 @@ def device_name() -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return "cpu"
+
+
+def torch_version() -> str:
+    """Return the version of the installed PyTorch, without importing it; empty if there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
 
 
 def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING)) -> dict[str, Any]:
@@ -115,7 +124,13 @@ class Speeds:
         size = model_size(self.settings)
         for found in self.known:
             same = (found.device, found.family, found.method) == (self.device, self.card.name, self.method)
-            if same and found.model_size == size and dict(found.settings) == wanted and found.seconds:
+            if (
+                same
+                and found.torch == torch_version()
+                and found.model_size == size
+                and dict(found.settings) == wanted
+                and found.seconds
+            ):
                 return found
         return None
 

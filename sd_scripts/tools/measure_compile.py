@@ -16,7 +16,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.run_plan import plan_run
-from sd_scripts.planning.speeds import deciding, device_name, model_size
+from sd_scripts.planning.speeds import deciding, device_name, model_size, torch_version
 from sd_scripts.planning.text import duration, pays
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.measurements import RESULT, Measurement, remember
@@ -181,7 +180,7 @@ class Measuring:
     def _remember(self, settings: Settings, row: Row) -> None:
         measured = Measurement(
             device=self._device,
-            torch=version("torch"),
+            torch=torch_version(),
             family=settings.script.family,
             method=settings.script.method,
             model_size=self._model_size,

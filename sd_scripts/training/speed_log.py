@@ -8,7 +8,7 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.planning.speeds import deciding, model_size
+from sd_scripts.planning.speeds import deciding, model_size, torch_version
 from sd_scripts.runs.measurements import Measurement, remember
 from sd_scripts.training.compiling import Counts
 from sd_scripts.training.context import Context
@@ -54,7 +54,7 @@ class SpeedLog:
         cuda = context.device.type == "cuda"
         measured = Measurement(
             device=torch.cuda.get_device_name(context.device) if cuda else "cpu",
-            torch=torch.__version__,
+            torch=torch_version(),
             family=family,
             method=method,
             model_size=model_size(context.settings),
