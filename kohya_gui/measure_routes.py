@@ -17,6 +17,7 @@ from kohya_gui.plan_card import settings_of
 from kohya_gui.run_view import progress_bar
 from kohya_gui.tool_job import ToolJob
 from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.formats.words import duration
 from sd_scripts.options import preflight
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.settings import Settings
@@ -135,19 +136,13 @@ def _row(row: Mapping[str, Any], slowest: float, best: bool) -> str:
         return f'<tr><th scope="row">{name}</th><td class="warn" colspan="5">{escape(row["failed"])}</td></tr>'
     milliseconds, width = _median(row) * 1000, 100 * _median(row) / slowest
     step = f'<span class="bar"><i style="width:{width:.0f}%"></i></span>{milliseconds:.0f} ms'
-    warm = "" if row["first_warm"] is None else f", {_time(row['first_warm'])} with cache"
+    warm = "" if row["first_warm"] is None else f", {duration(row['first_warm'])} with cache"
     memory = f"{row['gpu_bytes'] / GIB:.1f} GiB" if row["gpu_bytes"] else ""
-    total = "" if row["total"] is None else _time(row["total"])
+    total = "" if row["total"] is None else duration(row["total"])
     use = f"<button type=\"button\" data-load='options:{escape(json.dumps(row['options']))}'>Use this</button>"
-    cells = (f"{step}", _time(row["first"]) + warm, memory, total + (" (fastest)" if best else ""), use)
+    cells = (f"{step}", duration(row["first"]) + warm, memory, total + (" (fastest)" if best else ""), use)
     mark = ' class="best"' if best else ""
     return f'<tr{mark}><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _median(row: Mapping[str, Any]) -> float:

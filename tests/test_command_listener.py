@@ -16,6 +16,7 @@ from training_help import SHORT, equal, images, train
 from sd_scripts import sdxl_train_network
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training import compile_progress
 from sd_scripts.training.context import Context
 from sd_scripts.training.reporting import StepReporter
 
@@ -107,7 +108,9 @@ def test_a_wish_said_while_the_process_begins_is_heard(any_miniature: Any, tmp_p
     assert (poll["command"], poll["ids"], poll["step"]) == ("stop", ["a1", "b2"], 1)
 
 
-def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_graphs")
+def test_a_run_tells_what_its_page_shows(each_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_progress, "EVERY", 0.0)  # a quick machine compiles both graphs between two events
     made = train(each_miniature, tmp_path / "out", train_batch_size=2, gradient_accumulation_steps=2)
     (started,) = made.told("started")
     assert started["family"] == each_miniature.family

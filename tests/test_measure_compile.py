@@ -1,11 +1,15 @@
 """measure_compile times variants of a user's run, and the next plan knows the result."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from runs_help import wait_for
 from training_help import images, settings_for
 
 from sd_scripts.formats.toml_files import write_toml
@@ -64,6 +68,21 @@ def test_variants_are_timed_remembered_and_compared(
     assert plan.break_even is not None
     assert plan.step_time is not None
     assert plan.step_time.seconds == compiled["seconds"]["64x64x1"]
+
+
+@pytest.mark.run
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell a process that its parent died")
+def test_a_measurement_that_is_killed_leaves_no_training_behind(any_miniature: Any, tmp_path: Path) -> None:
+    file = file_for(any_miniature, tmp_path)
+    flags = ["--config_file", str(file), "--variants", "eager", "--steps", "100000"]
+    command = [sys.executable, "-m", "sd_scripts.tools.measure_compile", *flags]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tool:
+        wait_for(lambda: list(tmp_path.glob("measure-*/run/run/events.jsonl")))
+        (training,) = psutil.Process(tool.pid).children()
+        tool.kill()
+    wait_for(lambda: not training.is_running() or training.status() == psutil.STATUS_ZOMBIE)
+    assert not list(tmp_path.glob("measure-*/run/*.safetensors"))
 
 
 def test_what_cannot_be_trained_or_measured_is_told_at_once(

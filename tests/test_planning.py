@@ -14,13 +14,14 @@ from PIL import Image
 from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 
 from sd_scripts.families.registry import cards
+from sd_scripts.formats.words import duration
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.planning.run_plan import BreakEven, RunPlan, plan_run
 from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding, torch_version
-from sd_scripts.planning.text import duration, lines, pays
+from sd_scripts.planning.text import lines, pays
 from sd_scripts.runs import measurements
 from sd_scripts.runs.measurements import Measurement, remember, remembered
 

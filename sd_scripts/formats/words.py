@@ -24,3 +24,20 @@ def shortened(sentence: str) -> str:
     if len(sentence) <= LONGEST_SENTENCE:
         return sentence
     return f"{sentence[:300]} ... {sentence[-250:]}"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun: "1 graph", "2,400 steps"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the units in which people say it: 140 ms, 31 s, 12 min, 3 h 20 min."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from sd_scripts.formats.words import counted, duration
 from sd_scripts.planning.run_plan import BreakEven, RunPlan
 from sd_scripts.planning.speeds import Estimate
 
@@ -19,10 +20,10 @@ def headline(plan: RunPlan) -> str:
     """Return the plan in a few words: 2,400 steps, 31 graphs, 12 min."""
     graphs = plan.compile.graphs if plan.compile else None
     parts = (
-        some_of(plan.steps, "step"),
-        some_of(plan.images, "image"),
-        some_of(len(plan.buckets), "bucket"),
-        some_of(graphs, "graph") if graphs else "",
+        counted(plan.steps, "step"),
+        counted(plan.images, "image"),
+        counted(len(plan.buckets), "bucket"),
+        counted(graphs, "graph") if graphs else "",
         f"about {duration(plan.total_time.seconds)}" if plan.total_time else "",
     )
     return ", ".join(part for part in parts if part)
@@ -34,7 +35,7 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "Images", f"{plan.images:,} ({plan.images_per_epoch:,} per epoch with repeats){held_out}"
     yield "Buckets", _buckets(plan)
     yield "Batch shapes", _shapes(plan)
-    epochs = f"{some_of(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
+    epochs = f"{counted(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
     each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
     processes = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
     yield "Steps", f"{plan.steps:,} ({epochs}){each}{processes}"
@@ -52,22 +53,6 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
 
 def notes(plan: RunPlan) -> list[str]:
     return [*(plan.compile.advice if plan.compile else ()), *plan.warnings]
-
-
-def some_of(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the units in which people say it: 140 ms, 31 s, 12 min, 3 h 20 min."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def pays(found: BreakEven, steps: int) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from sd_scripts.finetune import tool
 from sd_scripts.formats.atomic_files import write_whole
 from sd_scripts.formats.toml_files import read_toml
-from sd_scripts.formats.words import shortened
+from sd_scripts.formats.words import duration, shortened
 from sd_scripts.options import preflight
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
@@ -36,7 +36,7 @@ from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.run_plan import plan_run
 from sd_scripts.planning.speeds import deciding, device_name, model_size, torch_version
-from sd_scripts.planning.text import duration, pays
+from sd_scripts.planning.text import pays
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.measurements import RESULT, Measurement, remember
 from sd_scripts.runs.reporter import Progress, Reporter

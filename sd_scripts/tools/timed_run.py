@@ -16,6 +16,7 @@ import psutil
 
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.parent_watchdog import TIMED
 
 ROOT = Path(__file__).parents[2]
 WARM_UP = 10
@@ -117,7 +118,7 @@ def timed_run(
             command,
             stdout=console,
             stderr=console,
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            env={**os.environ, "PYTHONPATH": path, TIMED: "1", **(environment or {})},
             start_new_session=True,
         )
     events = run_folder.events()

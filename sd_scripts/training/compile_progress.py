@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sd_scripts.formats.words import counted
 from sd_scripts.training.context import Context
 
 COMPILING, RECORDING = "compiling", "recording CUDA graphs"
@@ -47,7 +48,7 @@ class CompileProgress:
     def _started(self, callback: Any) -> None:
         if _is_recording(callback):
             self._recorded += 1
-            self._emit(RECORDING, _counted(self._recorded, "graph"))
+            self._emit(RECORDING, counted(self._recorded, "graph"))
         else:
             self._emit_compiled()
 
@@ -57,7 +58,7 @@ class CompileProgress:
 
     def _emit_compiled(self) -> None:
         graphs = self._graphs()
-        self._emit(COMPILING, f"{_counted(graphs, 'graph')} so far" if graphs else "")
+        self._emit(COMPILING, f"{counted(graphs, 'graph')} so far" if graphs else "")
 
     def _emit(self, phase: str, note: str) -> None:
         now = time.monotonic()
@@ -70,7 +71,3 @@ class CompileProgress:
 
 def _is_recording(callback: Any) -> bool:
     return bool(callback.callback_trigger.name == "CUDAGRAPH_RECORDING")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

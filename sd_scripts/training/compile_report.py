@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from sd_scripts.formats.words import counted
+
 MOST_GRAPHS = 60
 """Graphs that one event lists."""
 MOST_BREAKS = 5
@@ -89,7 +91,7 @@ def summary(where: str, graphs: Sequence[Graph]) -> str:
     """Return a line for a step: "step 2 (832x1216x1): 14 graphs in 3.1 s: 12 ResnetBlock2D, 2 ..."."""
     seconds = sum(graph.seconds for graph in graphs)
     kinds = ", ".join(f"{count} {block}" for block, count in Counter(graph.block for graph in graphs).most_common())
-    return f"{where}: {len(graphs)} graph{'' if len(graphs) == 1 else 's'} compiled in {seconds:.1f} s: {kinds}"
+    return f"{where}: {counted(len(graphs), 'graph')} compiled in {seconds:.1f} s: {kinds}"
 
 
 def explanations(counted: Mapping[str, int], known: Iterable[str]) -> Iterator[str]:
