@@ -240,7 +240,7 @@ def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
         ("Speed", speed(run_state.seconds_per_step), "without warmup and compilation"),
         time_tile,
         ("Images", formatted(run_state.images_per_second, "{:.3g}/s"), "training images per second"),
-        ("VRAM", memory(run_state.vram), f"peak; {memory(run_state.vram_now)} now"),
+        ("VRAM", memory(run_state.vram), peaks(run_state.vram_of_phases)),
         ("RAM", memory(run_state.ram), "of the training process"),
         ("Learning rate", *rates(run_state.learning_rates)),
     ]
@@ -251,6 +251,11 @@ def tiles(run_state: RunState, row: RunRow, now: float | None = None) -> str:
         if value != "–" or word in ("Loss, mean", "Speed")
     )
     return f'<div class="tiles">{cells}</div>'
+
+
+def peaks(of_phases: dict[str, int]) -> str:
+    """Return the peak memory of each phase."""
+    return f"peak: {', '.join(f'{phase} {memory(used)}' for phase, used in of_phases.items())}"
 
 
 def rates(learning_rates: dict[str, float]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sd_scripts.families.kohya import KohyaFamily
+from sd_scripts.families.memory_facts import MemoryFacts
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.formats.safetensors_header import Header
 from sd_scripts.options.prompt_lines import SamplePrompt
@@ -135,6 +136,8 @@ class FamilyCard:
     graphs: GraphCounts | None = None
     """None: not known."""
     speeds: tuple[Speed, ...] = ()
+    memory: MemoryFacts | None = None
+    """None: not known."""
     sample_defaults: SamplePrompt = field(default_factory=SamplePrompt)
     """What a sample prompt does not set."""
     hub_words: tuple[str, ...] = ()

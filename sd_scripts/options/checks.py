@@ -12,7 +12,14 @@ from typing import Any, get_args
 
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_by_network, card_of
-from sd_scripts.options.compile import CUDA_GRAPHS_KEY, MORE, WITHOUT_CUDA_GRAPHS, CompileMoreOptions, CompileOptions
+from sd_scripts.options.compile import (
+    CUDA_GRAPHS_KEY,
+    MORE,
+    PARTITIONED,
+    WITHOUT_CUDA_GRAPHS,
+    CompileMoreOptions,
+    CompileOptions,
+)
 from sd_scripts.options.dataset import (
     VARY_CAPTIONS,
     VARY_IMAGES,
@@ -456,6 +463,26 @@ def cuda_graphs_with_checkpointing(training: TrainingOptions, compiled: CompileO
     )
 
 
+def activation_memory_budget_without_effect(
+    more: CompileMoreOptions, compiled: CompileOptions, training: TrainingOptions
+) -> Findings:
+    if more.activation_memory_budget == 1.0:
+        return
+    if not compiled.compile:
+        yield "activation_memory_budget", "has no effect without compile; turn compile on"
+    elif compiled.compile_backend not in PARTITIONED:
+        yield (
+            "activation_memory_budget",
+            f"has no effect with compile_backend = {compiled.compile_backend}; set compile_backend = inductor",
+        )
+    elif training.gradient_checkpointing:
+        yield (
+            "activation_memory_budget",
+            "gradient_checkpointing already keeps only the inputs of each block, so both together save hardly more "
+            "than it alone; turn one of them off",
+        )
+
+
 def compile_without_effect(
     more: CompileMoreOptions, compiled: CompileOptions, cache: CacheOptions, network: NetworkOptions | None
 ) -> Findings:
@@ -476,6 +503,7 @@ def compile_without_effect(
 
 REMARKS = (
     cuda_graphs_with_checkpointing,
+    activation_memory_budget_without_effect,
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,
     dataset_given_twice,

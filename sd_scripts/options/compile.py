@@ -11,6 +11,8 @@ from sd_scripts.options.optimizer_args import literals
 from sd_scripts.options.spec import OptionGroup, option, switch
 
 MORE = ("compile_text_encoder", "compile_vae")
+PARTITIONED = ("inductor", "aot_eager")
+"""Backends that choose which activations are kept."""
 OF_PYTORCH = (
     *("eager_noexcept", "eager_debug", "pre_dispatch_eager", "aot_eager_default_partitioner"),
     *("aot_eager_decomp_partition", "ts", "aot_ts"),
@@ -139,4 +141,12 @@ class CompileMoreOptions(OptionGroup, title="More compile settings"):
         label="Skip guards",
         shown_when="compile",
         also_with=MORE,
+    )
+    activation_memory_budget: float = option(
+        1.0,
+        "Share of their activations that compiled blocks keep for the backward pass; they compute the others again. "
+        "Below 1 it saves GPU memory at the price of slower steps, in finer steps than gradient_checkpointing; 0 keeps "
+        "only the inputs of each block.",
+        within=(0.0, 1.0),
+        shown_when="compile",
     )

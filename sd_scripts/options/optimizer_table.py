@@ -22,6 +22,8 @@ class KnownOptimizer:
     """Updates each element on its own, so that FSDP may show it only some rows of a weight."""
     small_rates: bool = False
     """Full training with it takes rates of 1e-6 to 1e-5."""
+    state_bytes: float | None = None
+    """Bytes of GPU memory that it keeps for each trained float32 value: 0 if they move to RAM; None: unknown."""
     installed: bool = True
     """Its package is in requirements.txt, and it is tested."""
 
@@ -40,10 +42,10 @@ def is_schedule_free_class(class_name: str) -> bool:
     return "ScheduleFree" in class_name
 
 
-_torch = KnownOptimizer(path="torch.optim.AdamW", elementwise=True, small_rates=True)
+_torch = KnownOptimizer(path="torch.optim.AdamW", elementwise=True, small_rates=True, state_bytes=8)
 _bitsandbytes = KnownOptimizer(path="", package="bitsandbytes", small_rates=True)
-_dadaptation = KnownOptimizer(path="", package="dadaptation", finds_its_rate=True)
-_schedulefree = KnownOptimizer(path="", package="schedulefree", elementwise=True)
+_dadaptation = KnownOptimizer(path="", package="dadaptation", finds_its_rate=True, state_bytes=12)
+_schedulefree = KnownOptimizer(path="", package="schedulefree", elementwise=True, state_bytes=8)
 _elsewhere = KnownOptimizer(path="", installed=False)
 _prodigyplus = replace(
     _elsewhere,
@@ -56,31 +58,33 @@ _nesterov = {"nesterov": True, "momentum": 0.9}
 
 OPTIMIZERS: dict[str, KnownOptimizer] = {
     "AdamW": replace(_torch, arguments={"fused": True}),
+    "AdamW8bit": replace(_bitsandbytes, path="bitsandbytes.optim.AdamW8bit", state_bytes=2.04),
     **{
-        name: replace(_bitsandbytes, path=f"bitsandbytes.optim.{name}")
-        for name in ("AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit")
+        name: replace(_bitsandbytes, path=f"bitsandbytes.optim.{name}", state_bytes=0)
+        for name in ("PagedAdamW", "PagedAdamW8bit", "PagedAdamW32bit", "PagedLion8bit")
     },
-    "Lion": replace(_torch, path="lion_pytorch.Lion", package="lion-pytorch"),
-    "Lion8bit": replace(_bitsandbytes, path="bitsandbytes.optim.Lion8bit"),
-    "PagedLion8bit": replace(_bitsandbytes, path="bitsandbytes.optim.PagedLion8bit"),
-    "SGDNesterov": replace(_torch, path="torch.optim.SGD", arguments=_nesterov, small_rates=False),
+    "Lion": replace(_torch, path="lion_pytorch.Lion", package="lion-pytorch", state_bytes=4),
+    "Lion8bit": replace(_bitsandbytes, path="bitsandbytes.optim.Lion8bit", state_bytes=1.02),
+    "SGDNesterov": replace(_torch, path="torch.optim.SGD", arguments=_nesterov, small_rates=False, state_bytes=4),
     "SGDNesterov8bit": replace(
-        _bitsandbytes, path="bitsandbytes.optim.SGD8bit", arguments=_nesterov, small_rates=False
+        _bitsandbytes, path="bitsandbytes.optim.SGD8bit", arguments=_nesterov, small_rates=False, state_bytes=1.02
     ),
     "DAdaptation": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdamPreprint"),
     "DAdaptAdamPreprint": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdamPreprint"),
     "DAdaptAdaGrad": replace(_dadaptation, path="dadaptation.DAdaptAdaGrad"),
     "DAdaptAdam": replace(_dadaptation, path="dadaptation.DAdaptAdam"),
-    "DAdaptAdan": replace(_dadaptation, path="dadaptation.DAdaptAdan"),
-    "DAdaptAdanIP": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdanIP"),
-    "DAdaptLion": replace(_dadaptation, path="dadaptation.DAdaptLion"),
+    "DAdaptAdan": replace(_dadaptation, path="dadaptation.DAdaptAdan", state_bytes=20),
+    "DAdaptAdanIP": replace(_dadaptation, path="dadaptation.experimental.DAdaptAdanIP", state_bytes=20),
+    "DAdaptLion": replace(_dadaptation, path="dadaptation.DAdaptLion", state_bytes=8),
     "DAdaptSGD": replace(_dadaptation, path="dadaptation.DAdaptSGD"),
-    "Prodigy": KnownOptimizer(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True),
-    "Adafactor": KnownOptimizer(path="transformers.optimization.Adafactor", package="transformers", small_rates=True),
+    "Prodigy": KnownOptimizer(path="prodigyopt.Prodigy", package="prodigyopt", finds_its_rate=True, state_bytes=16),
+    "Adafactor": KnownOptimizer(
+        path="transformers.optimization.Adafactor", package="transformers", small_rates=True, state_bytes=0.02
+    ),
     **{
-        name: replace(_schedulefree, path=f"schedulefree.{name}")
-        for name in ("AdamWScheduleFree", "RAdamScheduleFree", "SGDScheduleFree")
+        name: replace(_schedulefree, path=f"schedulefree.{name}") for name in ("AdamWScheduleFree", "RAdamScheduleFree")
     },
+    "SGDScheduleFree": replace(_schedulefree, path="schedulefree.SGDScheduleFree", state_bytes=4),
     "CAME": replace(_elsewhere, path="came_pytorch.CAME", package="came-pytorch"),
     "ProdigyPlusScheduleFree": _prodigyplus,
     "ProdigyPlus": _prodigyplus,

@@ -61,10 +61,10 @@ class Reporter:
     def print_warning(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def phase(self, name: str) -> Progress:
+    def phase(self, name: str, **payload: Any) -> Progress:
         """Report that a phase begins; return the function that reports its progress."""
         self.phase_name = name
-        self.emit("phase", name=name)
+        self.emit("phase", name=name, **payload)
         return lambda done, total: self.emit("phase", name=name, done=done, total=total)
 
     def cancellable_phase(self, name: str) -> Progress:

@@ -107,7 +107,10 @@ class RunState:
     """The learning rate curve of each parameter group."""
     vram: int = 0
     """Peak use in bytes."""
+    vram_of_phases: dict[str, int] = field(default_factory=dict)
+    """The peak of each phase."""
     vram_now: int = 0
+    """The peak of the current phase."""
     ram: int = 0
     """Memory use of the process in bytes."""
     started: float | None = None
@@ -223,6 +226,8 @@ class RunState:
         self.max_steps, self.epochs = event.get("max_steps") or 0, event.get("epochs") or 0
 
     def _on_phase(self, event: dict[str, Any]) -> None:
+        if used := int(event.get("vram") or 0):
+            self._used(self.phase, used)
         self._enter(event["name"], event)
         self.done, self.total = event.get("done") or 0, event.get("total") or 0
         self.phase_note = str(event.get("note") or "")
@@ -231,12 +236,17 @@ class RunState:
         if phase != self.phase:
             self.phase, self.phase_since, self.phase_note = phase, event.get("time"), ""
 
+    def _used(self, phase: str, bytes: int) -> None:
+        self.vram = max(self.vram, bytes)
+        self.vram_of_phases[phase] = max(self.vram_of_phases.get(phase, 0), bytes)
+
     def _on_step(self, event: dict[str, Any]) -> None:
         self._enter("training", event)
         self.step, self.epoch = event["step"], event.get("epoch", self.epoch)
         self.loss, self.average = event.get("loss"), event.get("average")
-        self.vram_now = event.get("vram") or self.vram_now
-        self.vram = max(self.vram, self.vram_now)
+        if used := event.get("vram"):
+            self.vram_now = used
+            self._used(self.phase, used)
         self.ram = event.get("ram") or self.ram
         if self.loss is not None and math.isfinite(self.loss):
             self.losses.add(self.step, self.loss)

@@ -16,6 +16,7 @@ import psutil
 
 from sd_scripts.formats.toml_files import write_toml
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.runs.run_state import RunState
 from sd_scripts.training.parent_watchdog import TIMED
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,15 @@ class Run:
     @property
     def allocated(self) -> int:
         """Peak bytes of tensors on the GPU in the whole run, caching included."""
-        return max(int(event.get("vram", 0)) for event in self.of("step"))
+        return max(self.phases.values(), default=0)
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Peak bytes of tensors on the GPU, by phase."""
+        state = RunState()
+        for event in self.events:
+            state.apply(event)
+        return state.vram_of_phases
 
     @property
     def images_per_step(self) -> float:

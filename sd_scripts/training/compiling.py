@@ -88,6 +88,7 @@ class Compilation:
         wait_until_warm()
         if chosen_of(self._options, self._more):
             _keep_metrics()
+            torch._functorch.config.activation_memory_budget = self._more.activation_memory_budget
         self._before = self._seen = Counts.so_far()
         self._places: dict[compile_report.Place, str] = {}
         self._metrics, self._known_breaks, self._told_breaks = 0, set[str](), set[str]()

@@ -22,6 +22,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import DistributedOptions, TrainingOptions
 from sd_scripts.runs.folder import RunFolder, new_run_folder
 from sd_scripts.runs.reporter import Progress, Reporter
+from sd_scripts.training.device_memory import DeviceMemory
 from sd_scripts.training.trackers import Trackers, tracker_folder
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Context(Reporter):
         self.settings, self.accelerator, self.seed, self.run_dir = settings, accelerator, seed, folder.path
         self.dtype = PRECISIONS[settings[TrainingOptions].mixed_precision]
         """The dtype that the model computes in."""
+        self.memory = DeviceMemory(self.device)
         self.output_dir = Path(settings[SavingOptions].output_dir or ".")
         self.trackers = Trackers(accelerator, self.warn)
         self.at_end = contextlib.ExitStack()
@@ -98,10 +100,12 @@ class Context(Reporter):
         if self.is_main:
             logger.warning(text)
 
-    def phase(self, name: str) -> Progress:
+    def phase(self, name: str, **payload: Any) -> Progress:
+        """Report that a phase begins, with `vram`: the peak of the phase before it in bytes."""
         if self.is_main:
             logger.info("%s", name)
-        return super().phase(name)
+        used = self.memory.next_phase()
+        return super().phase(name, **payload, **({"vram": used} if used else {}))
 
     def stop_requested(self) -> bool:
         """Several processes begin first, then stop together."""

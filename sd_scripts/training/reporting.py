@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.device_memory import SpillWatch, driver_moves_memory
 from sd_scripts.training.error_hints import nonfinite_hint
 from sd_scripts.training.progress import Progress
 
@@ -35,6 +36,8 @@ class StepReporter:
         self._waiting: deque[tuple[dict[str, Any], Tensor, torch.cuda.Event | None]] = deque()
         self._recent: deque[float] = deque(maxlen=AVERAGE_OVER)
         self._shape = ""
+        watches = context.device.type == "cuda" and driver_moves_memory()
+        self._spill = SpillWatch(context.memory.size()) if watches else None
         self._bar = tqdm(total=max_steps, initial=start, unit="step", disable=not context.is_main, smoothing=0.1)
         self._clock = time.perf_counter()
 
@@ -55,6 +58,8 @@ class StepReporter:
         report = {"step": progress.step, "epoch": progress.epoch, "lr": rates, "seconds": seconds}
         if shape != self._shape:
             report["shape"] = self._shape = shape
+        if self._spill and (spilled := self._spill.step(shape, seconds, self._context.memory.reserved())):
+            self._context.warn_once("spill", spilled)
         if norm is not None:
             loss = torch.stack((loss.float(), norm.float()))  # one copy
         ready = None
@@ -111,10 +116,9 @@ class StepReporter:
         self._context.warn(f"{what} at step {step}; the step is skipped")
 
     def _memory(self) -> dict[str, int]:
-        """Return the peak GPU bytes and this process's RAM, at most every MEMORY_EVERY seconds: reading is slow."""
+        """Return the phase's peak of GPU bytes and the RAM, at most every MEMORY_EVERY seconds: reading is slow."""
         now = time.perf_counter()
         if now - self._looked < MEMORY_EVERY or not self._context.is_main:
             return {}
         self._looked = now
-        cuda = self._context.device.type == "cuda"
-        return {"vram": torch.cuda.max_memory_allocated() if cuda else 0, "ram": self._process.memory_info().rss}
+        return {"vram": self._context.memory.phase_peak(), "ram": self._process.memory_info().rss}

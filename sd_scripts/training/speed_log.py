@@ -63,6 +63,6 @@ class SpeedLog:
             first_seconds=self._first,
             graphs=compiled.graphs if compiled else 0,
             compile_seconds=compiled.seconds if compiled else 0.0,
-            gpu_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
+            gpu_bytes=context.memory.peak(),
         )
         remember(measured)

@@ -5,6 +5,7 @@ from pathlib import Path
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard, PanelCard
 from sd_scripts.families.flux.checks import PROBLEMS, REMARKS
 from sd_scripts.families.flux.kohya import KOHYA
+from sd_scripts.families.flux.memory_facts import MEMORY
 from sd_scripts.families.flux.options import RECOMMENDED, FluxModelOptions, FluxNetworkOptions
 from sd_scripts.families.flux.speeds import GRAPHS, SPEEDS
 from sd_scripts.formats.documents import read_json
@@ -122,6 +123,7 @@ CARD = FamilyCard(
     side_multiple=16,
     graphs=GRAPHS,
     speeds=SPEEDS,
+    memory=MEMORY,
     sample_defaults=SamplePrompt(steps=20, scale=1.0),
     hub_words=("flux",),
     model_panel=("clip_l", "t5xxl", "ae", "t5xxl_max_token_length", "apply_t5_attn_mask"),

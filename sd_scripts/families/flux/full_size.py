@@ -47,6 +47,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "compiled": COMPILED,
         "eager_checkpointing": CHECKPOINTING,
         "compiled_checkpointing": SMALL,
+        "budget50": COMPILED | {"activation_memory_budget": 0.5},
+        "budget0": COMPILED | {"activation_memory_budget": 0.0},
         "fp8_compute": COMPILED | {"fp8_compute": True},
         "fp8_base": SMALL | {"fp8_base": True},
         "fp8_all": SMALL | {"fp8_base": True, "fp8_compute": True},

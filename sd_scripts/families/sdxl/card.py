@@ -3,6 +3,7 @@
 from sd_scripts.families.card import DENOISER, VAE, ComponentCard, FamilyCard
 from sd_scripts.families.sdxl.checks import PROBLEMS, U_NET_BLOCKS
 from sd_scripts.families.sdxl.kohya import KOHYA
+from sd_scripts.families.sdxl.memory_facts import MEMORY
 from sd_scripts.families.sdxl.speeds import GRAPHS, SPEEDS
 
 CARD = FamilyCard(
@@ -60,6 +61,7 @@ CARD = FamilyCard(
     side_multiple=8,
     graphs=GRAPHS,
     speeds=SPEEDS,
+    memory=MEMORY,
     hub_words=("xl",),
     marks=(
         ("conditioner.embedders.1.model.ln_final.weight", "sdxl", "SDXL checkpoint"),

@@ -66,6 +66,8 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "graphs_accumulation": GRAPHS | TWICE,
         "eager_checkpointing": CHECKPOINTING,
         "compiled_checkpointing": COMPILED | CHECKPOINTING,
+        "budget50": COMPILED | {"activation_memory_budget": 0.5},
+        "budget0": COMPILED | {"activation_memory_budget": 0.0},
     },
     "full": {
         "eager": {},

@@ -1,0 +1,43 @@
+"""How much memory FLUX.1 takes, as counted and as measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sd_scripts.families.memory_facts import Activations, MemoryFacts
+
+if TYPE_CHECKING:
+    from sd_scripts.options.settings import Settings
+
+DOUBLE_BLOCK, SINGLE_BLOCK = 339_831_296, 141_591_808
+
+
+def tokens(width: int, height: int, frames: int, settings: Settings) -> float:
+    """Return the tokens of image and text."""
+    text = settings.value("t5xxl_max_token_length") or 512
+    return width // 16 * (height // 16) * frames + float(text)
+
+
+def swapped(blocks_to_swap: int) -> int:
+    double = blocks_to_swap // 2  # as library/block_swap.py divides them
+    return double * DOUBLE_BLOCK + (blocks_to_swap - double) * 2 * SINGLE_BLOCK
+
+
+MEMORY = MemoryFacts(
+    values={
+        "denoiser": 11_901_408_320,
+        "text_encoder1": 123_060_480,
+        "text_encoder2": 4_762_310_656,
+        "vae": 83_819_683,
+    },
+    largest_block=DOUBLE_BLOCK,
+    lora={"denoiser": 4_786_176, "text_encoder1": 165_888},
+    fp8_values=19 * 339_738_624 + 38 * 141_557_760,
+    fp8_text=4_630_511_616,
+    swapped=swapped,
+    units=tokens,
+    activations=Activations(
+        eager=8_270_000, compiled=6_660_000, checkpointed=566_000, compiled_checkpointed=555_000, fixed=5e7
+    ),
+    encode=2_500,
+)

@@ -1,0 +1,55 @@
+"""What decides the memory of a model family at full size, without torch; the plan of a run adds it up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sd_scripts.options.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """What blocks keep for the backward pass at its start, in bytes per unit of a sample, in half precision.
+
+    Measured on one NVIDIA H200 (docs/performance.md); the number of layers and their widths decide it, not the GPU.
+    """
+
+    eager: float
+    compiled: float
+    checkpointed: float
+    """With gradient_checkpointing: the inputs of all blocks, and what one of them computes again."""
+    compiled_checkpointed: float
+    budgets: Mapping[float, float] = field(default_factory=dict)
+    """activation_memory_budget -> the same for compiled blocks."""
+    fixed: float = 0.0
+    """Bytes that do not grow with the samples: workspaces, the largest temporary copies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFacts:
+    """Sizes of a family's full-size model."""
+
+    values: Mapping[str, int]
+    """Component -> number of values."""
+    largest_block: int
+    """Values of the largest repeated block."""
+    lora: Mapping[str, int]
+    """Component -> values of a LoRA of rank 1 on all of its Linear layers that are adapted by default."""
+    lora_conv: int = 0
+    """The same of the denoiser's convolutions, with conv_dim."""
+    fp8_values: int = 0
+    """Values of the denoiser that are held in fp8 where that is chosen."""
+    fp8_text: int = 0
+    """The same of text encoders."""
+    swapped: Callable[[int], int] = lambda blocks_to_swap: 0
+    """blocks_to_swap -> values of the denoiser that are off the device."""
+    units: Callable[[int, int, int, Settings], float]
+    """Width and height in pixels, frames, settings -> units of a sample, to which its activations are proportional."""
+    activations: Activations
+    encode: float
+    """Bytes that encoding takes for each pixel, in half precision."""
+    text_batch: float = 0.0
+    """Bytes that encoding captions takes, in half precision."""

@@ -1,0 +1,33 @@
+"""How much memory SDXL takes, as counted and as measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sd_scripts.families.memory_facts import Activations, MemoryFacts
+
+if TYPE_CHECKING:
+    from sd_scripts.options.settings import Settings
+
+
+def latent_positions(width: int, height: int, frames: int, settings: Settings) -> float:
+    """Return the positions of the latents."""
+    return width / 8 * (height / 8) * frames
+
+
+MEMORY = MemoryFacts(
+    values={
+        "denoiser": 2_567_463_684,
+        "text_encoder1": 123_060_480,
+        "text_encoder2": 694_659_840,
+        "vae": 83_653_863,
+    },
+    largest_block=49_164_800,
+    lora={"denoiser": 2_659_840, "text_encoder1": 165_888, "text_encoder2": 737_280},
+    lora_conv=355_840,
+    units=latent_positions,
+    activations=Activations(
+        eager=417_700, compiled=353_300, checkpointed=105_000, compiled_checkpointed=100_000, fixed=1.5e8
+    ),
+    encode=2_500,
+)

@@ -1,0 +1,337 @@
+"""How much memory a run takes on the GPU and in main memory, phase by phase, added up from the sizes of the model."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.card import DENOISER, VAE, FamilyCard
+from sd_scripts.families.memory_facts import Activations, MemoryFacts
+from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.full import FullOptions, FusedOptions
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.model import ModelOptions
+from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network_args import NetworkArguments
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
+from sd_scripts.options.sampling import SampleOptions
+from sd_scripts.options.saving import EmaOptions
+from sd_scripts.options.settings import Settings
+from sd_scripts.options.training import TrainingOptions
+
+GIB = 2**30
+FULL, HALF, FP8 = 4, 2, 1
+"""Bytes of a value."""
+DEFAULT_DIM = 4
+UNKNOWN_OPTIMIZER = 8.0
+"""Bytes of state for each trained value, as Adam has them."""
+TRAINING, LATENTS, TEXT = "training", "caching latents", "caching text"
+ENCODED_AT_ONCE = 4 * 1024 * 1024
+"""Pixels that the VAE encodes at once."""
+LEFT_IN_BACKWARD = 1 / 3
+"""Share of checkpointed activations that are left when the first of the largest blocks is updated within backward."""
+CONTEXT, SPARE = int(0.8 * GIB), 1.03
+"""What CUDA and its libraries take, and how much more PyTorch reserves than tensors need; measured on one H200."""
+PROCESS, PINNED = int(2.1 * GIB), 1.15
+"""Main memory of a training process without a model, and of a swapped block for each of its bytes; measured too."""
+TOLERANCE = 0.05
+"""By how much the size of a model may differ from that of the full-size model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """What a run takes at its peak."""
+
+    phase: str
+    """The phase of the peak."""
+    parts: tuple[Part, ...]
+    """Of that phase, in all `peak` bytes."""
+    phases: Mapping[str, int]
+    """The peak of all tensors on the GPU in each phase."""
+    peak: int
+    in_use: int
+    """What other programs see: with CUDA itself, and what PyTorch reserves beyond the tensors."""
+    card: int
+    """Bytes that the GPU has; 0 if unknown."""
+    main_memory: int
+
+    @property
+    def fits(self) -> bool:
+        return not self.card or self.in_use <= self.card
+
+
+def plan_memory(
+    settings: Settings, card: FamilyCard, shapes: Iterable[BatchShape], *, model_values: int, gpu_bytes: int = 0
+) -> MemoryPlan | None:
+    """Return the memory of a run; None if it is not known for a model of this size.
+
+    `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory of the GPU, 0 if unknown.
+    """
+    facts = card.memory
+    if facts is None or not _is_full_size(facts, model_values):
+        return None
+    run = _Run(settings=settings, card=card, facts=facts, shapes=tuple(shapes))
+    phases = {name: parts for name, parts in run.phases().items() if parts}
+    peaks = {name: sum(part.bytes for part in parts) for name, parts in phases.items()}
+    phase = max(peaks, key=lambda name: peaks[name])
+    peak = peaks[phase]
+    return MemoryPlan(
+        phase=phase,
+        parts=tuple(part for part in phases[phase] if part.bytes),
+        phases=peaks,
+        peak=peak,
+        in_use=int(peak * SPARE) + CONTEXT,
+        card=gpu_bytes,
+        main_memory=run.main_memory(),
+    )
+
+
+def _is_full_size(facts: MemoryFacts, values: int) -> bool:
+    """Return whether a file with so many values is the full-size denoiser, alone or with the other components."""
+    sizes = (facts.values[DENOISER], sum(facts.values.values()))
+    return not values or any(abs(values / size - 1) <= TOLERANCE for size in sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Counts the bytes of a run. The steps of the base model's size are those of `training/` and `families/`."""
+
+    settings: Settings
+    card: FamilyCard
+    facts: MemoryFacts
+    shapes: tuple[BatchShape, ...]
+
+    @property
+    def training(self) -> TrainingOptions:
+        return self.settings[TrainingOptions]
+
+    @property
+    def network(self) -> NetworkOptions | None:
+        return self.settings.get(NetworkOptions)
+
+    @property
+    def compute(self) -> int:
+        """Bytes of a value that the model computes with."""
+        return FULL if self.training.mixed_precision == "no" else HALF
+
+    @property
+    def held(self) -> int:
+        """Bytes of a value in which full training holds its weights."""
+        return HALF if self.training.full_bf16 or self.training.full_fp16 else FULL
+
+    def phases(self) -> dict[str, tuple[Part, ...]]:
+        """Return the parts of each phase."""
+        cache = self.settings[CacheOptions]
+        phases = {
+            LATENTS: self._caching_latents() if cache.caches_latents else (),
+            TEXT: self._caching_text() if cache.caches_text else (),
+            TRAINING: self._training(),
+        }
+        if self._samples():
+            phases["sampling"] = (*self._static(), Part(name="VAE", bytes=self._vae() + self._encoding(1)))
+        return phases
+
+    def main_memory(self) -> int:
+        """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
+        encoders = sum(self._values_of_encoders().values()) * HALF  # as in their files
+        off = self.facts.swapped(self._swap) * self._bytes_of_blocks() * PINNED
+        cached = self.settings[CacheOptions]
+        read = 0 if cached.cache_text_encoder_outputs_to_disk else encoders
+        return PROCESS + int(max(read, off, self.facts.values[VAE] * FULL))
+
+    # what is in memory in all steps
+
+    def _static(self) -> tuple[Part, ...]:
+        trained, state = self._trained(), self._bytes_of_state()
+        own = 0.0
+        if self.network:
+            own = trained * (FULL + self.compute)  # masters and compute copies
+        elif self.held != self.compute:
+            own = trained * self.held
+        ema = self.settings[EmaOptions]
+        return (
+            Part(name="weights", bytes=int(self._weights())),
+            Part(name="adapter" if self.network else "master weights", bytes=int(own)),
+            Part(name="optimizer", bytes=int(trained * state)),
+            Part(name="EMA", bytes=trained * FULL if ema.use_ema and ema.ema_device == "gpu" else 0),
+            Part(name="text encoders and VAE", bytes=int(self._used_by_steps())),
+        )
+
+    def _weights(self) -> float:
+        """Return the bytes of the denoiser on the device."""
+        values, off = self.facts.values[DENOISER], self.facts.swapped(self._swap)
+        whole = values * self.compute - self.facts.fp8_values * (self.compute - self._bytes_of_blocks())
+        return whole - off * self._bytes_of_blocks()
+
+    def _bytes_of_blocks(self) -> int:
+        fp8 = self.network and (self.training.fp8_base or self.training.fp8_base_unet)
+        return FP8 if fp8 and self.card.has("fp8") else self.compute
+
+    @property
+    def _swap(self) -> int:
+        memory = self.settings.get(MemoryOptions)
+        return (memory.blocks_to_swap or 0) if memory else 0
+
+    def _trained(self) -> int:
+        """Return how many values learn."""
+        facts, encoders = self.facts, self._trained_encoders()
+        if not self.network:
+            return facts.values[DENOISER] + sum(facts.values[name] for name in encoders)
+        dim = self.network.network_dim or DEFAULT_DIM
+        text = sum(facts.lora.get(name, 0) for name in encoders) * dim
+        if self.network.network_train_text_encoder_only:
+            return text
+        arguments = NetworkArguments(dict(item.split("=", 1) for item in self.network.network_args if "=" in item))
+        conv = arguments.whole_number("conv_dim") or 0
+        return facts.lora[DENOISER] * dim + facts.lora_conv * conv + text
+
+    def _trained_encoders(self) -> list[str]:
+        names = [name for name in self.facts.values if name not in (DENOISER, VAE)]
+        base = self.settings[OptimizerOptions].learning_rate
+        if self.network:
+            trains = not self.network.network_train_unet_only
+            rates = [self.network.rate_of_encoder(number, base) for number in range(len(names))]
+            return [
+                name for name, rate in zip(names, rates, strict=True) if trains and rate and name in self.facts.lora
+            ]
+        full = self.settings[FullOptions]
+        trains = full.train_text_encoder and self.card.has("trains_text")
+        return [name for number, name in enumerate(names) if trains and full.rate_of_encoder(number, base)]
+
+    def _bytes_of_state(self) -> float:
+        """Return the optimizer's bytes for each trained value."""
+        name = optimizer_name(self.settings[OptimizerOptions].optimizer_type)
+        state = known_optimizer(name).state_bytes
+        if self._rounds_itself:
+            return 2 * HALF
+        return UNKNOWN_OPTIMIZER if state is None else state
+
+    @property
+    def _rounds_itself(self) -> bool:
+        """Whether our AdamW trains weights in half precision, with moments in half precision."""
+        return not self.network and self.held == HALF and self._is_adamw
+
+    @property
+    def _is_adamw(self) -> bool:
+        return optimizer_name(self.settings[OptimizerOptions].optimizer_type) == "AdamW"
+
+    def _used_by_steps(self) -> float:
+        """Return the bytes of the VAE and of text encoders, as far as steps call them."""
+        cache = self.settings[CacheOptions]
+        vae = 0.0 if cache.caches_latents else self._vae()
+        called = self._trained_encoders() if cache.caches_text else self._values_of_encoders()
+        return vae + sum(self._bytes_of_encoder(name) for name in called)
+
+    # phases
+
+    def _training(self) -> tuple[Part, ...]:
+        """Return the parts where they are largest: at the start of backward, or at its end."""
+        static, activations = self._static(), self._activations()
+        first, last, left = self._gradients_at_start(), self._gradients_at_end(), self._left_at_end(activations)
+        gradients, kept = (first, activations) if first + activations >= last + left else (last, left)
+        return (
+            *static,
+            Part(name="gradients", bytes=int(gradients)),
+            Part(name="activations", bytes=int(kept)),
+        )
+
+    def _gradients_at_start(self) -> float:
+        accumulates = self.training.gradient_accumulation_steps > 1
+        if not accumulates:
+            return 0.0
+        return self._trained() * float(FULL if self.network or self.held == FULL else HALF)
+
+    def _gradients_at_end(self) -> float:
+        """Return the bytes of gradients, and of float32 copies of half-precision weights, before the update."""
+        if self.network:
+            return self._trained() * float(FULL)
+        fused, surrogate = self.settings[FusedOptions].chosen, 0
+        if self.held == HALF and not self._is_adamw:
+            surrogate = 2 * FULL  # weight and gradient, of one block at a time
+        if known_optimizer(self.settings[OptimizerOptions].optimizer_type).one_rate:
+            return self._trained() * float(self.compute + surrogate)
+        largest = self.facts.largest_block
+        if fused:
+            return largest * float(self.compute + surrogate)
+        reads_copies = self._is_adamw and self.training.mixed_precision != "fp16"
+        each = self.compute if reads_copies or self.held == self.compute else FULL
+        return self._trained() * float(each) + largest * float(surrogate)
+
+    def _left_at_end(self, activations: float) -> float:
+        """Return the activations that are left when the gradients are largest."""
+        if self.network or not self.settings[FusedOptions].chosen:
+            return self.facts.activations.fixed
+        return activations * LEFT_IN_BACKWARD + self.facts.activations.fixed
+
+    def _activations(self) -> float:
+        facts = self.facts.activations
+        units = max((self._units(shape) for shape in self.shapes), default=0.0)
+        return self._bytes_of_unit(facts) * units * self.compute / HALF + facts.fixed
+
+    def _bytes_of_unit(self, facts: Activations) -> float:
+        compiled, budget = self.settings[CompileOptions], self.settings[CompileMoreOptions].activation_memory_budget
+        if self.training.gradient_checkpointing:
+            return facts.compiled_checkpointed if compiled.compile else facts.checkpointed
+        if not compiled.compile:
+            return facts.eager
+        return _at(budget, {**facts.budgets, 1.0: facts.compiled})
+
+    def _units(self, shape: BatchShape) -> float:
+        extent = shape.extent
+        return shape.images * self.facts.units(extent.width, extent.height, extent.frames, self.settings)
+
+    def _caching_latents(self) -> tuple[Part, ...]:
+        batch = self.settings[CacheOptions].vae_batch_size
+        return (
+            Part(name="VAE", bytes=int(self._vae())),
+            Part(name="encoding", bytes=int(self._encoding(batch))),
+        )
+
+    def _caching_text(self) -> tuple[Part, ...]:
+        encoders = sum(self._bytes_of_encoder(name) for name in self._values_of_encoders())
+        work = self.facts.text_batch * self.compute / HALF
+        return (Part(name="text encoders", bytes=int(encoders)), Part(name="encoding", bytes=int(work)))
+
+    def _encoding(self, images: int) -> int:
+        """Return the bytes that the VAE takes beside its weights."""
+        pixels = max((shape.extent.width * shape.extent.height for shape in self.shapes), default=0)
+        at_once = max(pixels, min(images * pixels, ENCODED_AT_ONCE))
+        return int(self.facts.encode * at_once * self._bytes_of_vae() / HALF)
+
+    def _vae(self) -> int:
+        return self.facts.values[VAE] * self._bytes_of_vae()
+
+    def _bytes_of_vae(self) -> int:
+        wide = self.settings[ModelOptions].no_half_vae and self.card.has("own_vae")
+        return FULL if wide else self.compute
+
+    def _values_of_encoders(self) -> dict[str, int]:
+        return {name: values for name, values in self.facts.values.items() if name not in (DENOISER, VAE)}
+
+    def _bytes_of_encoder(self, name: str) -> float:
+        values = self.facts.values[name]
+        if not self.network and name in self._trained_encoders():
+            return float(values * self.compute)
+        quantized = self.network and self.training.fp8_base and not self.training.fp8_base_unet
+        fp8 = self.facts.fp8_text if quantized and values > self.facts.fp8_text else 0
+        return float(values * self.compute - fp8 * (self.compute - FP8))
+
+    def _samples(self) -> bool:
+        return bool(self.settings[SampleOptions].sample_prompts)
+
+
+def _at(budget: float, known: Mapping[float, float]) -> float:
+    """Return the bytes for a budget; between two that were measured in proportion."""
+    below = max((each for each in known if each <= budget), default=min(known))
+    above = min((each for each in known if each >= budget), default=max(known))
+    if above == below:
+        return known[below]
+    share = (budget - below) / (above - below)
+    return known[below] + share * (known[above] - known[below])
