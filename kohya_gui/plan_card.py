@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,7 @@ def empty(why: str) -> str:
 def filled(plan: Mapping[str, Any]) -> str:
     """Return the card of a plan that was made."""
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in plan["rows"])
+    bar = memory_bar(plan["memory_parts"], plan["memory"]) if plan["memory"] else ""
     notes = [*((plan["compile"] or {}).get("advice") or ()), *plan["warnings"]]
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     below = f"<ul>{told}</ul>" if notes else ""
@@ -134,7 +135,33 @@ def filled(plan: Mapping[str, Any]) -> str:
     measure = (
         f'<p class="ways"><button type="button" data-measure="start" title="{MEASURE_HINT}">{MEASURE}</button></p>'
     )
-    return f'<details class="plan">{summary}<dl>{rows}</dl>{below}{measure}</details>'
+    return f'<details class="plan">{summary}<dl>{rows}</dl>{bar}{below}{measure}</details>'
+
+
+def memory_bar(parts: Sequence[tuple[str, int]], memory: Mapping[str, Any]) -> str:
+    """Return the parts of the GPU's memory side by side, on a scale that ends with the GPU's size or after it."""
+    size, used = int(memory["card"]), int(memory["in_use"])
+    scale = max(size, used)
+    shown = [(name, bytes) for name, bytes in parts if bytes > 0]
+    spans = "".join(
+        f'<span style="width:{100 * bytes / scale:.2f}%" data-part="{number}" title="{_part(name, bytes)}"></span>'
+        for number, (name, bytes) in enumerate(shown)
+    )
+    legend = "".join(
+        f'<li data-part="{number}">{_part(name, bytes)}</li>' for number, (name, bytes) in enumerate(shown)
+    )
+    mark = f'<i style="left:{100 * size / scale:.2f}%" title="{_gib(size)} on this GPU"></i>' if size else ""
+    words = f"GPU memory: {_gib(used)}" + (f" of {_gib(size)}" if size else "")
+    over = " over" if size and used > size else ""
+    return f'<div class="memory{over}" role="img" aria-label="{words}"><div>{spans}{mark}</div><ul>{legend}</ul></div>'
+
+
+def _part(name: str, bytes: int) -> str:
+    return escape(f"{name} {_gib(bytes)}")
+
+
+def _gib(bytes: int) -> str:
+    return f"{bytes / 2**30:.1f} GiB"
 
 
 def _changed(place: Path) -> int:

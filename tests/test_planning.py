@@ -24,9 +24,10 @@ from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, decidi
 from sd_scripts.planning.text import lines, pays
 from sd_scripts.runs import measurements
 from sd_scripts.runs.measurements import Measurement, remember, remembered
+from sd_scripts.runs.nvidia import CPU, Gpu
 
 ROOT = Path(__file__).parents[1]
-H200 = "NVIDIA H200"
+H200, NO_GPU = Gpu("NVIDIA H200"), Gpu(CPU)
 
 
 def settings_for(folder: Path, sizes: Sequence[tuple[int, int]], script: Script = SDXL_LORA, **values: Any) -> Settings:
@@ -35,8 +36,8 @@ def settings_for(folder: Path, sizes: Sequence[tuple[int, int]], script: Script 
     return from_values(script, {**data, "max_bucket_reso": 2048, "max_train_steps": 1000, **values})
 
 
-def plan(settings: Settings, *known: Measurement, device: str = "cpu") -> RunPlan:
-    return plan_run(settings, device, known)
+def plan(settings: Settings, *known: Measurement, gpu: Gpu = NO_GPU) -> RunPlan:
+    return plan_run(settings, gpu, known)
 
 
 def measured(settings: Settings, seconds: dict[str, float], **more: Any) -> Measurement:
@@ -103,7 +104,7 @@ def test_short_batches_are_advised_against_only_where_they_cost_graphs(tmp_path:
 
 
 def test_without_compiling_nothing_is_said_of_it(tmp_path: Path) -> None:
-    found = plan(settings_for(tmp_path, [SQUARE]), device=H200)
+    found = plan(settings_for(tmp_path, [SQUARE]), gpu=H200)
     assert (found.compile, found.compile_time, found.break_even, found.elsewhere) == (None, None, None, "")
     assert not any(line.startswith(("Graphs", "Compiling", "Pays off")) for line in lines(found))
 
@@ -122,7 +123,7 @@ def test_a_step_takes_what_it_took_in_the_last_run_with_these_settings(tmp_path:
 @pytest.mark.parametrize(
     "other",
     [
-        {"device": H200},
+        {"device": H200.name},
         {"torch": "1.13"},
         {"model_size": 7},
         {"family": "flux"},
@@ -169,7 +170,7 @@ def test_what_compiling_costs_more_than_it_saves_is_told() -> None:
 
 def test_the_measured_table_is_for_its_gpu_and_size_alone(tmp_path: Path) -> None:
     settings = settings_for(tmp_path / "a", [SQUARE], compile=True)
-    found = plan(settings, device=H200)
+    found = plan(settings, gpu=H200)
     assert found.step_time is not None
     assert (found.step_time.seconds, found.step_time.source) == (0.1396, "estimated")
     assert found.break_even is not None
@@ -178,9 +179,9 @@ def test_the_measured_table_is_for_its_gpu_and_size_alone(tmp_path: Path) -> Non
     assert (here.step_time, here.break_even) == (None, None)
     assert "paid after about 490 steps" in here.elsewhere
     checkpointed = from_values(SDXL_LORA, {**settings.changed(), "gradient_checkpointing": True})
-    assert plan(checkpointed, device=H200).step_time is None
+    assert plan(checkpointed, gpu=H200).step_time is None
     small = from_values(SDXL_LORA, {**settings.changed(), "resolution": "512,512"})
-    assert plan(small, device=H200).step_time is None
+    assert plan(small, gpu=H200).step_time is None
 
 
 def test_every_deciding_option_exists() -> None:

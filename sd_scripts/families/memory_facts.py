@@ -10,22 +10,34 @@ if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
 
+@dataclass(frozen=True)
+class Growing:
+    """Bytes that grow with the samples."""
+
+    per_unit: float
+    fixed: float = 0.0
+    """Bytes that do not grow: workspaces, the largest temporary copies."""
+
+    def __call__(self, units: float) -> float:
+        return self.per_unit * units + self.fixed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """What blocks keep for the backward pass at its start, in bytes per unit of a sample, in half precision.
+    """What is kept for the backward pass at its start, by the units of all samples, in half precision.
 
     Measured on one NVIDIA H200 (docs/performance.md); the number of layers and their widths decide it, not the GPU.
     """
 
-    eager: float
-    compiled: float
-    checkpointed: float
+    eager: Growing
+    compiled: Growing
+    checkpointed: Growing
     """With gradient_checkpointing: the inputs of all blocks, and what one of them computes again."""
-    compiled_checkpointed: float
-    budgets: Mapping[float, float] = field(default_factory=dict)
+    compiled_checkpointed: Growing
+    budgets: Mapping[float, Growing] = field(default_factory=dict)
     """activation_memory_budget -> the same for compiled blocks."""
-    fixed: float = 0.0
-    """Bytes that do not grow with the samples: workspaces, the largest temporary copies."""
+    left: float = 0.5
+    """Share of the checkpointed ones that is left when the first of the largest blocks is updated within backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +62,6 @@ class MemoryFacts:
     """Width and height in pixels, frames, settings -> units of a sample, to which its activations are proportional."""
     activations: Activations
     encode: float
-    """Bytes that encoding takes for each pixel, in half precision."""
-    text_batch: float = 0.0
-    """Bytes that encoding captions takes, in half precision."""
+    """Bytes that the VAE's encoder takes for each pixel, in half precision."""
+    caption: float = 0.0
+    """Bytes that the text encoders take for each caption of a batch, in half precision."""

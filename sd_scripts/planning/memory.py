@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.card import DENOISER, VAE, FamilyCard
-from sd_scripts.families.memory_facts import Activations, MemoryFacts
+from sd_scripts.families.memory_facts import Growing, MemoryFacts
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
@@ -29,12 +29,14 @@ UNKNOWN_OPTIMIZER = 8.0
 TRAINING, LATENTS, TEXT = "training", "caching latents", "caching text"
 ENCODED_AT_ONCE = 4 * 1024 * 1024
 """Pixels that the VAE encodes at once."""
-LEFT_IN_BACKWARD = 1 / 3
-"""Share of checkpointed activations that are left when the first of the largest blocks is updated within backward."""
-CONTEXT, SPARE = int(0.8 * GIB), 1.03
+CAPTIONS = 16
+"""Captions that are encoded at once by default."""
+IN_FULL = 1.6
+"""How much more the VAE takes in float32 than in half precision, whose convolutions need other workspaces."""
+CONTEXT, SPARE = int(0.8 * GIB), 1.02
 """What CUDA and its libraries take, and how much more PyTorch reserves than tensors need; measured on one H200."""
-PROCESS, PINNED = int(2.1 * GIB), 1.15
-"""Main memory of a training process without a model, and of a swapped block for each of its bytes; measured too."""
+PROCESS, PINNED = int(2.1 * GIB), 1.4
+"""Main memory of a training process without a model, and of swapped blocks for each of their bytes; measured too."""
 TOLERANCE = 0.05
 """By how much the size of a model may differ from that of the full-size model."""
 
@@ -68,16 +70,23 @@ class MemoryPlan:
 
 
 def plan_memory(
-    settings: Settings, card: FamilyCard, shapes: Iterable[BatchShape], *, model_values: int, gpu_bytes: int = 0
+    settings: Settings,
+    card: FamilyCard,
+    shapes: Iterable[BatchShape],
+    *,
+    captions: int = CAPTIONS,
+    model_values: int = 0,
+    gpu_bytes: int = 0,
 ) -> MemoryPlan | None:
     """Return the memory of a run; None if it is not known for a model of this size.
 
-    `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory of the GPU, 0 if unknown.
+    `captions`: how many there are. `model_values`: values in the base model's file, 0 if unknown. `gpu_bytes`: memory
+    of the GPU, 0 if unknown.
     """
     facts = card.memory
     if facts is None or not _is_full_size(facts, model_values):
         return None
-    run = _Run(settings=settings, card=card, facts=facts, shapes=tuple(shapes))
+    run = _Run(settings=settings, card=card, facts=facts, shapes=tuple(shapes), captions=captions)
     phases = {name: parts for name, parts in run.phases().items() if parts}
     peaks = {name: sum(part.bytes for part in parts) for name, parts in phases.items()}
     phase = max(peaks, key=lambda name: peaks[name])
@@ -107,6 +116,7 @@ class _Run:
     card: FamilyCard
     facts: MemoryFacts
     shapes: tuple[BatchShape, ...]
+    captions: int
 
     @property
     def training(self) -> TrainingOptions:
@@ -141,6 +151,7 @@ class _Run:
     def main_memory(self) -> int:
         """Return the peak of the process: text encoders as they are read, or blocks that are swapped."""
         encoders = sum(self._values_of_encoders().values()) * HALF  # as in their files
+        encoders += self._fp8_text * FP8
         off = self.facts.swapped(self._swap) * self._bytes_of_blocks() * PINNED
         cached = self.settings[CacheOptions]
         read = 0 if cached.cache_text_encoder_outputs_to_disk else encoders
@@ -232,10 +243,19 @@ class _Run:
     # phases
 
     def _training(self) -> tuple[Part, ...]:
-        """Return the parts where they are largest: at the start of backward, or at its end."""
+        """Return the parts where they are largest: while images are encoded, at the start of backward, or at its end.
+
+        The gradients of an earlier batch are there from the start."""
         static, activations = self._static(), self._activations()
-        first, last, left = self._gradients_at_start(), self._gradients_at_end(), self._left_at_end(activations)
-        gradients, kept = (first, activations) if first + activations >= last + left else (last, left)
+        first, encoding = self._gradients_at_start(), 0
+        if not self.settings[CacheOptions].caches_latents:
+            encoding = self._encoding(max((shape.images for shape in self.shapes), default=1))
+        moments = (
+            (first, float(encoding)),
+            (first, activations),
+            (self._gradients_at_end(), self._left_at_end(activations)),
+        )
+        gradients, kept = max(moments, key=sum)
         return (
             *static,
             Part(name="gradients", bytes=int(gradients)),
@@ -266,21 +286,22 @@ class _Run:
 
     def _left_at_end(self, activations: float) -> float:
         """Return the activations that are left when the gradients are largest."""
+        fixed = self._growing().fixed
         if self.network or not self.settings[FusedOptions].chosen:
-            return self.facts.activations.fixed
-        return activations * LEFT_IN_BACKWARD + self.facts.activations.fixed
+            return fixed
+        return (activations - fixed) * self.facts.activations.left + fixed
 
     def _activations(self) -> float:
-        facts = self.facts.activations
         units = max((self._units(shape) for shape in self.shapes), default=0.0)
-        return self._bytes_of_unit(facts) * units * self.compute / HALF + facts.fixed
+        return self._growing()(units * self.compute / HALF)
 
-    def _bytes_of_unit(self, facts: Activations) -> float:
-        compiled, budget = self.settings[CompileOptions], self.settings[CompileMoreOptions].activation_memory_budget
+    def _growing(self) -> Growing:
+        facts, compiled = self.facts.activations, self.settings[CompileOptions]
         if self.training.gradient_checkpointing:
             return facts.compiled_checkpointed if compiled.compile else facts.checkpointed
         if not compiled.compile:
             return facts.eager
+        budget = self.settings[CompileMoreOptions].activation_memory_budget
         return _at(budget, {**facts.budgets, 1.0: facts.compiled})
 
     def _units(self, shape: BatchShape) -> float:
@@ -296,14 +317,15 @@ class _Run:
 
     def _caching_text(self) -> tuple[Part, ...]:
         encoders = sum(self._bytes_of_encoder(name) for name in self._values_of_encoders())
-        work = self.facts.text_batch * self.compute / HALF
+        at_once = self.settings[CacheOptions].text_encoder_batch_size or CAPTIONS
+        work = self.facts.caption * min(at_once, self.captions) * self.compute / HALF
         return (Part(name="text encoders", bytes=int(encoders)), Part(name="encoding", bytes=int(work)))
 
     def _encoding(self, images: int) -> int:
         """Return the bytes that the VAE takes beside its weights."""
         pixels = max((shape.extent.width * shape.extent.height for shape in self.shapes), default=0)
         at_once = max(pixels, min(images * pixels, ENCODED_AT_ONCE))
-        return int(self.facts.encode * at_once * self._bytes_of_vae() / HALF)
+        return int(self.facts.encode * at_once * (IN_FULL if self._bytes_of_vae() == FULL else 1.0))
 
     def _vae(self) -> int:
         return self.facts.values[VAE] * self._bytes_of_vae()
@@ -319,19 +341,26 @@ class _Run:
         values = self.facts.values[name]
         if not self.network and name in self._trained_encoders():
             return float(values * self.compute)
-        quantized = self.network and self.training.fp8_base and not self.training.fp8_base_unet
-        fp8 = self.facts.fp8_text if quantized and values > self.facts.fp8_text else 0
+        fp8 = self._fp8_text if values > self._fp8_text else 0
         return float(values * self.compute - fp8 * (self.compute - FP8))
+
+    @property
+    def _fp8_text(self) -> int:
+        """Return the values of text encoders that are held in fp8."""
+        quantized = self.network and self.training.fp8_base and not self.training.fp8_base_unet
+        return self.facts.fp8_text if quantized else 0
 
     def _samples(self) -> bool:
         return bool(self.settings[SampleOptions].sample_prompts)
 
 
-def _at(budget: float, known: Mapping[float, float]) -> float:
+def _at(budget: float, known: Mapping[float, Growing]) -> Growing:
     """Return the bytes for a budget; between two that were measured in proportion."""
     below = max((each for each in known if each <= budget), default=min(known))
     above = min((each for each in known if each >= budget), default=max(known))
     if above == below:
         return known[below]
     share = (budget - below) / (above - below)
-    return known[below] + share * (known[above] - known[below])
+    low, high = known[below], known[above]
+    fixed = low.fixed + share * (high.fixed - low.fixed)
+    return Growing(low.per_unit + share * (high.per_unit - low.per_unit), fixed)

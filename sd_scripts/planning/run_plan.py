@@ -16,9 +16,12 @@ from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
-from sd_scripts.planning.speeds import Estimate, Speeds, device_name, measured_pair
+from sd_scripts.planning.memory import MemoryPlan, plan_memory
+from sd_scripts.planning.memory_advice import memory_advice
+from sd_scripts.planning.speeds import Estimate, Speeds, measured_pair, model_size
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.runs.measurements import Measurement, remembered
+from sd_scripts.runs.nvidia import Gpu, first_gpu
 
 Warn = Callable[[str], None]
 
@@ -85,17 +88,21 @@ class RunPlan:
     break_even: BreakEven | None
     elsewhere: str
     """When compiling paid elsewhere, if it is not known for this machine; else empty."""
+    memory: MemoryPlan | None
+    """None: not known for a model of this size."""
+    measured_gpu_bytes: int
+    """Peak of all tensors on the GPU in such a run on this machine; 0 if there was none."""
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] | None = None) -> RunPlan:
+def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measurement] | None = None) -> RunPlan:
     """Return the plan of a run. Raises ValueError, one sentence that begins with an option's name, if its data cannot
-    be planned. `device`: name of the GPU, found if empty. `known`: measurements, by default those of this machine."""
+    be planned. `gpu`: this machine's if None. `known`: measurements, by default those of this machine."""
     card, options = card_of(settings.script.family), settings[TrainingOptions]
-    device = device or device_name()
+    gpu = gpu or first_gpu()
     warnings: list[str] = []
     data = plan_data(
         settings,
@@ -116,15 +123,28 @@ def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] 
         card=card,
         method=settings.script.method,
         settings=settings,
-        device=device,
+        gpu=gpu,
         known=[*(remembered() if known is None else known)],
         accumulation=train_plan.accumulation,
     )
+
+    def needs(changed: Settings) -> MemoryPlan | None:
+        return plan_memory(
+            changed,
+            card,
+            shapes,
+            captions=len({item.path for item in data.items}),
+            model_values=model_size(settings),
+            gpu_bytes=gpu.bytes,
+        )
+
+    memory = needs(settings)
+    measured = speeds.gpu_bytes(shapes, compiled=compile_plan is not None)
     times = _times(speeds, shapes, compile_plan, train_plan.max_steps)
     return RunPlan(
         family=card.title,
         method=settings.script.method,
-        device=device,
+        device=gpu.name,
         images=len({item.path for item in data.items}),
         images_per_epoch=sum(item.repeats for item in data.items),
         validation_images=len(data.validation.items) if data.validation else 0,
@@ -138,7 +158,9 @@ def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] 
         steps=train_plan.max_steps,
         compile=compile_plan,
         elsewhere="" if times.break_even else _elsewhere(card, settings),
-        warnings=tuple(warnings),
+        memory=memory,
+        measured_gpu_bytes=measured,
+        warnings=(*warnings, *(memory_advice(settings, memory, needs) if memory else ())),
         **{each.name: getattr(times, each.name) for each in dataclasses.fields(times)},
     )
 

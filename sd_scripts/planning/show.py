@@ -13,7 +13,7 @@ from sd_scripts.options.settings import Groups, Problem, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.run_plan import plan_run
-from sd_scripts.planning.text import headline, lines, rows
+from sd_scripts.planning.text import as_texts, lines
 from sd_scripts.runs.exit_codes import MISTAKE
 
 OF_PLANS: Groups = (
@@ -38,7 +38,7 @@ def show_plan(settings: Settings, wrong_flags: Sequence[Problem], *, as_json: bo
         return _refuse([str(error)])
     missing = [str(problem) for problem in preflight.problems(settings)]
     if as_json:
-        print(json.dumps({**plan.as_json(), "headline": headline(plan), "rows": [*rows(plan)], "problems": missing}))
+        print(json.dumps({**plan.as_json(), **as_texts(plan), "problems": missing}))
     else:
         print(*lines(plan), *(f"Before it can start: {problem}" for problem in missing), sep="\n")
     return 0

@@ -1,8 +1,6 @@
 """How long steps and compiling take: remembered from runs on this machine, else estimated from measured tables."""
 
 import contextlib
-import os
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +16,7 @@ from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.measurements import Measurement
+from sd_scripts.runs.nvidia import Gpu
 
 COMPILING = tuple(o.name for group in (CompileOptions, CompileMoreOptions) for o in each_option(group))
 DECIDING = (
@@ -50,15 +49,6 @@ class Estimate:
     source: Source
     basis: str
     """Whose measurement it is, as the end of a sentence."""
-
-
-def device_name() -> str:
-    """Return the name of the first GPU that a run may use, found without torch, or "cpu"."""
-    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", number]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    return "cpu"
 
 
 def torch_version() -> str:
@@ -98,7 +88,7 @@ class Speeds:
     card: FamilyCard
     method: str
     settings: Settings
-    device: str
+    gpu: Gpu
     known: Sequence[Measurement]
     """All measurements of this machine, newest first."""
     accumulation: int = 1
@@ -119,11 +109,17 @@ class Speeds:
         seconds = graphs * self.card.graphs.seconds
         return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} with 16 CPU cores, empty cache")
 
+    def gpu_bytes(self, shapes: Iterable[BatchShape], *, compiled: bool) -> int:
+        """Return the peak of all tensors on the GPU in such a run on this machine; 0 if unknown."""
+        found = self._remembered(compiled=compiled)
+        return found.gpu_bytes if found and all(str(shape) in found.seconds for shape in shapes) else 0
+
     def _remembered(self, *, compiled: bool) -> Measurement | None:
         wanted = self._wanted(compiled=compiled)
         size = model_size(self.settings)
         for found in self.known:
-            same = (found.device, found.family, found.method) == (self.device, self.card.name, self.method)
+            own = (self.gpu.name, self.gpu.driver, self.card.name, self.method)
+            same = (found.device, found.driver, found.family, found.method) == own
             if (
                 same
                 and found.torch == torch_version()
@@ -153,7 +149,7 @@ class Speeds:
         return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
 
     def _from_table(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
-        if MEASURED_ON not in self.device or not all(_near(shape) for shape in shapes):
+        if MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes):
             return None
         given = self._wanted(compiled=compiled)
         wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}

@@ -1,8 +1,10 @@
 """The plan of a run as lines of text."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from sd_scripts.formats.words import counted, duration
+from sd_scripts.planning.memory import GIB, MemoryPlan
 from sd_scripts.planning.run_plan import BreakEven, RunPlan
 from sd_scripts.planning.speeds import Estimate
 
@@ -14,6 +16,12 @@ def lines(plan: RunPlan) -> list[str]:
     """Return the plan as a table of two columns, and below it what to know."""
     table = [f"{name:<{WIDTH}}{text}" for name, text in rows(plan)]
     return [*table, *(f"Note: {warning}" for warning in notes(plan))]
+
+
+def as_texts(plan: RunPlan) -> dict[str, Any]:
+    """Return the texts of the plan for programs that show it."""
+    parts = memory_parts(plan.memory) if plan.memory else []
+    return {"headline": headline(plan), "rows": [*rows(plan)], "memory_parts": parts}
 
 
 def headline(plan: RunPlan) -> str:
@@ -49,6 +57,9 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "Pays off", pays(plan.break_even, plan.steps)
     elif plan.elsewhere:
         yield "Pays off", f"not known here; {plan.elsewhere}"
+    yield "GPU memory", _gpu_memory(plan)
+    if plan.memory:
+        yield "Main memory", f"about {_gib(plan.memory.main_memory)} (estimated)"
 
 
 def notes(plan: RunPlan) -> list[str]:
@@ -70,6 +81,26 @@ def _time(estimate: Estimate | None, unknown: str) -> str:
     if estimate is None:
         return unknown
     return f"{duration(estimate.seconds)} ({estimate.source}: {estimate.basis})"
+
+
+def memory_parts(memory: MemoryPlan) -> list[tuple[str, int]]:
+    """Return (name, bytes) of all that a run holds on the GPU at its peak."""
+    return [*((part.name, part.bytes) for part in memory.parts), ("CUDA and reserve", memory.in_use - memory.peak)]
+
+
+def _gpu_memory(plan: RunPlan) -> str:
+    measured = plan.measured_gpu_bytes
+    told = f"; the tensors of the last such run took {_gib(measured)} (remembered)" if measured else ""
+    if not plan.memory:
+        return f"not known for a model of this size{told}"
+    memory = plan.memory
+    of_card = f" of {_gib(memory.card)}" if memory.card else ""
+    parts = ", ".join(f"{name} {bytes / GIB:.1f}" for name, bytes in memory_parts(memory))
+    return f"{_gib(memory.in_use)}{of_card} while {memory.phase} (estimated): {parts}{told}"
+
+
+def _gib(bytes: int) -> str:
+    return f"{bytes / GIB:.1f} GiB"
 
 
 def _buckets(plan: RunPlan) -> str:

@@ -24,6 +24,7 @@ class Measurement:
 
     device: str
     """Name of the GPU, or "cpu"."""
+    driver: str = ""
     torch: str
     family: str
     method: str

@@ -25,7 +25,8 @@ from sd_scripts.data import demo_images
 from sd_scripts.families.registry import module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
-from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, nvidia_smi, timed_run
+from sd_scripts.runs.nvidia import first_gpu
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32}
 """Options of all rows with --miniature."""
@@ -70,7 +71,8 @@ def cpu_score() -> float:
 
 def machine() -> str:
     """Return the GPU, PyTorch, and the CPU with its speed in one thread and its load."""
-    gpu = nvidia_smi("name,driver_version").replace(", ", ", driver ") or "no GPU"
+    found = first_gpu()
+    gpu = f"{found.name}, driver {found.driver}" if found.driver else "no GPU"
     cpu = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

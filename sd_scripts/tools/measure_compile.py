@@ -35,10 +35,11 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.run_plan import plan_run
-from sd_scripts.planning.speeds import deciding, device_name, model_size, torch_version
+from sd_scripts.planning.speeds import deciding, model_size, torch_version
 from sd_scripts.planning.text import pays
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.measurements import RESULT, Measurement, remember
+from sd_scripts.runs.nvidia import CPU, first_gpu
 from sd_scripts.runs.reporter import Progress, Reporter
 from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
 
@@ -129,7 +130,7 @@ class Measuring:
 
     def __init__(self, settings: Settings, steps: int, folder: Path, progress: Progress):
         self._settings, self._steps, self._folder, self._progress = settings, steps, folder, progress
-        self._device, self._model_size = device_name(), model_size(settings)
+        self._gpu, self._model_size = first_gpu(), model_size(settings)
         launch = settings.get(LaunchOptions)
         self._threads = launch.num_cpu_threads_per_process if launch else 1
 
@@ -179,7 +180,8 @@ class Measuring:
 
     def _remember(self, settings: Settings, row: Row) -> None:
         measured = Measurement(
-            device=self._device,
+            device=self._gpu.name,
+            driver=self._gpu.driver,
             torch=torch_version(),
             family=settings.script.family,
             method=settings.script.method,
@@ -278,7 +280,7 @@ def default_variants(settings: Settings, device: str) -> list[str]:
     takes long."""
     if settings.value("gradient_checkpointing"):
         return ["checkpointed", "checkpointed default"]
-    if device == "cpu":
+    if device == CPU:
         return ["eager", "default"]
     return list(VARIANTS)
 
@@ -287,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         settings = read_settings(arguments.config_file, arguments.family, arguments.method)
-        names = arguments.variants or default_variants(settings, device_name())
+        names = arguments.variants or default_variants(settings, first_gpu().name)
         if unknown := [name for name in names if name not in VARIANTS]:
             raise ValueError(f"--variants: there is no {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
         if not 1 <= arguments.steps <= LARGEST_STEPS:

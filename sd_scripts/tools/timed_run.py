@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from sd_scripts.formats.toml_files import write_toml
+from sd_scripts.runs import nvidia
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.runs.run_state import RunState
 from sd_scripts.training.parent_watchdog import TIMED
@@ -160,19 +161,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def look_at_gpu(query: str = "utilization.gpu,memory.used") -> tuple[float, float] | None:
+def look_at_gpu() -> tuple[float, float] | None:
     """Return what nvidia-smi says: percent of the time in which a kernel ran, and bytes in use; None without it."""
-    if found := nvidia_smi(query):
-        busy, mib = found.split(",")
-        with contextlib.suppress(ValueError):  # [N/A] on some GPUs
-            return float(busy), float(mib) * 2**20
+    with contextlib.suppress(ValueError):  # [N/A] on some GPUs, nothing without one
+        busy, mib = map(float, nvidia.query("utilization.gpu,memory.used"))
+        return busy, mib * 2**20
     return None
-
-
-def nvidia_smi(query: str) -> str:
-    """Return what nvidia-smi knows of the first GPU that runs may use; "" without one."""
-    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "-i", number]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    return ""

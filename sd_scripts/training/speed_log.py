@@ -10,6 +10,7 @@ from sd_scripts.data.batch import Batch
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.planning.speeds import deciding, model_size, torch_version
 from sd_scripts.runs.measurements import Measurement, remember
+from sd_scripts.runs.nvidia import CPU, first_gpu
 from sd_scripts.training.compiling import Counts
 from sd_scripts.training.context import Context
 
@@ -53,7 +54,8 @@ class SpeedLog:
             return
         cuda = context.device.type == "cuda"
         measured = Measurement(
-            device=torch.cuda.get_device_name(context.device) if cuda else "cpu",
+            device=torch.cuda.get_device_name(context.device) if cuda else CPU,
+            driver=first_gpu().driver if cuda else "",
             torch=torch_version(),
             family=family,
             method=method,

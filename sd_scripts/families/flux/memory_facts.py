@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.memory_facts import Activations, MemoryFacts
+from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
 
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
@@ -37,7 +37,13 @@ MEMORY = MemoryFacts(
     swapped=swapped,
     units=tokens,
     activations=Activations(
-        eager=8_270_000, compiled=6_660_000, checkpointed=566_000, compiled_checkpointed=555_000, fixed=5e7
+        eager=Growing(8_260_000, 5e7),
+        compiled=Growing(6_650_000, 5e7),
+        checkpointed=Growing(555_000, 5e7),
+        compiled_checkpointed=Growing(548_000, 5e7),
+        budgets={0.5: Growing(3_880_000, 5e7), 0.0: Growing(615_000, 5e7)},
+        left=0.33,
     ),
-    encode=2_500,
+    encode=1_640,
+    caption=1.64e8,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sd_scripts.families.memory_facts import Activations, MemoryFacts
+from sd_scripts.families.memory_facts import Activations, Growing, MemoryFacts
 
 if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
@@ -27,7 +27,12 @@ MEMORY = MemoryFacts(
     lora_conv=355_840,
     units=latent_positions,
     activations=Activations(
-        eager=417_700, compiled=353_300, checkpointed=105_000, compiled_checkpointed=100_000, fixed=1.5e8
+        eager=Growing(417_700, 9e7),
+        compiled=Growing(353_300, 4e8),
+        checkpointed=Growing(39_000, 1.5e8),
+        compiled_checkpointed=Growing(39_000, 4e8),
+        left=0.6,
     ),
-    encode=2_500,
+    encode=1_640,
+    caption=4e6,
 )

@@ -1,0 +1,59 @@
+"""What to change so that a run fits on the GPU: options that save memory, in the order of what they cost."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sd_scripts.options.memory import MemoryOptions
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Settings
+from sd_scripts.planning.memory import GIB, MemoryPlan
+
+SWAPS = (6, 12, 18, 24, 30, 35)
+
+
+def memory_advice(
+    settings: Settings, needed: MemoryPlan, needs: Callable[[Settings], MemoryPlan | None]
+) -> tuple[str, ...]:
+    """Return a sentence if the GPU is too small: how much is missing, and what would make the run fit.
+
+    `needs` returns the memory of changed settings.
+    """
+    if needed.fits:
+        return ()
+    short = f"Memory: the run needs about {needed.in_use / GIB:.1f} GiB and the GPU has {needed.card / GIB:.1f}"
+    chosen: dict[str, Any] = {}
+    best, at_most = needed, needed.in_use
+    for name, value in _savings(settings):
+        changed = from_values(settings.script, {**settings.changed(), **chosen, name: value})
+        found = needs(changed)
+        if changed.problems() != settings.problems() or not found or found.in_use >= best.in_use:
+            continue
+        chosen, best = {**chosen, name: value}, found
+        if found.fits:
+            return (f"{short}. It would fit, with about {found.in_use / GIB:.1f} GiB, with {_spelled(chosen)}",)
+    if best.in_use < at_most:
+        return (f"{short}. {_spelled(chosen).capitalize()} would lower it to {best.in_use / GIB:.1f} GiB",)
+    return (short,)
+
+
+def _savings(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield options that save memory, and values for them."""
+    yield "cache_latents", True
+    yield "cache_text_encoder_outputs", True
+    yield "gradient_checkpointing", True
+    if "full_bf16" in settings.options and settings.script.method == "full":
+        yield "full_bf16", True
+        yield "fused_backward_pass", True
+    if "fp8_base" in settings.options:
+        yield "fp8_base", True
+    if MemoryOptions in settings.filled:
+        for blocks in SWAPS:
+            yield "blocks_to_swap", blocks
+    batch = settings.value("train_batch_size")
+    while batch > 1:
+        batch //= 2
+        yield "train_batch_size", batch
+
+
+def _spelled(options: dict[str, Any]) -> str:
+    return ", ".join(name if value is True else f"{name} = {value}" for name, value in options.items())

@@ -1,0 +1,148 @@
+"""The plan's memory is what was measured on a GPU, and its facts are those of the real models and optimizers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sd_scripts.data.buckets import Extent
+from sd_scripts.data.epochs import BatchShape
+from sd_scripts.families.registry import card_of, cards, family_of, module_of
+from sd_scripts.library.block_swap import swap_counts
+from sd_scripts.library.optimizers import make_optimizer, train_mode
+from sd_scripts.networks.targets import adaptable, is_conv
+from sd_scripts.options.catalog import script_for
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.options.optimizer_table import OPTIMIZERS
+from sd_scripts.options.reading import from_values
+from sd_scripts.options.settings import Settings
+from sd_scripts.planning.memory import GIB, TRAINING, MemoryPlan, plan_memory
+from sd_scripts.planning.memory_advice import memory_advice
+from sd_scripts.tools.benchmark import COMMON
+from sd_scripts.training.device_memory import RECENT, SpillWatch
+
+pytestmark = pytest.mark.fast
+
+MEASURED: Mapping[tuple[str, str], Mapping[str, float]] = {
+    ("sdxl", "lora"): {
+        **{"eager": 12.35, "compiled": 11.67, "graphs": 11.68, "eager4": 31.47, "compiled4": 27.84},
+        **{"compiled_accumulation": 11.99, "graphs_accumulation": 11.36},
+    },
+    ("sdxl", "full"): {"eager": 20.87, "graphs": 20.19, "compiled4": 36.49, "graphs_masters": 39.3},
+    ("flux", "lora"): {
+        **{"eager": 58.67, "compiled": 51.74, "eager_checkpointing": 25.59, "compiled_checkpointing": 25.54},
+        **{"fp8_compute": 51.81, "fp8_base": 14.69, "fp8_all": 14.59, "swap18": 15.09, "swap34": 5.81},
+        **{"swap34_fp8": 4.81, "budget50": 39.88, "budget0": 25.85},
+    },
+    ("flux", "full"): {"fused": 68.84, "fused_swap18": 58.39, "adafactor_swap18": 15.92},
+}
+"""GiB of all tensors while training, of the benchmark's rows on one H200 (docs/performance.md)."""
+WITHIN = 0.1
+
+
+def settings_of(family: str, method: str, **options: Any) -> Settings:
+    of_rows = module_of(family, "full_size").OPTIONS[method]
+    return from_values(script_for(family, method), {**COMMON, **of_rows, **options})
+
+
+def memory_of(settings: Settings, side: int = 1024, **more: Any) -> MemoryPlan:
+    shape = BatchShape(extent=Extent(side, side), images=settings.value("train_batch_size"))
+    found = plan_memory(settings, card_of(settings.script.family), [shape], **more)
+    assert found
+    return found
+
+
+def test_the_memory_of_training_is_what_was_measured() -> None:
+    wrong = {}
+    for (family, method), rows in MEASURED.items():
+        for row, gib in rows.items():
+            settings = settings_of(family, method, **module_of(family, "full_size").ROWS[method][row])
+            planned = memory_of(settings).phases[TRAINING] / GIB
+            if abs(planned / gib - 1) > WITHIN:
+                wrong[family, method, row] = planned, gib
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_facts_are_counted_in_the_full_size_model(family: str) -> None:
+    modules, own, facts = module_of(family, "full_size").modules(), family_of(family), card_of(family).memory
+    assert facts
+    assert facts.values == {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
+    blocks = [block for part in own.blocks.denoiser(modules["denoiser"]) for block in part]
+    assert facts.largest_block == max(values_in(block) for block in blocks)
+    encoders = [name for name in modules if name.startswith("text")]
+    targets = {"denoiser": own.lora, **dict(zip(encoders, own.lora_text_encoders, strict=True))}
+    for name in facts.lora:
+        layers = [layer for path, layer in adaptable(modules[name], targets[name], conv=False) if in_blocks(path)]
+        assert facts.lora[name] == sum(sum(layer.weight.shape[:2]) for layer in layers), name
+    convolutions = [each for _, each in adaptable(modules["denoiser"], own.lora, conv=True) if is_conv(each)]
+    assert facts.lora_conv == sum(layer.weight[0].numel() + len(layer.weight) for layer in convolutions)
+
+
+def in_blocks(path: str) -> bool:
+    """Whether a layer is adapted by default: FLUX.1's inputs only with ranks of their own."""
+    return not path.startswith(("img_in", "time_in", "vector_in", "guidance_in", "txt_in"))
+
+
+def values_in(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 18, 35])
+def test_swapped_values_are_those_of_the_swapped_blocks(count: int) -> None:
+    flux = module_of("flux", "full_size").modules()["denoiser"]
+    (double, single), facts = swap_counts(count), card_of("flux").memory
+    assert facts
+    swapped = double * values_in(flux.double_blocks[0]) + single * values_in(flux.single_blocks[0])
+    assert facts.swapped(count) == swapped
+
+
+def test_optimizers_keep_as_many_bytes_as_the_table_says() -> None:
+    wrong, weight = {}, torch.randn(256, 512)
+    for name, known in OPTIMIZERS.items():
+        if not known.installed or not known.state_bytes:  # paged ones can leave the GPU
+            continue
+        parameter = nn.Parameter(weight.clone())
+        optimizer = make_optimizer(OptimizerOptions(optimizer_type=name), [{"params": [parameter], "lr": 1e-4}])
+        train_mode(optimizer)
+        parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        kept = {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(optimizer.state[parameter])}
+        if abs(sum(kept.values()) / weight.numel() - known.state_bytes) > 0.05:
+            wrong[name] = sum(kept.values()) / weight.numel(), known.state_bytes
+    assert wrong == {}
+
+
+def tensors_in(state: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [value for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def test_a_model_of_another_size_has_no_known_memory() -> None:
+    shape = [BatchShape(extent=Extent(64, 64), images=1)]
+    for card in cards():
+        assert plan_memory(settings_of(card.name, "lora"), card, shape, model_values=1_000_000) is None
+
+
+def test_advice_names_options_with_which_the_run_fits() -> None:
+    settings, gpu = settings_of("flux", "lora"), 24 * GIB
+    needed = memory_of(settings, gpu_bytes=gpu)
+    (told,) = memory_advice(settings, needed, lambda changed: memory_of(changed, gpu_bytes=gpu))
+    assert "the GPU has 24.0" in told
+    assert told.endswith("with gradient_checkpointing, fp8_base")
+    changed = settings_of("flux", "lora", gradient_checkpointing=True, fp8_base=True)
+    assert memory_of(changed, gpu_bytes=gpu).fits
+    assert not needed.fits
+    assert memory_advice(changed, memory_of(changed, gpu_bytes=gpu), memory_of) == ()
+
+
+def test_spilled_memory_is_noticed_where_steps_become_slow_on_a_full_gpu() -> None:
+    watch = SpillWatch(24 * GIB)
+    told = [watch.step("1024x1024x1", 0.5, 20 * GIB) for _ in range(RECENT)]
+    assert told == [""] * RECENT
+    slow = [watch.step("1024x1024x1", 2.0, 23 * GIB) for _ in range(RECENT)]
+    assert "4.0 times as long" in slow[-1]
+    assert "Sysmem" in slow[-1]
+    assert watch.step("1024x1024x1", 2.0, 20 * GIB) == ""  # slow for another reason
+    assert "more than it has" in SpillWatch(24 * GIB).step("1024x1024x1", 0.5, 30 * GIB)
