@@ -17,11 +17,11 @@ from sd_scripts.options.compile_bundles import BUNDLES, CUSTOM, CompileBundle, b
 from sd_scripts.options.spec import each_option
 
 OF_TITLE = {bundle.title: bundle for bundle in BUNDLES}
-ON = ("Default", "Inductor", "Triton", "AOT eager")
+ON = ("Auto", "Default", "Inductor", "Triton", "AOT eager")
 each_bundle = pytest.mark.parametrize("bundle", BUNDLES, ids=lambda bundle: bundle.title)
 
 
-def test_the_bundles_are_those_of_onetrainer() -> None:
+def test_the_bundles_are_those_of_onetrainer_and_auto() -> None:
     assert list(OF_TITLE) == ["None", *ON]
     assert [title for title, bundle in OF_TITLE.items() if bundle.options.compile] == list(ON)
     assert OF_TITLE["Default"].options == CompileOptions(compile=True)

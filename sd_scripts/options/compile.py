@@ -44,6 +44,11 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
         "minute; later ones are faster.",
         label="Enable torch.compile",
     )
+    compile_auto: bool = switch(
+        "Choose whether to compile, and the mode, by what was measured on this machine, else by a rule of thumb. The "
+        "run begins with a few uncompiled steps and continues without compiling if compiled ones are not faster.",
+        label="Choose automatically",
+    )
     compile_backend: Literal["inductor", "cudagraphs", "eager", "aot_eager"] = option(
         "inductor",
         "Backend that compiles the captured graphs. inductor makes training faster; cudagraphs replays PyTorch's own "
@@ -115,6 +120,11 @@ class CompileOptions(OptionGroup, title="Torch Compile Settings", shown_when="co
                 "compile_options",
                 f"{', '.join(self.compile_options)} needs the inductor backend; {self.compile_backend} has no options. "
                 "Remove compile_options or set compile_backend = inductor",
+            )
+        if self.compile_auto and self.compile_backend != "inductor":
+            yield (
+                "compile_auto",
+                f"chooses modes of inductor, not of {self.compile_backend}; set compile_backend = inductor",
             )
         yield from pairs("compile_options", self.compile_options)
         yield from (("compile_options", why) for _, _, why in literals(self.compile_options) if why)

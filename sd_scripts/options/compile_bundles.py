@@ -25,6 +25,11 @@ NONE = CompileBundle(title="None", help="The model is not compiled.", changes={}
 BUNDLES = (
     NONE,
     CompileBundle(
+        title="Auto",
+        help="Chooses what was fastest on this machine, else by a rule of thumb, and checks it as the run starts.",
+        changes={"compile": True, "compile_auto": True},
+    ),
+    CompileBundle(
         title="Default",
         help="Inductor's defaults. The first step takes up to a minute; for most runs.",
         changes={"compile": True},

@@ -78,6 +78,16 @@ class Settings:
         """Return the value of the option of this name, read through its group."""
         return next(getattr(filled, name) for filled in self._located.values() if hasattr(filled, name))
 
+    def replaced(self, values: Mapping[str, Any]) -> "Settings":
+        """Return a copy with other values of some options."""
+        changed = copy.copy(self)
+        changed.filled = {
+            group: replace(filled, **{name: value for name, value in values.items() if hasattr(filled, name)})  # type: ignore[type-var]
+            for group, filled in self.filled.items()
+        }
+        changed._located = {group: changed._locate(filled) for group, filled in changed.filled.items()}
+        return changed
+
     def without(self, wrong: Collection[str]) -> "Settings":
         """Return a copy in whose groups reading a value named in `wrong` raises WrongValue, which ends a check."""
         checked = copy.copy(self)

@@ -15,6 +15,7 @@ from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
+from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
 from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
@@ -80,6 +81,8 @@ class RunPlan:
     steps_per_epoch: int
     epochs: int
     steps: int
+    choice: str
+    """What compile_auto chooses, and why; empty without it."""
     compile: CompilePlan | None
     step_time: Estimate | None
     compile_time: Estimate | None
@@ -118,13 +121,26 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
     if not batches:
         raise ValueError("short_batches: drop leaves no batch; choose keep or fill, or a smaller train_batch_size")
     train_plan = plan_training(options, batches)
+    known = [*(remembered() if known is None else known)]
+    choice = None
+    if settings[CompileOptions].compile and settings[CompileOptions].compile_auto:
+        choice = choose_compile(
+            settings,
+            card,
+            shapes,
+            steps=train_plan.max_steps,
+            accumulation=train_plan.accumulation,
+            gpu=gpu,
+            known=known,
+        )
+        settings = settings.replaced(choice.changes)
     compile_plan = plan_compile(settings[CompileOptions], card, shapes)
     speeds = Speeds(
         card=card,
         method=settings.script.method,
         settings=settings,
         gpu=gpu,
-        known=[*(remembered() if known is None else known)],
+        known=known,
         accumulation=train_plan.accumulation,
     )
 
@@ -158,6 +174,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         steps=train_plan.max_steps,
         compile=compile_plan,
         elsewhere="" if times.break_even else _elsewhere(card, settings),
+        choice=str(choice) if choice else "",
         memory=memory,
         measured_gpu_bytes=measured,
         warnings=(*warnings, *(memory_advice(settings, memory, needs) if memory else ())),

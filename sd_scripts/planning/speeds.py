@@ -18,7 +18,12 @@ from sd_scripts.options.spec import each_option
 from sd_scripts.runs.measurements import Measurement
 from sd_scripts.runs.nvidia import Gpu
 
-COMPILING = tuple(o.name for group in (CompileOptions, CompileMoreOptions) for o in each_option(group))
+COMPILING = tuple(
+    o.name
+    for group in (CompileOptions, CompileMoreOptions)
+    for o in each_option(group)
+    if o.name != "compile_auto"  # which stands for others
+)
 DECIDING = (
     *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "blocks_to_swap"),
     *("gradient_checkpointing", "cpu_offload_checkpointing", "gradient_accumulation_steps", "train_batch_size"),
@@ -92,6 +97,8 @@ class Speeds:
     known: Sequence[Measurement]
     """All measurements of this machine, newest first."""
     accumulation: int = 1
+    anywhere: bool = False
+    """Take measured tables for any GPU and image size: for comparisons, not for times."""
 
     def step(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
         """Return the mean seconds of a step, as the run is set but with or without torch.compile; None if unknown."""
@@ -149,7 +156,7 @@ class Speeds:
         return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
 
     def _from_table(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
-        if MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes):
+        if not self.anywhere and (MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes)):
             return None
         given = self._wanted(compiled=compiled)
         wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}

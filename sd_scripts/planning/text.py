@@ -47,6 +47,8 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
     processes = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
     yield "Steps", f"{plan.steps:,} ({epochs}){each}{processes}"
+    if plan.choice:
+        yield "Auto", plan.choice
     if plan.compile:
         yield "Graphs", _graphs(plan)
         yield "Compiling", _time(plan.compile_time, "not known until a run here has compiled")

@@ -25,6 +25,7 @@ from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.self_check import SelfCheck, slower
 
 T = TypeVar("T")
 
@@ -75,7 +76,16 @@ def graphs_expected(family: Family, denoiser: nn.Module, sizes: int) -> int:
 class Compilation:
     """Compiles the modules of a run and watches the compiler."""
 
-    def __init__(self, context: Context, family: Family, components: Components, shapes: Iterable[BatchShape]):
+    def __init__(
+        self,
+        context: Context,
+        family: Family,
+        components: Components,
+        shapes: Iterable[BatchShape],
+        *,
+        checks: bool = False,
+    ):
+        """`checks`: the first steps run uncompiled, to be compared with compiled ones."""
         settings = context.settings
         self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
         self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
@@ -95,6 +105,8 @@ class Compilation:
         if chosen_of(self._options, self._more):
             self._forget_the_past()
         self._failed = self.recompile_limit_hit = False
+        self.check = SelfCheck() if checks and self.active else None
+        """Compares uncompiled and compiled steps; None if there is nothing to compare, or once it is known."""
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
         self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
         if self.active:
@@ -107,7 +119,8 @@ class Compilation:
     @property
     def skips_guards(self) -> bool:
         """Whether steps may skip guards of graphs whose inputs have been seen."""
-        return self.active and self._more.compile_skip_guards
+        eager = self.check and self.check.eager
+        return self.active and self._more.compile_skip_guards and not eager
 
     @property
     def cuda_graphs(self) -> bool:
@@ -152,8 +165,38 @@ class Compilation:
                     self._context.warn(f"compile_text_encoder: {name} has no repeated layers, so it is not compiled")
             if vae:
                 self._compile_vae(without_graphs, expected)
-        if expected:
+        if self.check:
+            torch.compiler.set_stance("force_eager")
+        elif expected:
             self._context.phase(COMPILING)
+
+    def begin(self) -> None:
+        """Compile from now on: enough uncompiled steps are timed."""
+        assert self.check
+        self.check.begin_compiled()
+        torch.compiler.set_stance("default")
+        self._context.phase(COMPILING)
+
+    def end_check(self) -> None:
+        """Tell which steps are faster, and continue with these."""
+        assert self.check
+        medians, self.check = self.check.medians(), None
+        if medians is None:
+            return
+        plain, compiled = (1000 * seconds for seconds in medians)
+        told = f"compiled steps take {compiled:.1f} ms, uncompiled ones {plain:.1f} ms"
+        if not slower(medians):
+            self._context.emit("compile", step=0, text=f"compile_auto: {told}")
+            return
+        self._stop_compiling()
+        self._context.warn(
+            f"compile_auto: {told}, so the run continues without compiling. Turn compile off for such runs"
+        )
+
+    def _stop_compiling(self) -> None:
+        torch.compiler.set_stance("force_eager")
+        torch._dynamo.reset()  # frees the memory of the graphs
+        self._failed = True
 
     def _graphs_of_vae(self) -> int:
         """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
@@ -274,6 +317,9 @@ class Compilation:
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
+        if self.check and self.check.eager and isinstance(error, torch.OutOfMemoryError):  # compiled steps take less
+            self.begin()
+            return True
         compile_denoiser, less = self._compile_denoiser, self._options.without_cuda_graphs()
         if compile_denoiser and less and self.cuda_graphs and _is_cuda_graph_error(error):
             chosen = self._options.cuda_graphs_from
@@ -297,9 +343,7 @@ class Compilation:
         if self._context.sharded and self._compile_denoiser and not self._context.all_reach("without compiling"):
             alone = "but not in all processes, and with FSDP all must run the same code"
             raise Failed(f"{what}, {alone}", f"{remedy}, or turn compile off") from error
-        torch.compiler.set_stance("force_eager")
-        torch._dynamo.reset()  # frees the memory of the graphs
-        self._failed = True
+        self._stop_compiling()
         self._context.warn(f"{what}. The run continues without compiling. To compile, {remedy}.")
         return True
 

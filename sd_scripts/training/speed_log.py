@@ -1,18 +1,23 @@
 """Times the steps of a run by batch shape, and remembers them for the plans of later runs."""
 
+from __future__ import annotations
+
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.planning.speeds import deciding, model_size, torch_version
+from sd_scripts.planning.speeds import DECIDING, deciding, model_size, torch_version
 from sd_scripts.runs.measurements import Measurement, remember
 from sd_scripts.runs.nvidia import CPU, first_gpu
-from sd_scripts.training.compiling import Counts
-from sd_scripts.training.context import Context
+
+if TYPE_CHECKING:
+    from sd_scripts.training.compiling import Counts
+    from sd_scripts.training.context import Context
 
 WARM_UP = 3
 """Steps of a shape that do not count: they compile, tune kernels and fill caches."""
@@ -53,6 +58,7 @@ class SpeedLog:
         if not medians or self._first is None or not context.is_main:
             return
         cuda = context.device.type == "cuda"
+        ran_compiled = compiled is not None and compiled.graphs > 0
         measured = Measurement(
             device=torch.cuda.get_device_name(context.device) if cuda else CPU,
             driver=first_gpu().driver if cuda else "",
@@ -60,7 +66,7 @@ class SpeedLog:
             family=family,
             method=method,
             model_size=model_size(context.settings),
-            settings=deciding(context.settings),
+            settings=deciding(context.settings) if ran_compiled else deciding(context.settings, DECIDING),
             seconds=medians,
             first_seconds=self._first,
             graphs=compiled.graphs if compiled else 0,

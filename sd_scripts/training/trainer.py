@@ -15,17 +15,24 @@ from torch import Tensor
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.epochs import batch_shapes
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.family import Family
 from sd_scripts.library import optimizers
 from sd_scripts.library.compile_utils import KnownInputs
 from sd_scripts.library.lr_schedulers import advance, learning_rates, make_scheduler
+from sd_scripts.options.compile import CompileOptions
+from sd_scripts.options.dataset import DatasetOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
+from sd_scripts.options.run import CudaOptions
 from sd_scripts.options.saving import EmaOptions, SavingOptions
 from sd_scripts.options.training import LATEST, ResumeOptions, TrainingOptions
+from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.steps import plan_training
+from sd_scripts.runs.measurements import remembered
+from sd_scripts.runs.nvidia import CPU, Gpu, first_gpu
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
@@ -41,6 +48,7 @@ from sd_scripts.training.progress import AlreadyFinished, Progress, starting_poi
 from sd_scripts.training.recovery import clean_up, clean_up_caches, finished_file, newest_state
 from sd_scripts.training.reporting import StepReporter
 from sd_scripts.training.samples import Sampler, prompts_of
+from sd_scripts.training.self_check import SelfCheck
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.speed_log import SpeedLog, shape_of
 from sd_scripts.training.step import HalfScaler, TrainStep
@@ -83,7 +91,7 @@ class Trainer:
             self._compare(saved, plan)
         self.first = start.step
 
-        self.training_data = self._load(plan, prompts)
+        self.training_data = self._load(plan, prompts, checks_compile=self._choose_compile(plan))
         self._attach()
         self._choose_optimizer(start)
         if saved:
@@ -163,7 +171,32 @@ class Trainer:
         for change in changes(saved.origin, self.origin, plan.blueprint.source):
             self.context.warn(change)
 
-    def _load(self, plan: DataPlan, prompts: list[SamplePrompt]) -> TrainingData:
+    def _choose_compile(self, plan: DataPlan) -> bool:
+        """Replace compile_auto by what it chooses; return whether the run checks the choice."""
+        context, train_plan = self.context, self.train_plan
+        settings, options = context.settings, context.settings[CompileOptions]
+        if not (options.compile and options.compile_auto):
+            return False
+        choice = None
+        if context.is_main:
+            choice = choose_compile(
+                settings,
+                self.family.card,
+                batch_shapes(plan, short_batches=settings[DatasetOptions].short_batches),
+                steps=train_plan.max_steps - self.first,
+                accumulation=train_plan.accumulation,
+                gpu=first_gpu() if context.device.type == "cuda" else Gpu(CPU),
+                known=remembered(),
+            )
+        choice = context.agreed(choice)
+        context.settings = settings.replaced(choice.changes)
+        logger.info("compile_auto: %s", choice)
+        context.emit("compile", step=0, text=f"compile_auto: {choice}")
+        # processes would decide differently, and a resumed run must repeat what it would have computed
+        alone = context.world == 1 and not settings[CudaOptions].deterministic
+        return alone and context.settings[CompileOptions].compile
+
+    def _load(self, plan: DataPlan, prompts: list[SamplePrompt], *, checks_compile: bool) -> TrainingData:
         """Load the model's components one after the other, and encode what the options ask to encode ahead."""
         context, family = self.context, self.family
         context.began = True
@@ -182,7 +215,7 @@ class Trainer:
             trains_encoder=self.method.trains_text_encoders(family, context),
             prompts=prompts,
         )
-        self.compilation = Compilation(context, family, components, training_data.shapes())
+        self.compilation = Compilation(context, family, components, training_data.shapes(), checks=checks_compile)
         self.compilation.compile_ahead()
         encode_ahead(training_data, self.compilation, keep_all=self.method.needs_all(family, context.settings))
         self.compilation.watch(0)
@@ -285,7 +318,7 @@ class Trainer:
             self.sigterm.close()
             self.listener.close()
         path = None if stopped else self._finish()
-        self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
+        self._remember_speed()
         return path
 
     def loss(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -340,8 +373,11 @@ class Trainer:
         # a GradScaler finds its scale by overflowing gradients, and skips those steps itself
         watched = self.trainable.skips_nonfinite and not self.train_state.scaler
         shape = shape_of(batches)
-        self.speed.add(shape, self.reporter.step(progress, rates, loss, norm if watched else None, shape))
+        seconds = self.reporter.step(progress, rates, loss, norm if watched else None, shape)
+        self.speed.add(shape, seconds)
         self.compilation.watch(progress.step, shape)
+        if self.compilation.check:
+            self._check_compile(self.compilation.check, shape, seconds)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None
 
@@ -357,6 +393,22 @@ class Trainer:
         self.step.known = self._known_inputs()
         self.trainable.discard_gradients()
         return self._gradients(batches)
+
+    def _check_compile(self, check: SelfCheck, shape: str, seconds: float) -> None:
+        """Compile once uncompiled steps are timed; later compare both, and continue with the faster ones."""
+        check.step(shape, seconds)
+        if not (check.compiles_now or check.over):
+            return
+        self._remember_speed()
+        self.speed = SpeedLog()
+        if check.over:
+            self.compilation.end_check()
+        else:
+            self.compilation.begin()
+        self.step.known = self._known_inputs()
+
+    def _remember_speed(self) -> None:
+        self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())
 
     def _known_inputs(self) -> KnownInputs | None:
         return KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None
@@ -463,7 +515,8 @@ class Trainer:
 
     def _phase_of_steps(self) -> None:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
-        compiles = self.compilation.active and self.train_state.progress.step == self.first
+        eager = self.compilation.check and self.compilation.check.eager
+        compiles = self.compilation.active and not eager and self.train_state.progress.step == self.first
         self.context.phase("compiling" if compiles else "training")
 
     def _finish(self) -> Path:
