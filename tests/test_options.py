@@ -80,6 +80,7 @@ def test_an_option_without_a_range_or_a_sentence_is_noticed():
 def test_the_six_compile_controls_keep_their_names_choices_and_defaults():
     six = {o.name: (o.default, o.choices) for o in each_option(CompileOptions)}
     assert six.pop("compile_options") == ([], ())
+    assert six.pop("compile_auto") == (False, ())
     assert six == {
         "compile": (False, ()),
         "compile_backend": ("inductor", ("inductor", "cudagraphs", "eager", "aot_eager")),
