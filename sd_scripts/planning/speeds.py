@@ -5,7 +5,6 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement
 
 COMPILING = tuple(o.name for group in (CompileOptions, CompileMoreOptions) for o in each_option(group))
@@ -59,14 +59,6 @@ def device_name() -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return "cpu"
-
-
-def torch_version() -> str:
-    """Return the version of the installed PyTorch, without importing it; empty if there is none."""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
 
 
 def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING)) -> dict[str, Any]:

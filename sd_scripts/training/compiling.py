@@ -14,6 +14,7 @@ from torch import nn
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Components, Family
+from sd_scripts.formats.words import counted
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.checks import breaks_cuda_graphs
@@ -21,6 +22,7 @@ from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, Comp
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.runs.compile_cache import cache_folder, graphs_in, in_use
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
@@ -98,10 +100,19 @@ class Compilation:
         self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
         if self.active:
             self._progress.install()
+            self._use_cache()
 
     @property
     def active(self) -> bool:
         return bool(chosen_of(self._options, self._more)) and not self._failed
+
+    def _use_cache(self) -> None:
+        """Keep the compiler cache from being cleared during the run, and tell what it holds already."""
+        if self._options.compile_backend == "inductor":
+            self._context.at_end.enter_context(in_use())
+            if held := graphs_in(cache_folder()):
+                text = f"warm start: the compiler cache holds {counted(held, 'graph')} of earlier runs"
+                self._context.emit("compile", cached_before=held, text=text)
 
     @property
     def skips_guards(self) -> bool:

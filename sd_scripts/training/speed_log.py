@@ -8,7 +8,8 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.planning.speeds import deciding, model_size, torch_version
+from sd_scripts.planning.speeds import deciding, model_size
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember
 from sd_scripts.training.compiling import Counts
 from sd_scripts.training.context import Context
