@@ -43,7 +43,8 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
 
     def add(body: Mapping[str, Any]) -> str:
         file = allowed_paths.check("file", str(body.get("file") or "").strip().strip('"'))
-        return f"Imported {counted(import_cache(file).graphs, 'graph')}"
+        moved = import_cache(file)
+        return ". ".join(filter(None, (f"Imported {counted(moved.graphs, 'graph')}", moved.note)))
 
     def download(request: Request) -> Any:
         if not (file := exported_file()).is_file():

@@ -171,8 +171,8 @@ def is_compilers(folder: Path) -> bool:
     if not SHARD.fullmatch(folder.name):
         return False
     # a file is in the folder that the second and third character of its name, a hash, give
-    files = [each.name for each in folder.iterdir() if each.is_file()]
-    return bool(files) and all(name.lstrip(".")[1:3] == folder.name and len(name) > 40 for name in files)
+    files = [each.name for each in folder.iterdir() if each.is_file() and not each.name.endswith(".tmp")]
+    return bool(files) and all(name[1:3] == folder.name and len(name) > 40 for name in files)
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:

@@ -8,12 +8,15 @@ import contextlib
 import json
 import os
 import shutil
+import sysconfig
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from sd_scripts.formats.atomic_files import atomic_file
 from sd_scripts.formats.disk import NotWritten, format_bytes, free_bytes, why_not_written
@@ -33,6 +36,10 @@ LARGEST_HEAD = 100_000
 LOCAL = {"locks", "precompiled_headers"}
 """Folders of files that are of use only where they were made."""
 SUFFIX = ".compiled.zip"
+OTHER_PATHS = (
+    "Kernels for the CPU are compiled again, since Python or PyTorch was installed in another folder there; graphs and "
+    "kernels for the GPU are not."
+)
 TRUST = "It contains code that compiling executes: import only files that you trust."
 
 
@@ -43,6 +50,8 @@ class Moved:
     graphs: int
     size: int
     """Bytes of the file."""
+    note: str = ""
+    """What an import cannot bring along, in a sentence; else empty."""
 
 
 def export_cache(file: Path) -> Moved:
@@ -54,6 +63,7 @@ def export_cache(file: Path) -> Moved:
     if not chosen:
         raise ValueError("The compiler cache is empty; train with compile once, then export it")
     head = {"format": FORMAT, "graphs": graphs, "fingerprint": asdict(fingerprint(with_gpus=True))}
+    head["installed_in"] = installed_in()
     try:
         with atomic_file(file) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
             archive.writestr(HEAD, json.dumps(head))
@@ -78,7 +88,7 @@ def import_cache(file: Path) -> Moved:
     refuse_in_use(folder, "imported into")
     try:
         with zipfile.ZipFile(file) as archive:
-            graphs = _check_head(file, archive)
+            head = _checked_head(file, archive)
             members = _checked(file, archive.infolist())
             _check_room(folder, members)
             private_folder(folder)
@@ -91,22 +101,31 @@ def import_cache(file: Path) -> Moved:
     except OSError as error:
         doing = "read" if error.filename in (None, str(file)) else "imported"
         raise ValueError(f"'{file}' cannot be {doing}: {why_not_written(error)}") from error
-    return Moved(graphs=graphs, size=file.stat().st_size)
+    cpu_code = any(member.filename.endswith(".so") for member in members)
+    note = OTHER_PATHS if cpu_code and head.get("installed_in") != installed_in() else ""
+    return Moved(graphs=int(head["graphs"]), size=file.stat().st_size, note=note)
 
 
-def _check_head(file: Path, archive: zipfile.ZipFile) -> int:
-    """Return the number of graphs. Raises ValueError if the file is no compiler cache, or not for this machine."""
+def installed_in() -> list[str]:
+    """Return the folders of Python's and PyTorch's headers. inductor compares the paths, too, for code of the CPU."""
+    torch = find_spec("torch")
+    return [sysconfig.get_path("include"), str(Path(torch.origin).parent) if torch and torch.origin else ""]
+
+
+def _checked_head(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Return what the file says of itself. Raises ValueError if it is no compiler cache, or not for this machine."""
     try:
         if archive.getinfo(HEAD).file_size > LARGEST_HEAD:
             raise ValueError("too large")
         head = json.loads(archive.read(HEAD))
         if head["format"] != FORMAT:
             raise ValueError("another format")
-        there, graphs = read_fingerprint(head["fingerprint"]), int(head["graphs"])
+        there = read_fingerprint(head["fingerprint"])
+        int(head["graphs"])
     except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"'{file}' is no compiler cache that this version of the program has exported") from None
     _refuse_another_machine(file, there)
-    return graphs
+    return dict(head)
 
 
 def _refuse_another_machine(file: Path, there: Fingerprint) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CPU_INFO = Path("/proc/cpuinfo")
+CAPABILITY = "ATEN_CPU_CAPABILITY"
 INSTRUCTIONS = re.compile(
     r"(sse|ssse|avx|fma|f16c|bmi|amx|aes|vaes|sha|pclmul|vpclmul|gfni|xsave|3dnow|movdir|clflushopt|cldemote|prefetch)"
     r"|(pni|cx16|popcnt|abm|lzcnt|movbe|adx|rdrnd|rdrand|rdseed|fsgsbase|lahf_lm|clwb|clzero|tbm|xop|serialize|waitpkg)$"
@@ -74,7 +75,7 @@ def fingerprint(*, with_gpus: bool = False) -> Fingerprint:
         triton=_version("triton") or _version("triton-windows"),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}",
         system=f"{platform.system()} {platform.machine()}",
-        cpu=cpu_features(),
+        cpu=(*cpu_features(), *_capability()),
         gpus=_gpus() if with_gpus else (),
     )
 
@@ -109,6 +110,12 @@ def cpu_features() -> tuple[str, ...]:
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
             return (subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip(),)
     return (platform.processor() or platform.machine(),)
+
+
+def _capability() -> tuple[str, ...]:
+    """Return the variable that limits the instructions which PyTorch and inductor choose, if it is set."""
+    limit = os.environ.get(CAPABILITY)
+    return (f"{CAPABILITY}={limit}",) if limit else ()
 
 
 def features_in(cpu_info: str) -> tuple[str, ...]:

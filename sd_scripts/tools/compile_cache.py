@@ -73,7 +73,7 @@ def _answer(arguments: argparse.Namespace) -> str:
         return f"Wrote {arguments.file}: {counted(moved.graphs, 'graph')}, {format_bytes(moved.size)}"
     if arguments.command == "import":
         moved = import_cache(arguments.file)
-        return f"Imported {counted(moved.graphs, 'graph')}"
+        return "\n".join(filter(None, (f"Imported {counted(moved.graphs, 'graph')}", moved.note)))
     held = contents()
     return json.dumps(asdict(held), default=str) if arguments.json else "\n".join(described(held))
 

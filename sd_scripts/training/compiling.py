@@ -52,11 +52,19 @@ def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.dev
 def _start_inductor(device: torch.device) -> None:
     with suppress(Exception):  # failures are reported where it is needed
         from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.codecache import torch_key
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        AsyncCompile.warm_pool()
-        if device.type == "cuda":  # the first graph loads pattern tables and Triton; not worth it on a CPU
+        if device.type == "cuda":
+            AsyncCompile.warm_pool()
+            # the first graph loads pattern tables and Triton; not worth it on a CPU
             x = torch.ones(64, 64, device=device, requires_grad=True)
             torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
+            return
+        if not graphs_in(cache_folder()):  # processes that compile would only take a warm start's time
+            AsyncCompile.warm_pool()
+        torch_key()  # hashes the sources of PyTorch
+        pick_vec_isa()  # tries what the CPU can do, in processes of their own
 
 
 def wait_until_warm() -> None:
