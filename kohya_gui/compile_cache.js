@@ -49,6 +49,7 @@
   /** Ask before something that cannot be undone; `more` is an element of the question, or null. */
   const confirm = (question, action, words, work, more = null) => {
     const yes = el("button", { type: "button", "data-action": `confirm-${action}`, onclick: work }, words);
+    write(home.status, "");
     const no = el("button", { type: "button", onclick: () => home.confirm.replaceChildren() }, "Cancel");
     home.confirm.replaceChildren(...[el("span", {}, question), more, yes, no].filter(Boolean));
     yes.focus();
@@ -56,9 +57,9 @@
 
   const clear = () => {
     const box = el("input", { type: "checkbox", id: "compile-cache-others" });
-    const label = home.others.hidden ? null : el("label", {}, box, " also for other CPUs and versions");
+    const label = home.others.hidden ? null : el("label", {}, box, " also for other CPUs and versions of PyTorch");
     const work = () => change("clear", { others: box.checked }, "Clearing…");
-    confirm("Clear the compiler cache? Runs compile again.", "clear-compile-cache", "Clear", work, label);
+    confirm("Clear the compiler cache? The next runs compile everything again.", "clear-compile-cache", "Clear", work, label);
   };
 
   const save = async () => {

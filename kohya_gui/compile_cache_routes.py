@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import FileResponse
 from starlette.routing import Route
@@ -44,13 +45,20 @@ def routes(allowed_paths: AllowedPaths) -> list[Route]:
     def add(body: Mapping[str, Any]) -> str:
         file = allowed_paths.check("file", str(body.get("file") or "").strip().strip('"'))
         moved = import_cache(file)
-        return ". ".join(filter(None, (f"Imported {counted(moved.graphs, 'graph')}", moved.note)))
+        done = f"Imported {counted(moved.graphs, 'graph')}"
+        return f"{done}. {moved.note}" if moved.note else done
 
     def download(request: Request) -> Any:
         if not (file := exported_file()).is_file():
             raise NotFound("The compiler cache has not been exported yet")
         name = f"compiler-cache-{time.strftime('%Y%m%d-%H%M%S', time.localtime(file.stat().st_mtime))}{SUFFIX}"
-        return FileResponse(file, media_type="application/zip", filename=name, headers={"Cache-Control": "no-store"})
+        return FileResponse(
+            file,
+            media_type="application/zip",
+            filename=name,
+            headers={"Cache-Control": "no-store"},
+            background=BackgroundTask(file.unlink, missing_ok=True),  # it may be large
+        )
 
     return [
         get("compile-cache", lambda request: state()),

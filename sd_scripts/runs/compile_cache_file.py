@@ -36,10 +36,7 @@ LARGEST_HEAD = 100_000
 LOCAL = {"locks", "precompiled_headers"}
 """Folders of files that are of use only where they were made."""
 SUFFIX = ".compiled.zip"
-OTHER_PATHS = (
-    "Kernels for the CPU are compiled again, since Python or PyTorch was installed in another folder there; graphs and "
-    "kernels for the GPU are not."
-)
+OTHER_PATHS = "Kernels for the CPU are compiled again, since Python or PyTorch was installed in another folder there"
 TRUST = "It contains code that compiling executes: import only files that you trust."
 
 
