@@ -1,5 +1,6 @@
 """torch.compile in a run: set up for the data's shapes, watched, dropped if it fails."""
 
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRAPHS_OF_LAYER = 4
@@ -119,8 +121,10 @@ class Compilation:
         if self._options.compile_backend == "inductor":
             self._context.at_end.enter_context(in_use())
             if held := graphs_in(cache_folder()):
-                text = f"warm start: the compiler cache holds {counted(held, 'graph')} of earlier runs"
+                text = f"Warm start: the compiler cache holds {counted(held, 'graph')} of earlier runs"
                 self._context.emit("compile", cached_before=held, text=text)
+                if self._context.is_main:
+                    logger.info(text)
 
     @property
     def skips_guards(self) -> bool:
