@@ -217,7 +217,15 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     opens = credential(flags)
     prepare_state_folder()
     with garbage_collection.importing():
-        from kohya_gui import browse, doctor_routes, live_routes, measure_routes, plan_card, prompt_editor
+        from kohya_gui import (
+            browse,
+            compile_cache_routes,
+            doctor_routes,
+            live_routes,
+            measure_routes,
+            plan_card,
+            prompt_editor,
+        )
         from kohya_gui.app import build
         from kohya_gui.past_runs import why_not
         from kohya_gui.theme import look, scripts
@@ -230,6 +238,7 @@ def open_page(flags: argparse.Namespace, wait: bool = True) -> "App":
     queue, allowed = RunQueue(store, why_not=why_not), allowed_paths(flags)
     routes = [*live_routes.routes(queue, allowed), *plan_card.routes(allowed), *doctor_routes.routes(queue)]
     routes += [*measure_routes.routes(queue, allowed), *prompt_editor.routes(), *browse.routes(allowed)]
+    routes += compile_cache_routes.routes(allowed)
     page = build(queue, flags.config, flags.tab, allowed)
     policy = replace(access(flags, opens), scripts=tuple(scripts()))
     with bypass_proxies(flags.listen):

@@ -49,8 +49,7 @@
       dialog.prepend(Studio.complaint(error));
     }
   };
-  const open = (id, name, then) => {
-    const element = fieldOf(id);
+  const open = (element, name, then) => {
     if (!element) return;
     field = { element, name, then };
     if (!dialog.isConnected) document.body.append(dialog);
@@ -58,6 +57,8 @@
     dialog.showModal();
     list(element.value.split("\n").pop());
   };
+
+  Studio.browse = open;
 
   dialog.addEventListener("keydown", (event) => {
     const rows = [...dialog.querySelectorAll(".entries button")];
@@ -76,8 +77,8 @@
       const [, tab] = event.target.closest?.("button[id$=-browse]")?.id.match(/^([a-z]+)-browse$/) ?? [];
       if (!id && !tab) return;
       event.preventDefault();
-      if (id) return open(id, id.replace(/^[a-z]+-/, ""));
-      open(`${tab}-file`, "file", () => setTimeout(() => document.getElementById(`${tab}-open`).click(), 300));
+      if (id) return open(fieldOf(id), id.replace(/^[a-z]+-/, ""));
+      open(fieldOf(`${tab}-file`), "file", () => setTimeout(() => document.getElementById(`${tab}-open`).click(), 300));
     },
     true,
   );

@@ -25,6 +25,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "sample_prompts": (".txt", ".toml", ".json"),
     "metadata_thumbnail": tuple(IMAGE_SUFFIXES),
     "console_log_file": (".log", ".txt"),
+    "compile_cache": (".zip",),
 }
 """File extensions a field accepts; the other fields take a folder."""
 MOST = 2000

@@ -43,9 +43,10 @@ def runs_tab() -> None:
 
 
 def machine_tab() -> None:
-    """Lay out the tab Machine: its checks on the left (doctor.js), the run on the right."""
+    """Lay out the tab Machine: its checks (doctor.js) and the compiler cache on the left, the run on the right."""
     with gr.Row(elem_classes="columns runs-columns"):
         with gr.Column(elem_classes="settings runs-left"):
             gr.HTML("<div data-doctor></div>", elem_id="machine-checks", apply_default_css=False)
+            gr.HTML("<div data-compile-cache></div>", elem_id="machine-compile-cache", apply_default_css=False)
         with gr.Column(elem_classes="running runs-right"):
             gr.HTML(SLOT.format(place="machine"), elem_id="machine-run", apply_default_css=False)

@@ -12,7 +12,8 @@ from training_help import train
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.planning.run_plan import RunPlan, plan_run
-from sd_scripts.planning.speeds import DECIDING, deciding, model_size, torch_version
+from sd_scripts.planning.speeds import DECIDING, deciding, model_size
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember, remembered
 from sd_scripts.runs.nvidia import CPU, Gpu
 from sd_scripts.training.self_check import SelfCheck, slower

@@ -12,6 +12,8 @@ from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from training_help import Run, train, train_whole
 
+from sd_scripts.runs import compile_cache
+
 pytestmark = pytest.mark.usefixtures("no_graphs")
 
 
@@ -193,6 +195,36 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[FailingCode], li
         return asked
 
     return use
+
+
+def test_a_run_tells_that_it_starts_warm_and_keeps_its_cache_meanwhile(
+    compiled_with: Callable[[FailingCode], list[bool]],
+    flux_miniature: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, used = tmp_path / "cache", list[bool]()
+
+    class Watching(FailingCode):
+        def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            used.append(bool(compile_cache.users_of(folder)))
+            return super().__call__(graph, inputs)
+
+    monkeypatch.setenv(compile_cache.VARIABLE, str(folder))
+    compiled_with(Watching(0, plain_error, in_backward=True))
+    with torch._inductor.config.patch(
+        {"cpp.vec_isa_ok": True, "compile_threads": 1}
+    ):  # which C++ would be compiled for
+        cold = train(flux_miniature, tmp_path / "cold", compile=True, max_train_steps=1)
+        for key in ("akey", "bkey"):
+            (folder / "aotautograd" / key).mkdir(parents=True)
+        torch._dynamo.reset()
+        warm = train(flux_miniature, tmp_path / "warm", compile=True, max_train_steps=1)
+    assert "cached_before" not in cold.told("compile")[0]
+    assert warm.told("compile")[0]["text"] == "Warm start: the compiler cache holds 2 graphs of earlier runs"
+    assert used
+    assert all(used)
+    assert compile_cache.users_of(folder) == []
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.options.settings import Script, Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.planning.run_plan import BreakEven, RunPlan, plan_run
-from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding, torch_version
+from sd_scripts.planning.speeds import COMPILING, DECIDING, NEARLY_EQUAL, deciding
 from sd_scripts.planning.text import lines, pays
 from sd_scripts.runs import measurements
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember, remembered
 from sd_scripts.runs.nvidia import CPU, Gpu
 

@@ -8,6 +8,7 @@ import torch
 
 from sd_scripts.library.compile_utils import inductor_option_problems
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
+from sd_scripts.runs import compile_cache
 from sd_scripts.runs.cpp_compiler import has_msvc
 
 
@@ -26,6 +27,9 @@ def problems(options: CompileOptions, more: CompileMoreOptions, device: torch.de
     if options.compile_backend != "inductor":  # the others generate no code
         return found
     found += inductor_option_problems(options.compile_options)
+    compiles_cpp = device.type == "cpu" or options.compile_dynamic == "true"
+    if compiles_cpp and (problem := compile_cache.folder_problem()):
+        found.append(problem)
     if options.compile_dynamic == "true" and sys.platform == "win32" and not has_msvc():
         found.append(
             "compile_dynamic: true needs the C++ compiler of Visual Studio on Windows; install its Build Tools and "

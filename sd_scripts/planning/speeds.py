@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement
 from sd_scripts.runs.nvidia import Gpu
 
@@ -54,14 +54,6 @@ class Estimate:
     source: Source
     basis: str
     """Whose measurement it is, as the end of a sentence."""
-
-
-def torch_version() -> str:
-    """Return the version of the installed PyTorch, without importing it; empty if there is none."""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
 
 
 def deciding(settings: Settings, names: Iterable[str] = (*DECIDING, *COMPILING)) -> dict[str, Any]:

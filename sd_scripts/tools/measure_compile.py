@@ -35,8 +35,9 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.options.training import ResumeOptions
 from sd_scripts.planning.run_plan import plan_run
-from sd_scripts.planning.speeds import deciding, model_size, torch_version
+from sd_scripts.planning.speeds import deciding, model_size
 from sd_scripts.planning.text import pays
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.exit_codes import MISTAKE
 from sd_scripts.runs.measurements import RESULT, Measurement, remember
 from sd_scripts.runs.nvidia import CPU, first_gpu

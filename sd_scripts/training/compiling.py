@@ -1,5 +1,6 @@
 """torch.compile in a run: set up for the data's shapes, watched, dropped if it fails."""
 
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from torch import nn
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.family import Components, Family
+from sd_scripts.formats.words import counted
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
 from sd_scripts.options.checks import breaks_cuda_graphs
@@ -21,12 +23,14 @@ from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, Comp
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.runs.compile_cache import cache_folder, graphs_in, in_use
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.self_check import SelfCheck, slower
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRAPHS_OF_LAYER = 4
@@ -51,11 +55,19 @@ def warm_up(options: CompileOptions, more: CompileMoreOptions, device: torch.dev
 def _start_inductor(device: torch.device) -> None:
     with suppress(Exception):  # failures are reported where it is needed
         from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.codecache import torch_key
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        AsyncCompile.warm_pool()
-        if device.type == "cuda":  # the first graph loads pattern tables and Triton; not worth it on a CPU
+        if device.type == "cuda":
+            AsyncCompile.warm_pool()
+            # the first graph loads pattern tables and Triton; not worth it on a CPU
             x = torch.ones(64, 64, device=device, requires_grad=True)
             torch.compile(lambda x: torch.nn.functional.gelu(x @ x).sum())(x).backward()
+            return
+        if not graphs_in(cache_folder()):  # processes that compile would only take a warm start's time
+            AsyncCompile.warm_pool()
+        torch_key()  # hashes the sources of PyTorch
+        pick_vec_isa()  # tries what the CPU can do, in processes of their own
 
 
 def wait_until_warm() -> None:
@@ -111,10 +123,21 @@ class Compilation:
         self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
         if self.active:
             self._progress.install()
+            self._use_cache()
 
     @property
     def active(self) -> bool:
         return bool(chosen_of(self._options, self._more)) and not self._failed
+
+    def _use_cache(self) -> None:
+        """Keep the compiler cache from being cleared during the run, and tell what it holds already."""
+        if self._options.compile_backend == "inductor":
+            self._context.at_end.enter_context(in_use())
+            if held := graphs_in(cache_folder()):
+                text = f"Warm start: the compiler cache holds {counted(held, 'graph')} of earlier runs"
+                self._context.emit("compile", cached_before=held, text=text)
+                if self._context.is_main:
+                    logger.info(text)
 
     @property
     def skips_guards(self) -> bool:

@@ -28,7 +28,7 @@ from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.show import show_plan
-from sd_scripts.runs import garbage_collection
+from sd_scripts.runs import compile_cache, garbage_collection
 from sd_scripts.runs.exit_codes import FAULT, INTERRUPTED, MISTAKE
 from sd_scripts.runs.folder import RunFolder
 from sd_scripts.training import parent_watchdog
@@ -77,6 +77,7 @@ def _set_environment(settings: Settings) -> None:
         with contextlib.suppress(TypeError, ValueError):  # a wrong value is reported with the other problems
             os.environ["HF_TOKEN"] = token
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # less memory lost between buckets
+    compile_cache.use_own_folder()
     if settings[CudaOptions].deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
 

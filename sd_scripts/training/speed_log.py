@@ -11,7 +11,8 @@ import torch
 
 from sd_scripts.data.batch import Batch
 from sd_scripts.data.epochs import BatchShape
-from sd_scripts.planning.speeds import DECIDING, deciding, model_size, torch_version
+from sd_scripts.planning.speeds import DECIDING, deciding, model_size
+from sd_scripts.runs.compile_fingerprint import torch_version
 from sd_scripts.runs.measurements import Measurement, remember
 from sd_scripts.runs.nvidia import CPU, first_gpu
 

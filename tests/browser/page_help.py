@@ -89,7 +89,8 @@ class Gui:
         """Its list of runs."""
 
     def start(self) -> None:
-        homes = {"XDG_STATE_HOME": str(self._state), "LOCALAPPDATA": str(self._state), "HF_HUB_OFFLINE": "1"}
+        homes = dict.fromkeys(("XDG_STATE_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"), str(self._state))
+        homes |= {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": ""}  # a compiler cache of its own, to be cleared
         found = {"PYTHONPATH": os.pathsep.join([str(STAND_IN), *filter(None, [os.environ.get("PYTHONPATH")])])}
         command = [sys.executable, str(ROOT / "gui.py"), "--server_port", str(self._port), "--headless", *self._flags]
         with (self._state / "gui.log").open("a") as log:

@@ -34,6 +34,34 @@ def test_checks_are_shown_as_they_come_and_can_be_cancelled(machine: Any) -> Non
     expect(machine.locator("[data-action=check-machine]")).to_be_enabled()
 
 
+def test_the_compiler_cache_is_exported_cleared_and_imported(page: Any, machine: Any, gui: Any, tmp_path: Path) -> None:
+    folder = Path(gui.ask("compile-cache")["folder"])
+    for key in ("akey", "bkey"):
+        (folder / "aotautograd" / key).mkdir(parents=True, exist_ok=True)
+        (folder / "aotautograd" / key / "entry").write_bytes(b"graph")
+    shown = page.locator("#machine-compile-cache")
+    page.locator("#runs-button").click()
+    page.locator("#machine-button").click()
+    expect(shown.locator("dl")).to_contain_text("2 graphs")
+    expect(shown.locator("dl")).to_contain_text(str(folder))
+    with page.expect_download() as coming:
+        shown.locator("[data-action=export-compile-cache]").click()
+    coming.value.save_as(tmp_path / "cache.zip")
+    shown.locator("[data-action=clear-compile-cache]").click()
+    shown.locator("[data-action=confirm-clear-compile-cache]").click()
+    expect(shown.locator("dl")).to_contain_text("Nothing yet")
+    assert list(folder.iterdir()) == []
+    shown.locator("[data-action=import-compile-cache]").click()
+    page.locator("dialog.browse .where").fill(str(tmp_path))
+    page.locator("dialog.browse .where").press("Enter")
+    page.locator("dialog.browse .entry", has_text="cache.zip").click()
+    expect(shown.locator(".confirm")).to_contain_text("import only files that you trust")
+    shown.locator("[data-action=confirm-import-compile-cache]").click()
+    expect(shown.locator("[role=status]")).to_have_text("Imported 2 graphs")
+    expect(shown.locator("dl")).to_contain_text("2 graphs")
+    assert too_wide(page) == set()
+
+
 def test_diagnostics_are_downloaded_with_all_checks(page: Any, machine: Any, tmp_path: Path) -> None:
     with page.expect_download() as coming:
         machine.locator("[data-action=download-diagnostics]").click()
