@@ -42,6 +42,9 @@ COMMANDS = (
 LOSS_HINT = "mean of the last 100 steps; the chart shows every step"
 PHASE_OF = {"save": "saving", "sample": "sampling"}
 """The phase in which a run carries out a command."""
+CACHE_WORDS = {"hit": "found", "kernels": "kernels found", "miss": "new", "bypass": "not cacheable"}
+"""What inductor's cache gave for a graph."""
+CACHE_COUNTS = {"cache_hits": "from the cache", "cache_misses": "new", "cache_bypasses": "not cacheable"}
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
 
@@ -301,6 +304,7 @@ def compile_section(run_state: RunState) -> str:
     ]
     if stats.get("seconds"):
         words.append(f"{stats['seconds']:.0f} s to compile")
+    words += [f"{stats[key]} {said}" for key, said in CACHE_COUNTS.items() if stats.get(key)]
     lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
     return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
@@ -310,10 +314,11 @@ def compiled_graphs(run_state: RunState) -> str:
     """List every compiled graph with its time, and for a recompile the guard that failed."""
     rows = "".join(
         f"<tr><td>{step}</td><td>{escape(str(graph.get('block')))}</td><td>{escape(str(graph.get('seconds')))} s</td>"
+        f"<td>{CACHE_WORDS.get(str(graph.get('cache')), '–')}</td>"
         f"<td>{escape(str(graph.get('why') or 'first of its kind'))}</td></tr>"
         for step, graph in run_state.compiled
     )
-    head = "<tr><th>Step</th><th>Block</th><th>Compiled in</th><th>Why</th></tr>"
+    head = "<tr><th>Step</th><th>Block</th><th>Compiled in</th><th>Cache</th><th>Why</th></tr>"
     table = f'<div class="scroll graphs"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
     return f"<details><summary>Every graph</summary>{table}</details>" if rows else ""
 

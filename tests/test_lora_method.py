@@ -226,7 +226,7 @@ def test_the_recording_of_cuda_graphs_is_a_phase_of_its_own_and_only_of_steps(mo
     from torch._dynamo.callback import CallbackTrigger
 
     given = context(model, tmp_path)
-    progress = CompileProgress(given, lambda: 14)
+    progress = CompileProgress(given, lambda: "14 graphs so far")
     progress.install()
     recording = torch._dynamo.callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0")
     given.phase("sampling")

@@ -20,7 +20,7 @@ from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.planning.compile_plan import STATIC_SHAPES, plan_compile
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
@@ -95,7 +95,9 @@ class Compilation:
             self._forget_the_past()
         self._failed = self.recompile_limit_hit = False
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
-        self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
+        self._expected: int | None = None
+        """The plan's estimate of the graphs that steps will compile."""
+        self._progress = CompileProgress(context, self._progress_note)
         if self.active:
             self._progress.install()
 
@@ -142,6 +144,7 @@ class Compilation:
                 hooked=self._context.sharded,
             )
             self._compile_denoiser(self._options)
+            self._expected = None if text or vae else self._planned_graphs()
         if without_graphs:
             for encoder in text:
                 name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
@@ -153,6 +156,14 @@ class Compilation:
                 self._compile_vae(without_graphs, expected)
         if expected:
             self._context.phase(COMPILING)
+
+    def _planned_graphs(self) -> int | None:
+        plan = plan_compile(self._options, self._family.card, dict.fromkeys(self._shapes, 1))
+        return plan.graphs if plan else None
+
+    def _progress_note(self) -> str:
+        now = Counts.so_far() - self._before
+        return compile_report.progress_note(now.graphs, now.cache_hits, self._expected)
 
     def _graphs_of_vae(self) -> int:
         """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
@@ -228,6 +239,9 @@ class Compilation:
             breaks=total.breaks,
             recompiles=total.recompiles,
             seconds=round(total.seconds, 1),
+            cache_hits=total.cache_hits,
+            cache_misses=total.cache_misses,
+            cache_bypasses=total.cache_bypasses,
             text=compile_report.summary(where, graphs),
             compiled=compile_report.as_event(graphs),
         )
@@ -319,6 +333,10 @@ class Compilation:
         return "set compile_backend = aot_eager to see whether capturing or code generation fails"
 
 
+CACHE_COUNTS = {"hits": "hit", "misses": "miss", "bypasses": "bypass"}
+"""What Counts says of the cache -> the end of the name of Dynamo's counter."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """What Dynamo has done."""
@@ -329,6 +347,11 @@ class Counts:
     """Frames that ran eagerly because the recompile limit was hit."""
     recompiles: int
     seconds: float
+    cache_hits: int
+    """Graphs that came whole, with their backward pass, from inductor's cache."""
+    cache_misses: int
+    cache_bypasses: int
+    """Graphs that inductor cannot cache."""
 
     @classmethod
     def so_far(cls) -> "Counts":
@@ -342,6 +365,9 @@ class Counts:
             refused=sum(n for what, n in counters["unimplemented"].items() if "recompile limit" in what),
             recompiles=sum(1 for metric in metrics if getattr(metric, "recompile_reason", None)),
             seconds=sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics),
+            **{
+                f"cache_{what}": counters["aot_autograd"][f"autograd_cache_{one}"] for what, one in CACHE_COUNTS.items()
+            },
         )
 
     def __sub__(self, other: "Counts") -> "Counts":
