@@ -44,7 +44,13 @@ PHASE_OF = {"save": "saving", "sample": "sampling"}
 """The phase in which a run carries out a command."""
 CACHE_WORDS = {"hit": "found", "kernels": "kernels found", "miss": "new", "bypass": "not cacheable"}
 """What inductor's cache gave for a graph."""
-CACHE_COUNTS = {"cache_hits": "from the cache", "cache_misses": "new", "cache_bypasses": "not cacheable"}
+COMPILE_COUNTS = {
+    "cache_hits": "from the cache",
+    "cache_misses": "new",
+    "cache_bypasses": "not cacheable",
+    "cuda_graph_skips": "without CUDA graphs",
+}
+"""Counts of graphs that are shown unless they are 0."""
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
 
@@ -304,7 +310,7 @@ def compile_section(run_state: RunState) -> str:
     ]
     if stats.get("seconds"):
         words.append(f"{stats['seconds']:.0f} s to compile")
-    words += [f"{stats[key]} {said}" for key, said in CACHE_COUNTS.items() if stats.get(key)]
+    words += [f"{stats[key]} {said}" for key, said in COMPILE_COUNTS.items() if stats.get(key)]
     lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
     return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'

@@ -25,6 +25,7 @@ from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.cuda_graph_skips import CudaGraphSkips
 
 T = TypeVar("T")
 
@@ -98,8 +99,10 @@ class Compilation:
         self._expected: int | None = None
         """The plan's estimate of the graphs that steps will compile."""
         self._progress = CompileProgress(context, self._progress_note)
+        self._skips = CudaGraphSkips()
         if self.active:
             self._progress.install()
+            self._skips.listen(context.at_end)
 
     @property
     def active(self) -> bool:
@@ -226,6 +229,7 @@ class Compilation:
                 f"compile_cache_size_limit: {self._limit} graphs for each kind of block are not enough; further "
                 f"shapes run uncompiled, which is slow. Set it to {remedy}"
             )
+        self._warn_about_skips(now)
         if now.graphs == self._seen.graphs:
             return
         total, metrics = now - self._before, self._new_metrics()
@@ -242,6 +246,7 @@ class Compilation:
             cache_hits=total.cache_hits,
             cache_misses=total.cache_misses,
             cache_bypasses=total.cache_bypasses,
+            cuda_graph_skips=total.cuda_graph_skips,
             text=compile_report.summary(where, graphs),
             compiled=compile_report.as_event(graphs),
         )
@@ -276,6 +281,18 @@ class Compilation:
             self._context.warn_once(
                 f"graph break {place}",
                 f"compile: a graph ends at {place}, and the code there runs uncompiled. {why}".strip(),
+            )
+
+    def _warn_about_skips(self, now: "Counts") -> None:
+        """Warn once of each reason for which CUDA graphs are skipped. Without a GPU there are none to skip."""
+        reasons = self._skips.take()
+        if now.cuda_graph_skips > self._before.cuda_graph_skips and self._context.device.type == "cuda":
+            reasons = reasons or ["inductor gives no reason"]
+        for reason in reasons:
+            self._context.warn_once(
+                f"CUDA graphs skipped: {reason}",
+                f"{self._options.cuda_graphs_from or 'compile_backend'}: a compiled graph runs without CUDA graphs, "
+                f"which is slower: {reason}",
             )
 
     def totals(self) -> "Counts | None":
@@ -333,10 +350,6 @@ class Compilation:
         return "set compile_backend = aot_eager to see whether capturing or code generation fails"
 
 
-CACHE_COUNTS = {"hits": "hit", "misses": "miss", "bypasses": "bypass"}
-"""What Counts says of the cache -> the end of the name of Dynamo's counter."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """What Dynamo has done."""
@@ -352,6 +365,8 @@ class Counts:
     cache_misses: int
     cache_bypasses: int
     """Graphs that inductor cannot cache."""
+    cuda_graph_skips: int
+    """Graphs, forward or backward, that run without CUDA graphs though they were asked for."""
 
     @classmethod
     def so_far(cls) -> "Counts":
@@ -365,9 +380,10 @@ class Counts:
             refused=sum(n for what, n in counters["unimplemented"].items() if "recompile limit" in what),
             recompiles=sum(1 for metric in metrics if getattr(metric, "recompile_reason", None)),
             seconds=sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics),
-            **{
-                f"cache_{what}": counters["aot_autograd"][f"autograd_cache_{one}"] for what, one in CACHE_COUNTS.items()
-            },
+            cache_hits=counters["aot_autograd"]["autograd_cache_hit"],
+            cache_misses=counters["aot_autograd"]["autograd_cache_miss"],
+            cache_bypasses=counters["aot_autograd"]["autograd_cache_bypass"],
+            cuda_graph_skips=counters["inductor"]["cudagraph_skips"],
         )
 
     def __sub__(self, other: "Counts") -> "Counts":
