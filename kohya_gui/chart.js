@@ -1,7 +1,9 @@
 // Loss curves of one or several runs on a canvas: raw faint, smoothed strong, with zoom, log scale and a cursor that
 // shows the values. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
 window.StudioChart = (() => {
-  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate" };
+  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", marks: "compiler" };
+  const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break" }; // colours of chart.css
+  const NEAR = 6; // pixels from a mark within which the cursor goes to it
   const MARGIN = { left: 50, right: 12, rates: 56, top: 10, bottom: 22 };
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
   const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // tell the learning rate groups apart
@@ -137,7 +139,7 @@ window.StudioChart = (() => {
   function signature(runs, maxSteps) {
     const ends = (points = []) => [points.length, points[0], points.at(-1)];
     const parts = runs.map((run) => [
-      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation)],
+      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation), run.marks?.length],
       Object.entries(run.rates ?? {}).map(([group, points]) => [group, ends(points)]),
     ]);
     return JSON.stringify([maxSteps, parts]);
@@ -161,7 +163,7 @@ window.StudioChart = (() => {
       const told = signature(runs, maxSteps);
       if (told === this.told) return;
       Object.assign(this, { told, maxSteps });
-      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, ...run, key: `run-${run.id ?? i}` }));
+      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, marks: [], ...run, key: `run-${run.id ?? i}` }));
       this.measure();
       this.showLegend();
       this.redraw();
@@ -303,6 +305,7 @@ window.StudioChart = (() => {
       if (this.y) {
         this.drawGrid(pen);
         this.drawCurves(pen);
+        this.marks.forEach((mark) => this.drawMark(pen, mark));
       } else this.drawNothing(pen, width, height);
       this.plot.setAttribute("aria-label", this.summary());
       this.point(this.cursor);
@@ -429,6 +432,30 @@ window.StudioChart = (() => {
       pen.setLineDash([]);
     }
 
+    // What the compiler did, of a run that is drawn alone and has points to which the cursor can go.
+    get marks() {
+      const [run] = this.runs;
+      const shown = this.runs.length === 1 && run.bins.length && !this.hidden.has("marks") && this.x;
+      return shown ? run.marks.filter(({ step }) => step >= this.x.low && step <= this.x.high) : [];
+    }
+
+    drawMark(pen, { step, kind }) {
+      const { top, bottom } = this.area;
+      const across = this.x(step);
+      pen.strokeStyle = pen.fillStyle = this.colour(`--chart-${MARKS[kind] ?? "mark"}`);
+      Object.assign(pen, { lineWidth: 1, globalAlpha: 0.45 });
+      pen.setLineDash([2, 3]);
+      pen.beginPath();
+      pen.moveTo(across, top);
+      pen.lineTo(across, bottom);
+      pen.stroke();
+      pen.setLineDash([]);
+      pen.globalAlpha = 1;
+      pen.beginPath();
+      for (const [x, y] of [[-5, 0], [5, 0], [0, 7]]) pen.lineTo(across + x, top - 2 + y);
+      pen.fill();
+    }
+
     drawNothing(pen, width, height) {
       const positive = this.log && this.runs.some((run) => run.bins.length) ? "No values above zero" : "";
       const hidden = this.runs.some((run) => run.bins.length) ? "Nothing to show in this range" : "";
@@ -491,7 +518,8 @@ window.StudioChart = (() => {
     pull(event) {
       if (!this.y) return;
       const step = this.stepAt(event);
-      this.point(step);
+      const marked = this.marks.find((mark) => Math.abs(this.x(mark.step) - this.x(step)) <= NEAR);
+      this.point(marked && !this.held ? marked.step : step);
       if (!this.held || Math.abs(event.clientX - this.held.from) < DRAG) return;
       const [from, to] = [this.x(this.held.step), this.x(step)].sort((a, b) => a - b);
       Object.assign(this.choice.style, { left: `${from}px`, width: `${to - from}px` });
@@ -569,7 +597,18 @@ window.StudioChart = (() => {
         key.style.background = colour;
         return [key, make("span", "", {}, words), make("b", "", {}, value)];
       });
-      this.readout.replaceChildren(make("strong", "", {}, `step ${whole(step)}`), ...cells);
+      this.readout.replaceChildren(make("strong", "", {}, `step ${whole(step)}`), ...cells, ...this.notesAt(step));
+    }
+
+    // What the compiler did at the steps for which this one stands.
+    notesAt(step) {
+      const [{ bins }] = this.runs;
+      const here = this.marks.filter((mark) => bins[nearest(bins, mark.step)][0] === step);
+      return here.flatMap(({ kind, lines }) => {
+        const key = make("i", "");
+        key.style.background = `var(--chart-${MARKS[kind] ?? "mark"})`;
+        return [key, make("p", "", {}, ...lines.map((line) => make("span", "", {}, line)))];
+      });
     }
 
     rowsOfOne(run, step) {

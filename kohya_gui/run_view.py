@@ -51,6 +51,8 @@ COMPILE_COUNTS = {
     "cuda_graph_skips": "without CUDA graphs",
 }
 """Counts of graphs that are shown unless they are 0."""
+MOST_BREAKS = 5
+"""Graph breaks that are listed."""
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
 
@@ -313,6 +315,10 @@ def compile_section(run_state: RunState) -> str:
     words += [f"{stats[key]} {said}" for key, said in COMPILE_COUNTS.items() if stats.get(key)]
     lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
+    lines += "".join(
+        f'<p class="small">step {step}: graph break at {escape(place)}</p>'
+        for step, place in run_state.breaks[:MOST_BREAKS]
+    )
     return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
 
 

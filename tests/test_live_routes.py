@@ -208,6 +208,17 @@ def test_a_curve_that_grows_is_read_on_from_its_last_bin(studio):
     assert studio.get(f"run/{run}/curves?level=2&after=9999").json()["bins"] == []
 
 
+def test_marks_of_the_compiler_are_sent_to_a_page_that_does_not_have_them(studio):
+    def told(log):
+        log("compile", step=1, text="1 graph", compiled=[{"block": "Block", "why": ""}], broke=["a.py:3"])
+
+    run = studio.over("marked", told)
+    assert studio.get(f"run/{run}/curves?marks=0").json()["marks"] == [
+        {"step": 1, "kind": "graph break", "lines": ["1 graph", "graph break at a.py:3"]}
+    ]
+    assert "marks" not in studio.get(f"run/{run}/curves?marks=1").json()
+
+
 @pytest.mark.parametrize("asked", ["level=-1", "level=x", "after=1e9", "first=nan&last=inf", "level=99999999999999"])
 def test_nonsense_in_the_question_for_a_curve_harms_nothing(studio, asked):
     run = studio.over("cat", steps(5))

@@ -13,7 +13,7 @@ from runs_help import PATIENCE, wait_for
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import CONSOLE_MOST_BYTES, RunFolder, new_run_folder
 from sd_scripts.runs.process import RunningRun
-from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.run_state import Mark, RunState
 from sd_scripts.runs.watched import FRESH, WatchedRun
 
 REPO = Path(__file__).parents[1]
@@ -325,6 +325,28 @@ def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
     assert (run_state.phase_since, run_state.phase_note) == (1.0, "12 graphs so far")
     run_state.apply({"kind": "step", "step": 1, "time": 9.0})
     assert (run_state.phase, run_state.phase_since, run_state.phase_note) == ("training", 9.0, "")
+
+
+def test_what_the_compiler_did_is_marked_along_the_steps():
+    run_state = RunState()
+    graph, again = {"block": "Block", "why": ""}, {"block": "Block", "why": "size of x is 3 instead of 2"}
+    run_state.apply({"kind": "compile", "step": 0, "text": "first", "compiled": [graph], "broke": []})
+    run_state.apply({"kind": "compile", "step": 7, "text": "again", "compiled": [again, again], "broke": []})
+    run_state.apply(
+        {"kind": "compile", "step": 9, "text": "broken", "compiled": [again, 1], "broke": ["block.py:3", 1]}
+    )
+    run_state.apply({"kind": "compile", "step": 10, "graphs": 4})
+    assert run_state.marks == [
+        Mark(1, "compiled", ("first",)),
+        Mark(7, "recompiled", ("again", "size of x is 3 instead of 2")),
+        Mark(9, "graph break", ("broken", "size of x is 3 instead of 2", "graph break at block.py:3")),
+    ]
+    assert run_state.breaks == [(9, "block.py:3")]
+    for step in range(11, 1000):
+        run_state.apply(
+            {"kind": "compile", "step": step, "text": "again", "compiled": [again], "broke": ["block.py:3"]}
+        )
+    assert (len(run_state.marks), len(run_state.breaks), len(run_state.compiled)) == (200, 100, 100)
 
 
 def test_a_loss_that_is_no_number_breaks_no_curve():

@@ -70,6 +70,22 @@ class OutputFile:
 
 MOST_COMPILED = 100
 """Graphs that are listed; the page gets the whole list at each change."""
+MOST_MARKS = 200
+MOST_REASONS = 3
+"""Reasons for recompiles that a mark names."""
+
+
+MarkKind = Literal["compiled", "recompiled", "graph break", "differs"]
+"""`differs`: compile_check_every found that compiled and eager results differ too much."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the compiler did at a step, for the chart."""
+
+    step: int
+    kind: MarkKind
+    lines: tuple[str, ...]
 
 
 @dataclass
@@ -121,6 +137,10 @@ class RunState:
     compile_lines: list[str] = field(default_factory=list)
     compiled: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """(step, {block, seconds, why}) of each compiled graph, MOST_COMPILED at most."""
+    breaks: list[tuple[int, str]] = field(default_factory=list)
+    """(step, file:line) of each place where a graph broke."""
+    marks: list[Mark] = field(default_factory=list)
+    """What the compiler did along the steps, MOST_MARKS at most."""
     failure: dict[str, str] = field(default_factory=dict)
     """Keys: error (one sentence), remedy, details (the full text)."""
     commands: list[SentCommand] = field(default_factory=list)
@@ -275,12 +295,22 @@ class RunState:
         self.saved.append(OutputFile(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
 
     def _on_compile(self, event: dict[str, Any]) -> None:
-        self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text", "compiled")})
-        if isinstance(compiled := event.get("compiled"), list):
-            room = MOST_COMPILED - len(self.compiled)
-            self.compiled += [(event.get("step", 0), graph) for graph in compiled[:room] if isinstance(graph, dict)]
-        if event.get("text"):
-            self.compile_lines.append(event["text"])
+        self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text", "compiled", "broke")})
+        step, text = event.get("step", 0), event.get("text")
+        graphs = [graph for graph in event.get("compiled") or [] if isinstance(graph, dict)]
+        broke = [place for place in event.get("broke") or [] if isinstance(place, str)]
+        self.compiled += [(step, graph) for graph in graphs][: MOST_COMPILED - len(self.compiled)]
+        self.breaks += [(step, place) for place in broke][: MOST_COMPILED - len(self.breaks)]
+        if text:
+            self.compile_lines.append(text)
+            self._mark(step, text, list(dict.fromkeys(graph["why"] for graph in graphs if graph.get("why"))), broke)
+
+    def _mark(self, step: int, text: str, reasons: list[str], broke: list[str]) -> None:
+        """Mark a step on the chart; what was compiled before the first step is marked there."""
+        lines = (text, *reasons[:MOST_REASONS], *(f"graph break at {place}" for place in broke))
+        kind: MarkKind = "graph break" if broke else "recompiled" if reasons else "compiled"
+        if len(self.marks) < MOST_MARKS:
+            self.marks.append(Mark(max(step, 1), kind, lines))
 
     def _on_warning(self, event: dict[str, Any]) -> None:
         option, text = event.get("option"), event["text"]

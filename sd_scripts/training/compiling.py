@@ -249,6 +249,7 @@ class Compilation:
             cuda_graph_skips=total.cuda_graph_skips,
             text=compile_report.summary(where, graphs),
             compiled=compile_report.as_event(graphs),
+            broke=compile_report.breaks_in(metrics),
         )
         self._seen = now
 
