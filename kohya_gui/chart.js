@@ -2,7 +2,7 @@
 // shows the values. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
 window.StudioChart = (() => {
   const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", marks: "compiler" };
-  const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break" }; // colours of chart.css
+  const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours of chart.css
   const NEAR = 6; // pixels from a mark within which the cursor goes to it
   const MARGIN = { left: 50, right: 12, rates: 56, top: 10, bottom: 22 };
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css

@@ -11,7 +11,7 @@ from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import STATE_ENDING
-from sd_scripts.runs.run_state import ENDED, LIVING, OutputFile, RunState, State
+from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
 STATE_LABELS = {
@@ -319,7 +319,20 @@ def compile_section(run_state: RunState) -> str:
         f'<p class="small">step {step}: graph break at {escape(place)}</p>'
         for step, place in run_state.breaks[:MOST_BREAKS]
     )
+    lines += compile_checks(run_state.checks)
     return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
+
+
+def compile_checks(checks: CompileChecks) -> str:
+    """Say how far compiled steps were from eager ones."""
+    if not checks.count:
+        return ""
+    steps = f"{checks.count:,} step{'' if checks.count == 1 else 's'}"
+    said = f"Compared with eager at {steps}, last at step {checks.last_step:,}: loss differs by at most "
+    said += f"{checks.largest_loss:.2g}, gradients by at most {checks.largest_gradient:.2g} of the largest"
+    if checks.exceeded:
+        said += f". More than rounding explains at step {', '.join(map(str, checks.exceeded))}"
+    return f'<p class="small">{said}</p>'
 
 
 def compiled_graphs(run_state: RunState) -> str:

@@ -19,7 +19,12 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.measurements import Measurement
 
-COMPILING = tuple(o.name for group in (CompileOptions, CompileMoreOptions) for o in each_option(group))
+COMPILING = tuple(
+    each.name
+    for group in (CompileOptions, CompileMoreOptions)
+    for each in each_option(group)
+    if each.name != "compile_check_every"  # its time does not count
+)
 DECIDING = (
     *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "blocks_to_swap"),
     *("gradient_checkpointing", "cpu_offload_checkpointing", "gradient_accumulation_steps", "train_batch_size"),

@@ -100,6 +100,19 @@ class SentCommand:
 
 
 @dataclass
+class CompileChecks:
+    """Steps that also ran eagerly (compile_check_every), and how far the compiled results were from the eager ones."""
+
+    count: int = 0
+    last_step: int = 0
+    largest_loss: float = 0.0
+    """Relative differences; see Difference in training/compile_check.py."""
+    largest_gradient: float = 0.0
+    exceeded: list[int] = field(default_factory=list)
+    """The first steps whose difference was above the bound, or not finite."""
+
+
+@dataclass
 class RunState:
     """The state of a run; `apply` folds an event in."""
 
@@ -141,6 +154,7 @@ class RunState:
     """(step, file:line) of each place where a graph broke."""
     marks: list[Mark] = field(default_factory=list)
     """What the compiler did along the steps, MOST_MARKS at most."""
+    checks: CompileChecks = field(default_factory=CompileChecks)
     failure: dict[str, str] = field(default_factory=dict)
     """Keys: error (one sentence), remedy, details (the full text)."""
     commands: list[SentCommand] = field(default_factory=list)
@@ -311,6 +325,21 @@ class RunState:
         kind: MarkKind = "graph break" if broke else "recompiled" if reasons else "compiled"
         if len(self.marks) < MOST_MARKS:
             self.marks.append(Mark(max(step, 1), kind, lines))
+
+    def _on_compile_check(self, event: dict[str, Any]) -> None:
+        step, checks = event["step"], self.checks
+        loss, gradient = event.get("loss_difference"), event.get("gradient_difference")
+        checks.count, checks.last_step = checks.count + 1, step
+        checks.largest_loss = max(checks.largest_loss, loss or 0.0)
+        checks.largest_gradient = max(checks.largest_gradient, gradient or 0.0)
+        if not event.get("exceeds"):
+            return
+        checks.exceeded = [*checks.exceeded, step][:MOST_REASONS]
+        text = "compiled and eager results differ"
+        if loss is not None and gradient is not None:
+            text += f": loss by {loss:.2g}, gradients by {gradient:.2g} of the largest"
+        if len(self.marks) < MOST_MARKS:
+            self.marks.append(Mark(step, "differs", (text,)))
 
     def _on_warning(self, event: dict[str, Any]) -> None:
         option, text = event.get("option"), event["text"]

@@ -29,6 +29,7 @@ from sd_scripts.planning.steps import plan_training
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
+from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
@@ -64,6 +65,7 @@ class Trainer:
         self.options, self.output_name = settings[TrainingOptions], settings[SavingOptions].output_name
 
         # everything that can be checked before the model loads, which takes time
+        require_one_process(context)
         if context.is_main:
             clean_up(context.output_dir, self.output_name, context.run_dir)
         context.accelerator.wait_for_everyone()
@@ -225,6 +227,7 @@ class Trainer:
             progress=start,
             ema=Ema(self.trainable, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )
+        self.check = CompileCheck(self.context, self.trainable)
         self.step = TrainStep(
             self.loss,
             self.trainable,
@@ -326,7 +329,7 @@ class Trainer:
     def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.train_state.progress
         with self.sigterm.consistent() if self.trainable.consistent_in_backward else nullcontext():
-            loss = self.context.mean(self._gradients(batches))
+            loss = self.context.mean(self._checked_gradients(batches))
         norm = self.step.update()
         progress.step += 1
         self.trainable.limit_norms()
@@ -345,11 +348,28 @@ class Trainer:
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None
 
+    def _checked_gradients(self, batches: Sequence[Batch]) -> Tensor:
+        """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
+        first and tell the difference."""
+        step = self.train_state.progress.step + 1
+        if not (self.compilation.active and self.check.due(step)):
+            return self._gradients(batches)
+        with self.reporter.paused():
+            eager = self.check.eager_step(lambda: self._accumulate(batches, eager=True))
+        loss = self._gradients(batches)
+        if eager and self.compilation.active:
+            with self.reporter.paused():
+                self.check.tell(step, eager, loss)
+        return loss
+
+    def _accumulate(self, batches: Sequence[Batch], *, eager: bool = False) -> Tensor:
+        return torch.stack([self._micro(batch, n, eager=eager) for n, batch in enumerate(batches)]).mean()
+
     def _gradients(self, batches: Sequence[Batch]) -> Tensor:
         """Accumulate the gradients of a step and return its mean loss. If compiled code fails, the step restarts with
         less of it; random draws are keyed by step, so it is the same step."""
         try:
-            return torch.stack([self._micro(batch, number) for number, batch in enumerate(batches)]).mean()
+            return self._accumulate(batches)
         except Exception as error:
             if not self.compilation.recovers_from(error):
                 raise
@@ -361,11 +381,11 @@ class Trainer:
     def _known_inputs(self) -> KnownInputs | None:
         return KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None
 
-    def _micro(self, batch: Batch, number: int) -> Tensor:
+    def _micro(self, batch: Batch, number: int, *, eager: bool) -> Tensor:
         key = (self.train_state.progress.step, number)
         inputs = step_inputs(self.training_data, batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
-        return self.step.micro(inputs)
+        return self.step.micro(inputs, eager=eager)
 
     def _after_step(self) -> bool:
         """Save, validate, sample and obey commands where due; return whether to stop."""
