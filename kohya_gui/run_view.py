@@ -9,6 +9,7 @@ from pathlib import Path
 from kohya_gui.messages import Html, message
 from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
+from sd_scripts.formats.words import some
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import STATE_ENDING
 from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
@@ -315,10 +316,8 @@ def compile_section(run_state: RunState) -> str:
     words += [f"{stats[key]} {said}" for key, said in COMPILE_COUNTS.items() if stats.get(key)]
     lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
-    lines += "".join(
-        f'<p class="small">step {step}: graph break at {escape(place)}</p>'
-        for step, place in run_state.breaks[:MOST_BREAKS]
-    )
+    if run_state.breaks:
+        lines += f'<p class="small">Graph breaks at {escape(some(run_state.breaks, MOST_BREAKS))}</p>'
     lines += compile_checks(run_state.checks)
     return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
 

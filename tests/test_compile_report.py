@@ -23,6 +23,10 @@ from sd_scripts.training.compiling import Counts
             "0/1: tensor 'hidden_states' size mismatch at index 1. expected 64, actual 128",
             "size of hidden_states is 128 instead of 64 (dimension 1)",
         ),
+        (
+            "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 2. Guard failed on a parameter, consider ...",
+            "size of x is 2 instead of 4 (dimension 0)",
+        ),
         ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "x needs a gradient, unlike before"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "x needs no gradient, unlike before"),
         ("1/0: tensor 'x' dtype mismatch. expected Float, actual Half", "dtype of x is Half instead of Float"),

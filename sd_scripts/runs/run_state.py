@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.formats.words import some
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import Fingerprint, find_saved, fingerprint
 from sd_scripts.runs.series import Series
@@ -150,8 +151,8 @@ class RunState:
     compile_lines: list[str] = field(default_factory=list)
     compiled: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """(step, {block, seconds, why}) of each compiled graph, MOST_COMPILED at most."""
-    breaks: list[tuple[int, str]] = field(default_factory=list)
-    """(step, file:line) of each place where a graph broke."""
+    breaks: list[str] = field(default_factory=list)
+    """Each file:line where a graph broke, MOST_COMPILED at most."""
     marks: list[Mark] = field(default_factory=list)
     """What the compiler did along the steps, MOST_MARKS at most."""
     checks: CompileChecks = field(default_factory=CompileChecks)
@@ -314,14 +315,15 @@ class RunState:
         graphs = [graph for graph in event.get("compiled") or [] if isinstance(graph, dict)]
         broke = [place for place in event.get("broke") or [] if isinstance(place, str)]
         self.compiled += [(step, graph) for graph in graphs][: MOST_COMPILED - len(self.compiled)]
-        self.breaks += [(step, place) for place in broke][: MOST_COMPILED - len(self.breaks)]
+        broke = [place for place in dict.fromkeys(broke) if place not in self.breaks]
+        self.breaks += broke[: MOST_COMPILED - len(self.breaks)]
         if text:
             self.compile_lines.append(text)
             self._mark(step, text, list(dict.fromkeys(graph["why"] for graph in graphs if graph.get("why"))), broke)
 
     def _mark(self, step: int, text: str, reasons: list[str], broke: list[str]) -> None:
         """Mark a step on the chart; what was compiled before the first step is marked there."""
-        lines = (text, *reasons[:MOST_REASONS], *(f"graph break at {place}" for place in broke))
+        lines = (text, *reasons[:MOST_REASONS], *([f"graph break at {some(broke)}"] if broke else []))
         kind: MarkKind = "graph break" if broke else "recompiled" if reasons else "compiled"
         if len(self.marks) < MOST_MARKS:
             self.marks.append(Mark(max(step, 1), kind, lines))

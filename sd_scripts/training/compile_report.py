@@ -18,10 +18,10 @@ MOST_BREAKS = 5
 LONGEST_REASON = 200
 RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
 """The name that Dynamo gives to the code behind a graph break."""
-SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\S+), actual (\S+)")
+SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\w+), actual (\w+)")
 STRIDE = re.compile(r"tensor '(.+?)' stride mismatch at index \d+")
 GRADIENT = re.compile(r"tensor '(.+?)' requires_grad mismatch\. expected requires_grad=(\d)")
-DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual (\S+)")
+DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\w+), actual (\w+)")
 DEVICE = re.compile(r"tensor '(.+?)' device mismatch")
 
 Place = tuple[str, int]
