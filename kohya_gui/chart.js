@@ -1,7 +1,8 @@
 // Loss curves of one or several runs on a canvas: raw faint, smoothed strong, with zoom, log scale and a cursor that
 // shows the values. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
 window.StudioChart = (() => {
-  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", marks: "compiler" };
+  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", seconds: "step time", marks: "compiler" };
+  const RIGHT = ["rate", "seconds"]; // kinds on the right axis, of which at most one is shown
   const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours of chart.css
   const NEAR = 6; // pixels from a mark within which the cursor goes to it
   const MARGIN = { left: 50, right: 12, rates: 56, top: 10, bottom: 22 };
@@ -99,6 +100,12 @@ window.StudioChart = (() => {
     return ranked.length ? [ranked[cut], ranked[ranked.length - 1 - cut]] : [];
   }
 
+  // The largest step time to show: steps that compile go beyond the top, so that they do not flatten the others.
+  function usual(seconds) {
+    const ranked = [...seconds].sort((a, b) => a - b);
+    return Math.min(ranked.at(-1), 3 * ranked[ranked.length >> 1]);
+  }
+
   function trace(pen, points, x, y) {
     pen.beginPath();
     let open = false;
@@ -139,7 +146,7 @@ window.StudioChart = (() => {
   function signature(runs, maxSteps) {
     const ends = (points = []) => [points.length, points[0], points.at(-1)];
     const parts = runs.map((run) => [
-      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation), run.marks?.length],
+      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation), run.marks?.length, ends(run.seconds)],
       Object.entries(run.rates ?? {}).map(([group, points]) => [group, ends(points)]),
     ]);
     return JSON.stringify([maxSteps, parts]);
@@ -149,7 +156,7 @@ window.StudioChart = (() => {
     constructor(element, { title = "Loss", onZoom = () => {} } = {}) {
       Object.assign(this, { title, onZoom, runs: [], maxSteps: 0, zoom: null, cursor: null, frame: 0, drawn: 0 });
       this.extent = [0, 1]; // first and last step of the whole run, in view or not
-      this.hidden = new Set(["rate"]);
+      this.hidden = new Set(RIGHT);
       this.smoothing = Number(localStorage.getItem("chart-smoothing") ?? 35);
       this.log = localStorage.getItem("chart-log") === "true";
       this.build(element);
@@ -163,7 +170,7 @@ window.StudioChart = (() => {
       const told = signature(runs, maxSteps);
       if (told === this.told) return;
       Object.assign(this, { told, maxSteps });
-      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, marks: [], ...run, key: `run-${run.id ?? i}` }));
+      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, seconds: [], marks: [], ...run, key: `run-${run.id ?? i}` }));
       this.measure();
       this.showLegend();
       this.redraw();
@@ -285,7 +292,8 @@ window.StudioChart = (() => {
       if (!button) return;
       const key = button.dataset.series;
       if (!this.hidden.delete(key)) this.hidden.add(key);
-      button.setAttribute("aria-pressed", !this.hidden.has(key));
+      else if (RIGHT.includes(key)) for (const other of RIGHT) if (other !== key) this.hidden.add(other);
+      for (const each of this.legend.children) each.setAttribute("aria-pressed", !this.hidden.has(each.dataset.series));
       this.redraw();
     }
 
@@ -341,12 +349,14 @@ window.StudioChart = (() => {
         ...(shown("validation") ? values(inside(run.validation)) : []),
       ]);
       const rates = shown("rate") ? this.shownRuns.flatMap((run) => Object.values(run.rates).flatMap(inside)) : [];
-      const right = width - (rates.length ? MARGIN.rates : MARGIN.right);
+      const times = shown("seconds") ? this.shownRuns.flatMap((run) => inside(run.seconds)) : [];
+      const right = width - (rates.length || times.length ? MARGIN.rates : MARGIN.right);
       this.area = { left: MARGIN.left, right, top: MARGIN.top, bottom: height - MARGIN.bottom };
       const upright = (range, log) => range && scale(...range, this.area.bottom, this.area.top, log);
       this.x = scale(view[0], view[1], MARGIN.left, right);
       this.y = upright(spread(losses, this.log), this.log);
       this.rate = upright(rates.length ? spread([0, ...values(rates)], false) : null, false);
+      this.time = upright(times.length ? spread([0, usual(values(times))], false) : null, false);
     }
 
     drawGrid(pen) {
@@ -368,10 +378,11 @@ window.StudioChart = (() => {
       pen.stroke();
       const steps = niceTicks(this.x.low, this.x.high, Math.max((right - left) / 80, 2)).filter(Number.isInteger);
       for (const tick of steps) label(whole(tick), Math.min(this.x(tick), right - 8), bottom + 8, "center");
-      if (!this.rate) return;
-      pen.fillStyle = this.colour("--chart-rate");
-      for (const tick of niceTicks(Math.max(this.rate.low, 0), this.rate.high, 4))
-        label(short(tick), right + 8, this.rate(tick), "left");
+      const [axis, kind, unit] = this.rate ? [this.rate, "rate", ""] : [this.time, "seconds", " s"];
+      if (!axis) return;
+      pen.fillStyle = this.colour(`--chart-${kind}`);
+      for (const tick of niceTicks(Math.max(axis.low, 0), axis.high, 4))
+        label(short(tick) + unit, right + 8, axis(tick), "left");
     }
 
     drawCurves(pen) {
@@ -380,7 +391,7 @@ window.StudioChart = (() => {
       pen.beginPath();
       pen.rect(left - 3, top, right - left + 6, bottom - top);
       pen.clip();
-      const layers = { raw: this.drawRaw, rate: this.drawRates, validation: this.drawValidation, mean: this.drawMean };
+      const layers = { raw: this.drawRaw, rate: this.drawRates, seconds: this.drawTimes, validation: this.drawValidation, mean: this.drawMean };
       for (const [kind, draw] of Object.entries(layers))
         if (!this.hidden.has(kind)) for (const run of this.shownRuns) draw.call(this, pen, run, this.paint(run, kind));
       pen.restore();
@@ -430,6 +441,12 @@ window.StudioChart = (() => {
         trace(pen, within(points, [this.x.low, this.x.high]), this.x, this.rate);
       });
       pen.setLineDash([]);
+    }
+
+    drawTimes(pen, run, colour) {
+      if (!this.time) return;
+      Object.assign(pen, { strokeStyle: colour, lineWidth: 1.25 });
+      trace(pen, within(run.seconds, [this.x.low, this.x.high]), this.x, this.time);
     }
 
     // What the compiler did, of a run that is drawn alone and has points to which the cursor can go.
@@ -624,6 +641,8 @@ window.StudioChart = (() => {
         const rate = points.length ? points[nearest(points, step)][1] : NaN;
         rows.push(["var(--chart-rate)", `rate ${group}`, exact(rate)]);
       }
+      const { seconds } = run;
+      if (seconds.length) rows.push(["var(--chart-seconds)", "step time", `${exact(seconds[nearest(seconds, step)][1])} s`]);
       return rows;
     }
 

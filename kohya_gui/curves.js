@@ -6,7 +6,7 @@ window.StudioCurves = (() => {
   class Curve {
     constructor({ id, name, joined }) {
       Object.assign(this, { id, name, joined });
-      Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, marks: [], told: -1, range: "" });
+      Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, seconds: [], marks: [], told: -1, range: "" });
     }
 
     /** Fetch new points; `told` is how many the server has. Returns whether any came. */
@@ -25,6 +25,7 @@ window.StudioCurves = (() => {
       this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;
       if (!fits) [this.level, this.start] = [sent.level, sent.start];
       [this.validation, this.rates, this.maxSteps] = [sent.validation, sent.rates, sent.max_steps];
+      this.seconds = sent.seconds;
       this.marks = sent.marks ?? this.marks;
       [this.told, this.range] = [told, range];
       return true;
@@ -56,8 +57,8 @@ window.StudioCurves = (() => {
       this.chart ??= new StudioChart(this.element, { title: this.title, onZoom: (a, b) => this.zoomed(a, b) });
       const maxSteps = Math.max(1, ...this.curves.map((curve) => curve.maxSteps || 0));
       this.chart.set(
-        this.curves.map(({ name, level, bins, validation, rates, marks }) => (
-          { name, level, bins, validation, rates, marks }
+        this.curves.map(({ name, level, bins, validation, rates, seconds, marks }) => (
+          { name, level, bins, validation, rates, seconds, marks }
         )),
         { maxSteps },
       );

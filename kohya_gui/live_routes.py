@@ -147,6 +147,7 @@ class LiveRoutes:
             "bins": [[_rounded(value) for value in each] for each in bins.bins],
             "validation": _thinned(curves.validation, first, last),
             "rates": {name: _thinned(rate, first, last) for name, rate in curves.rates.items()},
+            "seconds": _thinned(curves.seconds, first, last),
             "max_steps": run_state.max_steps,
             **({"marks": _marks(run_state)} if _int(request, "marks", -1) != len(run_state.marks) else {}),
         }

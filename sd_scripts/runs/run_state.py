@@ -144,6 +144,8 @@ class RunState:
     ended: float | None = None
     losses: Series = field(default_factory=Series)
     validation: Series = field(default_factory=Series)
+    seconds: Series = field(default_factory=Series)
+    """The time of each step."""
     samples: list[OutputFile] = field(default_factory=list)
     saved: list[OutputFile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -279,6 +281,8 @@ class RunState:
             self.learning_rates = rates
             for group, rate in rates.items():
                 self.rates.setdefault(group, Series()).add(self.step, rate)
+        if event.get("seconds"):
+            self.seconds.add(self.step, event["seconds"])
         self._steps_here += 1
         if self._steps_here > WARM_UP_STEPS and event.get("seconds"):
             self._seconds.append(event["seconds"])

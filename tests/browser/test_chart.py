@@ -150,6 +150,21 @@ def test_what_the_compiler_did_is_read_at_its_mark(page):
     assert inked(page, "--chart-break") == 0
 
 
+def test_step_times_have_the_right_axis_in_turn_with_learning_rates(page):
+    seconds = [[step, 60 if step == 1 else 0.14] for step in range(1, 101)]
+    show(page, run(seconds=seconds))
+    assert inked(page, "--chart-seconds") == 0
+    series(page, "seconds").click()
+    synchronize(page)
+    assert inked(page, "--chart-seconds") > 200
+    assert page.evaluate("chart.time.high") < 1  # the first step, which compiled, does not flatten the others
+    series(page, "rate").click()
+    expect(series(page, "seconds")).to_have_attribute("aria-pressed", "false")
+    expect(series(page, "rate")).to_have_attribute("aria-pressed", "true")
+    page.mouse.move(*pixel(page, 1))
+    expect(page.locator(".curves-readout")).to_contain_text("step time60 s")
+
+
 @pytest.mark.parametrize("way", [(20, 60), (60, 20)])
 def test_dragging_zooms_to_the_steps_under_the_mouse(page, way):
     show(page, run())
