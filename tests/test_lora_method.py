@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
-from sd_scripts.training.compile_check import CompileCheck
+from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compile_progress import CompileProgress
 from sd_scripts.training.external_network import find_module
 from sd_scripts.training.lora import Lora
@@ -127,6 +127,17 @@ def test_an_eager_step_leaves_gradients_and_random_state_as_they_were(model: Pat
     assert torch.equal(torch.get_rng_state(), before)
     backward(prepared)
     assert torch.equal(prepared.network.gradients, eager.gradients["masters"])  # once, not twice
+
+
+@pytest.mark.parametrize(("world", "compiles"), [(1, True), (2, False)])
+def test_a_check_is_for_one_process(world: int, compiles: bool, model: Path, tmp_path: Path) -> None:
+    given = context(model, tmp_path, compile=compiles, compile_check_every=5)
+    given.world = world
+    require_one_process(given)
+    given = context(model, tmp_path, compile=True, compile_check_every=5)
+    given.world = 2
+    with pytest.raises(ValueError, match=r"^compile_check_every: several processes .* set compile_check_every = 0"):
+        require_one_process(given)
 
 
 def test_steps_are_no_longer_checked_once_memory_does_not_suffice(model: Path, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_what_the_compiler_did_is_read_at_its_mark(page):
     series(page, "marks").click()
     synchronize(page)
     assert inked(page, "--chart-recompile") == 0
+    series(page, "marks").click()
     show(page, run(marks=marks), run("dog", marks=marks))
     assert inked(page, "--chart-break") == 0
 
