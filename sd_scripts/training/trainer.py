@@ -363,7 +363,7 @@ class Trainer:
         return loss
 
     def _accumulate(self, batches: Sequence[Batch], *, eager: bool = False) -> Tensor:
-        return torch.stack([self._micro(batch, n, eager=eager) for n, batch in enumerate(batches)]).mean()
+        return torch.stack([self._micro(batch, n, eager) for n, batch in enumerate(batches)]).mean()
 
     def _gradients(self, batches: Sequence[Batch]) -> Tensor:
         """Accumulate the gradients of a step and return its mean loss. If compiled code fails, the step restarts with
@@ -381,7 +381,7 @@ class Trainer:
     def _known_inputs(self) -> KnownInputs | None:
         return KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None
 
-    def _micro(self, batch: Batch, number: int, *, eager: bool) -> Tensor:
+    def _micro(self, batch: Batch, number: int, eager: bool) -> Tensor:
         key = (self.train_state.progress.step, number)
         inputs = step_inputs(self.training_data, batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
