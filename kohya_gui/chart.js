@@ -1,7 +1,10 @@
 // Loss curves of one or several runs on a canvas: raw faint, smoothed strong, with zoom, log scale and a cursor that
 // shows the values. `const chart = new StudioChart(element, {title, onZoom(first, last)})`, then chart.set(runs).
 window.StudioChart = (() => {
-  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate" };
+  const KINDS = { raw: "raw", mean: "smoothed", validation: "validation", rate: "learning rate", seconds: "step time", marks: "compiler" };
+  const RIGHT = ["rate", "seconds"]; // kinds on the right axis, of which at most one is shown
+  const MARKS = { compiled: "mark", recompiled: "recompile", "graph break": "break", differs: "break" }; // colours of chart.css
+  const NEAR = 6; // pixels from a mark within which the cursor goes to it
   const MARGIN = { left: 50, right: 12, rates: 56, top: 10, bottom: 22 };
   const COLOURS = 6; // --chart-1 to --chart-6 of chart.css
   const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // tell the learning rate groups apart
@@ -97,6 +100,12 @@ window.StudioChart = (() => {
     return ranked.length ? [ranked[cut], ranked[ranked.length - 1 - cut]] : [];
   }
 
+  // The largest step time to show: steps that compile go beyond the top, so that they do not flatten the others.
+  function usual(seconds) {
+    const ranked = [...seconds].sort((a, b) => a - b);
+    return Math.min(ranked.at(-1), 3 * ranked[ranked.length >> 1]);
+  }
+
   function trace(pen, points, x, y) {
     pen.beginPath();
     let open = false;
@@ -137,7 +146,7 @@ window.StudioChart = (() => {
   function signature(runs, maxSteps) {
     const ends = (points = []) => [points.length, points[0], points.at(-1)];
     const parts = runs.map((run) => [
-      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation)],
+      ...[run.id, run.name, run.color, run.level, ends(run.bins), ends(run.validation), run.marks?.length, ends(run.seconds)],
       Object.entries(run.rates ?? {}).map(([group, points]) => [group, ends(points)]),
     ]);
     return JSON.stringify([maxSteps, parts]);
@@ -147,7 +156,7 @@ window.StudioChart = (() => {
     constructor(element, { title = "Loss", onZoom = () => {} } = {}) {
       Object.assign(this, { title, onZoom, runs: [], maxSteps: 0, zoom: null, cursor: null, frame: 0, drawn: 0 });
       this.extent = [0, 1]; // first and last step of the whole run, in view or not
-      this.hidden = new Set(["rate"]);
+      this.hidden = new Set(RIGHT);
       this.smoothing = Number(localStorage.getItem("chart-smoothing") ?? 35);
       this.log = localStorage.getItem("chart-log") === "true";
       this.build(element);
@@ -161,7 +170,7 @@ window.StudioChart = (() => {
       const told = signature(runs, maxSteps);
       if (told === this.told) return;
       Object.assign(this, { told, maxSteps });
-      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, ...run, key: `run-${run.id ?? i}` }));
+      this.runs = runs.map((run, i) => ({ validation: [], rates: {}, seconds: [], marks: [], ...run, key: `run-${run.id ?? i}` }));
       this.measure();
       this.showLegend();
       this.redraw();
@@ -283,7 +292,8 @@ window.StudioChart = (() => {
       if (!button) return;
       const key = button.dataset.series;
       if (!this.hidden.delete(key)) this.hidden.add(key);
-      button.setAttribute("aria-pressed", !this.hidden.has(key));
+      else if (RIGHT.includes(key)) for (const other of RIGHT) if (other !== key) this.hidden.add(other);
+      for (const each of this.legend.children) each.setAttribute("aria-pressed", !this.hidden.has(each.dataset.series));
       this.redraw();
     }
 
@@ -303,6 +313,7 @@ window.StudioChart = (() => {
       if (this.y) {
         this.drawGrid(pen);
         this.drawCurves(pen);
+        this.marks.forEach((mark) => this.drawMark(pen, mark));
       } else this.drawNothing(pen, width, height);
       this.plot.setAttribute("aria-label", this.summary());
       this.point(this.cursor);
@@ -338,12 +349,14 @@ window.StudioChart = (() => {
         ...(shown("validation") ? values(inside(run.validation)) : []),
       ]);
       const rates = shown("rate") ? this.shownRuns.flatMap((run) => Object.values(run.rates).flatMap(inside)) : [];
-      const right = width - (rates.length ? MARGIN.rates : MARGIN.right);
+      const times = shown("seconds") ? this.shownRuns.flatMap((run) => inside(run.seconds)) : [];
+      const right = width - (rates.length || times.length ? MARGIN.rates : MARGIN.right);
       this.area = { left: MARGIN.left, right, top: MARGIN.top, bottom: height - MARGIN.bottom };
       const upright = (range, log) => range && scale(...range, this.area.bottom, this.area.top, log);
       this.x = scale(view[0], view[1], MARGIN.left, right);
       this.y = upright(spread(losses, this.log), this.log);
       this.rate = upright(rates.length ? spread([0, ...values(rates)], false) : null, false);
+      this.time = upright(times.length ? spread([0, usual(values(times))], false) : null, false);
     }
 
     drawGrid(pen) {
@@ -365,10 +378,11 @@ window.StudioChart = (() => {
       pen.stroke();
       const steps = niceTicks(this.x.low, this.x.high, Math.max((right - left) / 80, 2)).filter(Number.isInteger);
       for (const tick of steps) label(whole(tick), Math.min(this.x(tick), right - 8), bottom + 8, "center");
-      if (!this.rate) return;
-      pen.fillStyle = this.colour("--chart-rate");
-      for (const tick of niceTicks(Math.max(this.rate.low, 0), this.rate.high, 4))
-        label(short(tick), right + 8, this.rate(tick), "left");
+      const [axis, kind, unit] = this.rate ? [this.rate, "rate", ""] : [this.time, "seconds", " s"];
+      if (!axis) return;
+      pen.fillStyle = this.colour(`--chart-${kind}`);
+      for (const tick of niceTicks(Math.max(axis.low, 0), axis.high, 4))
+        label(short(tick) + unit, right + 8, axis(tick), "left");
     }
 
     drawCurves(pen) {
@@ -377,7 +391,7 @@ window.StudioChart = (() => {
       pen.beginPath();
       pen.rect(left - 3, top, right - left + 6, bottom - top);
       pen.clip();
-      const layers = { raw: this.drawRaw, rate: this.drawRates, validation: this.drawValidation, mean: this.drawMean };
+      const layers = { raw: this.drawRaw, rate: this.drawRates, seconds: this.drawTimes, validation: this.drawValidation, mean: this.drawMean };
       for (const [kind, draw] of Object.entries(layers))
         if (!this.hidden.has(kind)) for (const run of this.shownRuns) draw.call(this, pen, run, this.paint(run, kind));
       pen.restore();
@@ -427,6 +441,36 @@ window.StudioChart = (() => {
         trace(pen, within(points, [this.x.low, this.x.high]), this.x, this.rate);
       });
       pen.setLineDash([]);
+    }
+
+    drawTimes(pen, run, colour) {
+      if (!this.time) return;
+      Object.assign(pen, { strokeStyle: colour, lineWidth: 1.25 });
+      trace(pen, within(run.seconds, [this.x.low, this.x.high]), this.x, this.time);
+    }
+
+    // What the compiler did, of a run that is drawn alone and has points to which the cursor can go.
+    get marks() {
+      const [run] = this.runs;
+      const shown = this.runs.length === 1 && run.bins.length && !this.hidden.has("marks") && this.x;
+      return shown ? run.marks.filter(({ step }) => step >= this.x.low && step <= this.x.high) : [];
+    }
+
+    drawMark(pen, { step, kind }) {
+      const { top, bottom } = this.area;
+      const across = this.x(step);
+      pen.strokeStyle = pen.fillStyle = this.colour(`--chart-${MARKS[kind] ?? "mark"}`);
+      Object.assign(pen, { lineWidth: 1, globalAlpha: 0.45 });
+      pen.setLineDash([2, 3]);
+      pen.beginPath();
+      pen.moveTo(across, top);
+      pen.lineTo(across, bottom);
+      pen.stroke();
+      pen.setLineDash([]);
+      pen.globalAlpha = 1;
+      pen.beginPath();
+      for (const [x, y] of [[-5, 0], [5, 0], [0, 7]]) pen.lineTo(across + x, top - 2 + y);
+      pen.fill();
     }
 
     drawNothing(pen, width, height) {
@@ -491,7 +535,8 @@ window.StudioChart = (() => {
     pull(event) {
       if (!this.y) return;
       const step = this.stepAt(event);
-      this.point(step);
+      const marked = this.marks.find((mark) => Math.abs(this.x(mark.step) - this.x(step)) <= NEAR);
+      this.point(marked && !this.held ? marked.step : step);
       if (!this.held || Math.abs(event.clientX - this.held.from) < DRAG) return;
       const [from, to] = [this.x(this.held.step), this.x(step)].sort((a, b) => a - b);
       Object.assign(this.choice.style, { left: `${from}px`, width: `${to - from}px` });
@@ -569,7 +614,18 @@ window.StudioChart = (() => {
         key.style.background = colour;
         return [key, make("span", "", {}, words), make("b", "", {}, value)];
       });
-      this.readout.replaceChildren(make("strong", "", {}, `step ${whole(step)}`), ...cells);
+      this.readout.replaceChildren(make("strong", "", {}, `step ${whole(step)}`), ...cells, ...this.notesAt(step));
+    }
+
+    // What the compiler did at the steps for which this one stands.
+    notesAt(step) {
+      const [{ bins }] = this.runs;
+      const here = this.marks.filter((mark) => bins[nearest(bins, mark.step)][0] === step);
+      return here.flatMap(({ kind, lines }) => {
+        const key = make("i", "");
+        key.style.background = `var(--chart-${MARKS[kind] ?? "mark"})`;
+        return [key, make("p", "", {}, ...lines.map((line) => make("span", "", {}, line)))];
+      });
     }
 
     rowsOfOne(run, step) {
@@ -585,6 +641,8 @@ window.StudioChart = (() => {
         const rate = points.length ? points[nearest(points, step)][1] : NaN;
         rows.push(["var(--chart-rate)", `rate ${group}`, exact(rate)]);
       }
+      const { seconds } = run;
+      if (seconds.length) rows.push(["var(--chart-seconds)", "step time", `${exact(seconds[nearest(seconds, step)][1])} s`]);
       return rows;
     }
 

@@ -6,7 +6,7 @@ window.StudioCurves = (() => {
   class Curve {
     constructor({ id, name, joined }) {
       Object.assign(this, { id, name, joined });
-      Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, told: -1, range: "" });
+      Object.assign(this, { level: 0, start: 0, bins: [], validation: [], rates: {}, seconds: [], marks: [], told: -1, range: "" });
     }
 
     /** Fetch new points; `told` is how many the server has. Returns whether any came. */
@@ -17,13 +17,16 @@ window.StudioCurves = (() => {
       const onward = !zoom && range === this.range && this.bins.length > 0 && this.bins.length < MOST_BINS;
       const wanted = onward ? `level=${this.level}&after=${this.start + this.bins.length - 1}` : range;
       const mine = (this.asked = {});
-      const sent = await ask(`run/${this.id}/curves?${wanted}${this.joined ? "&joined=1" : ""}`);
+      const known = `&marks=${this.marks.length}${this.joined ? "&joined=1" : ""}`;
+      const sent = await ask(`run/${this.id}/curves?${wanted}${known}`);
       if (mine !== this.asked) return false; // a newer request was sent meanwhile
       const from = sent.start - this.start;
       const fits = onward && sent.level === this.level && from >= 0 && from <= this.bins.length;
       this.bins = fits ? [...this.bins.slice(0, from), ...sent.bins] : sent.bins;
       if (!fits) [this.level, this.start] = [sent.level, sent.start];
       [this.validation, this.rates, this.maxSteps] = [sent.validation, sent.rates, sent.max_steps];
+      this.seconds = sent.seconds;
+      this.marks = sent.marks ?? this.marks;
       [this.told, this.range] = [told, range];
       return true;
     }
@@ -54,7 +57,9 @@ window.StudioCurves = (() => {
       this.chart ??= new StudioChart(this.element, { title: this.title, onZoom: (a, b) => this.zoomed(a, b) });
       const maxSteps = Math.max(1, ...this.curves.map((curve) => curve.maxSteps || 0));
       this.chart.set(
-        this.curves.map(({ name, level, bins, validation, rates }) => ({ name, level, bins, validation, rates })),
+        this.curves.map(({ name, level, bins, validation, rates, seconds, marks }) => (
+          { name, level, bins, validation, rates, seconds, marks }
+        )),
         { maxSteps },
       );
     }

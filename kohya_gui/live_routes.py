@@ -132,7 +132,8 @@ class LiveRoutes:
     def curves(self, request: Request) -> Any:
         """Return the loss in bins, as fine as fits: from bin `after` on, or for the steps first..last.
 
-        `joined` includes the runs that this one continues.
+        `joined` includes the runs that this one continues. `marks` is how many marks of the compiler the page has; they
+        are sent if there are others.
         """
         row = self._row(request)
         run_state = self._queue.watch(row.id).refresh()
@@ -146,7 +147,9 @@ class LiveRoutes:
             "bins": [[_rounded(value) for value in each] for each in bins.bins],
             "validation": _thinned(curves.validation, first, last),
             "rates": {name: _thinned(rate, first, last) for name, rate in curves.rates.items()},
+            "seconds": _thinned(curves.seconds, first, last),
             "max_steps": run_state.max_steps,
+            **({"marks": _marks(run_state)} if _int(request, "marks", -1) != len(run_state.marks) else {}),
         }
 
     def console(self, request: Request) -> Any:
@@ -325,6 +328,10 @@ def _samples(run: int, run_state: RunState) -> list[dict[str, Any]]:
         }
         for index, made in enumerate(run_state.samples)
     ]
+
+
+def _marks(run_state: RunState) -> list[dict[str, Any]]:
+    return [{"step": mark.step, "kind": mark.kind, "lines": mark.lines} for mark in run_state.marks]
 
 
 @lru_cache(maxsize=4096)

@@ -9,9 +9,10 @@ from pathlib import Path
 from kohya_gui.messages import Html, message
 from kohya_gui.recognise import size
 from sd_scripts.families.registry import card_of, names
+from sd_scripts.formats.words import some
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import STATE_ENDING
-from sd_scripts.runs.run_state import ENDED, LIVING, OutputFile, RunState, State
+from sd_scripts.runs.run_state import ENDED, LIVING, CompileChecks, OutputFile, RunState, State
 from sd_scripts.runs.store import RunRow
 
 STATE_LABELS = {
@@ -42,6 +43,17 @@ COMMANDS = (
 LOSS_HINT = "mean of the last 100 steps; the chart shows every step"
 PHASE_OF = {"save": "saving", "sample": "sampling"}
 """The phase in which a run carries out a command."""
+CACHE_WORDS = {"hit": "found", "kernels": "kernels found", "miss": "new", "bypass": "not cacheable"}
+"""What inductor's cache gave for a graph."""
+COMPILE_COUNTS = {
+    "cache_hits": "from the cache",
+    "cache_misses": "new",
+    "cache_bypasses": "not cacheable",
+    "cuda_graph_skips": "without CUDA graphs",
+}
+"""Counts of graphs that are shown unless they are 0."""
+MOST_BREAKS = 5
+"""Graph breaks that are listed."""
 DONE = {"save": "Saved", "sample": "Sampled", "stop": "Stopping"}
 UNTRAINED = "waiting for the first step to finish; nothing is trained yet, so Stop now loses nothing"
 
@@ -306,19 +318,36 @@ def compile_section(run_state: RunState) -> str:
     ]
     if stats.get("seconds"):
         words.append(f"{stats['seconds']:.0f} s to compile")
+    words += [f"{stats[key]} {said}" for key, said in COMPILE_COUNTS.items() if stats.get(key)]
     lines = f"<p>{escape(' · '.join(words))}</p>" if words else ""
     lines += "".join(f'<p class="small">{escape(line)}</p>' for line in run_state.compile_lines[-3:])
+    if run_state.breaks:
+        lines += f'<p class="small">Graph breaks at {escape(some(run_state.breaks, MOST_BREAKS))}</p>'
+    lines += compile_checks(run_state.checks)
     return f'<div class="section"><h4>torch.compile</h4>{lines}{compiled_graphs(run_state)}</div>'
+
+
+def compile_checks(checks: CompileChecks) -> str:
+    """Say how far compiled steps were from eager ones."""
+    if not checks.count:
+        return ""
+    steps = f"{checks.count:,} step{'' if checks.count == 1 else 's'}"
+    said = f"Compared with eager at {steps}, last at step {checks.last_step:,}: loss differs by at most "
+    said += f"{checks.largest_loss:.2g}, gradients by at most {checks.largest_gradient:.2g} of the largest"
+    if checks.exceeded:
+        said += f". More than rounding explains at step {', '.join(map(str, checks.exceeded))}"
+    return f'<p class="small">{said}</p>'
 
 
 def compiled_graphs(run_state: RunState) -> str:
     """List every compiled graph with its time, and for a recompile the guard that failed."""
     rows = "".join(
         f"<tr><td>{step}</td><td>{escape(str(graph.get('block')))}</td><td>{escape(str(graph.get('seconds')))} s</td>"
+        f"<td>{CACHE_WORDS.get(str(graph.get('cache')), '–')}</td>"
         f"<td>{escape(str(graph.get('why') or 'first of its kind'))}</td></tr>"
         for step, graph in run_state.compiled
     )
-    head = "<tr><th>Step</th><th>Block</th><th>Compiled in</th><th>Why</th></tr>"
+    head = "<tr><th>Step</th><th>Block</th><th>Compiled in</th><th>Cache</th><th>Why</th></tr>"
     table = f'<div class="scroll graphs"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
     return f"<details><summary>Every graph</summary>{table}</details>" if rows else ""
 

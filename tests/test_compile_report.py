@@ -7,11 +7,13 @@ import torch
 from data_help import make_folder
 from torch import Tensor, nn
 from torch._dynamo.utils import counters, get_compilation_metrics
+from torch._inductor.utils import fresh_cache
 from training_help import Run, train
 
 from sd_scripts.families.flux.model import DoubleBlock
 from sd_scripts.training import compile_report
-from sd_scripts.training.compile_report import breaks_in, explanations, graphs_in, in_words, places_of
+from sd_scripts.training.compile_report import breaks_in, explanations, graphs_in, in_words, places_of, progress_note
+from sd_scripts.training.compiling import Counts
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,10 @@ from sd_scripts.training.compile_report import breaks_in, explanations, graphs_i
         (
             "0/1: tensor 'hidden_states' size mismatch at index 1. expected 64, actual 128",
             "size of hidden_states is 128 instead of 64 (dimension 1)",
+        ),
+        (
+            "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 2. Guard failed on a parameter, consider ...",
+            "size of x is 2 instead of 4 (dimension 0)",
         ),
         ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "x needs a gradient, unlike before"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "x needs no gradient, unlike before"),
@@ -73,6 +79,68 @@ def test_a_graph_break_is_told_with_its_line_and_what_pytorch_says() -> None:
     (why,) = explanations(counters["graph_break"], ())
     assert "print" in why
     assert list(explanations(counters["graph_break"], counters["graph_break"])) == []
+
+
+class Product(nn.Module):
+    """Needs no kernel of inductor's own, which takes seconds to build."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+class Branching(nn.Module):
+    """Inductor does not cache graphs with branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("squares", torch.tensor(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(self.squares, lambda x: x @ x, lambda x: x @ x @ x, (x,))
+
+
+@pytest.mark.inductor
+@pytest.mark.usefixtures("no_graphs")
+def test_each_graph_tells_whether_inductors_cache_had_it() -> None:
+    x = torch.ones(4, 4)
+
+    def again() -> tuple[list[str | None], Counts]:
+        torch._dynamo.reset()
+        before, count = Counts.so_far(), len(get_compilation_metrics())
+        for block in (Product(), Branching()):
+            block.compile(backend="inductor", dynamic=False)
+            block(x)
+        graphs = graphs_in(list(get_compilation_metrics())[count:], {})
+        return [graph.cache for graph in graphs], Counts.so_far() - before
+
+    with fresh_cache():
+        told, counts = again()
+        assert told == ["miss", "bypass"]
+        assert (counts.graphs, counts.cache_hits, counts.cache_misses, counts.cache_bypasses) == (2, 0, 1, 1)
+        told, counts = again()
+        assert told == ["hit", "bypass"]
+        assert (counts.graphs, counts.cache_hits, counts.cache_misses, counts.cache_bypasses) == (2, 1, 0, 1)
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            assert again()[0] == ["kernels", "bypass"]
+
+
+@pytest.mark.usefixtures("no_graphs")
+def test_other_backends_have_no_cache_to_tell_of() -> None:
+    (graph,) = graphs_in(compiled(Block(), torch.ones(5)), {})
+    assert graph.cache is None
+
+
+@pytest.mark.parametrize(
+    ("graphs", "cached", "expected", "words"),
+    [
+        (0, 0, 14, ""),
+        (1, 0, None, "1 graph so far"),
+        (6, 5, 14, "6 of about 14 graphs (5 from the cache)"),
+        (15, 0, 14, "15 graphs so far"),
+    ],
+)
+def test_progress_counts_graphs_against_the_plan(graphs: int, cached: int, expected: int | None, words: str) -> None:
+    assert progress_note(graphs, cached, expected) == words
 
 
 @pytest.mark.run

@@ -768,15 +768,22 @@ def test_a_run_is_shown_with_all_it_told_and_nothing_of_it_becomes_html():
     run_state.apply(
         {"kind": "compile", "graphs": 14, "recompiles": 1, "seconds": 38.0, "breaks": 0, "text": "<b>x</b>", "step": 2}
     )
-    graphs = [{"block": "<u>Block", "seconds": 1.2, "why": "size of x is 3 instead of 2"}, "no graph"]
-    run_state.apply({"kind": "compile", "step": 2, "compiled": graphs})
+    graph = {"block": "<u>Block", "seconds": 1.2, "why": "size of x is 3 instead of 2", "cache": "hit"}
+    run_state.apply({"kind": "compile", "step": 2, "compiled": [graph, "no graph"], "cache_hits": 9, "cache_misses": 0})
+    told = {"loss_difference": 2e-7, "gradient_difference": 0.25, "exceeds": True}
+    run_state.apply({"kind": "compile_check", "step": 20, **told})
     run_state.apply({"kind": "warning", "text": "is odd", "option": "seed"})
     run_state.apply({"kind": "saved", "path": "/out/<i>.safetensors", "step": 30, "bytes": 2_000_000})
     run_state.apply({"kind": "failed", "error": "the disk is full", "remedy": "free some space", "details": "<script>"})
     html = run_view(run_state)
-    for words in ("step 30 of 50", "0.50 s/it", "4/s", "3.0 GiB", "1.0 GiB", "14 graphs · 1 recompile", "seed: is odd"):
+    for words in ("step 30 of 50", "0.50 s/it", "4/s", "3.0 GiB", "1.0 GiB", "seed: is odd"):
         assert words in html
-    assert "<td>2</td><td>&lt;u&gt;Block</td><td>1.2 s</td><td>size of x is 3 instead of 2</td>" in html
+    compared = (
+        "Compared with eager at 1 step, last at step 20: loss differs by at most 2e-07, gradients by at most 0.25"
+    )
+    assert f"{compared} of the largest. More than rounding explains at step 20<" in html
+    assert "14 graphs · 1 recompile · 0 graph breaks · 38 s to compile · 9 from the cache<" in html
+    assert "<td>2</td><td>&lt;u&gt;Block</td><td>1.2 s</td><td>found</td><td>size of x is 3 instead of 2</td>" in html
     for words in ("2.0 MB", "free some space", "studio/run/7/file/0", "a &amp; b"):
         assert words in html
     assert "<script" not in html

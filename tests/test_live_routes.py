@@ -180,7 +180,10 @@ def test_what_is_no_number_in_a_shared_run_folder_never_reaches_the_page(studio,
     for path in (f"run/{run}", f"run/{run}/curves", "board"):
         answer = studio.get(path)
         assert answer.status_code == 200, answer.text
-        assert "<img" not in answer.text.replace("\\u003c", "<")
+        shown = {
+            name: value for name, value in answer.json().items() if name != "marks"
+        }  # drawn as text: test_chart.py
+        assert "<img" not in json.dumps(shown)
 
 
 def test_a_long_curve_comes_in_a_thousand_bins_and_finer_where_one_looks_closer(studio):
@@ -192,6 +195,7 @@ def test_a_long_curve_comes_in_a_thousand_bins_and_finer_where_one_looks_closer(
     assert (near["level"], near["start"], len(near["bins"])) == (0, 100, 200)
     assert near["bins"][0] == [101.0, *[pytest.approx(1 / 101, rel=1e-5)] * 3]
     assert whole["validation"] == [[5000.0, 0.5]]
+    assert 0 < len(whole["seconds"]) <= 250
     assert len(whole["rates"]["unet"]) <= 250
 
 
@@ -206,6 +210,17 @@ def test_a_curve_that_grows_is_read_on_from_its_last_bin(studio):
     end = studio.get(f"run/{run}/curves?level=2&after=499").json()
     assert (end["start"], end["bins"]) == (499, whole["bins"][499:])
     assert studio.get(f"run/{run}/curves?level=2&after=9999").json()["bins"] == []
+
+
+def test_marks_of_the_compiler_are_sent_to_a_page_that_does_not_have_them(studio):
+    def told(log):
+        log("compile", step=1, text="1 graph", compiled=[{"block": "Block", "why": ""}], broke=["a.py:3"])
+
+    run = studio.over("marked", told)
+    assert studio.get(f"run/{run}/curves?marks=0").json()["marks"] == [
+        {"step": 1, "kind": "graph break", "lines": ["1 graph", "graph break at a.py:3"]}
+    ]
+    assert "marks" not in studio.get(f"run/{run}/curves?marks=1").json()
 
 
 @pytest.mark.parametrize("asked", ["level=-1", "level=x", "after=1e9", "first=nan&last=inf", "level=99999999999999"])

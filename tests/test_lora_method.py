@@ -7,9 +7,11 @@ import pytest
 import safetensors.torch
 import torch
 from lora_sdxl import Prepared, base, context, losses, prepare, save, say_something
+from torch import Tensor
 
 from sd_scripts.families.sdxl.family import SDXL
 from sd_scripts.runs.folder import RunFolder
+from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compile_progress import CompileProgress
 from sd_scripts.training.external_network import find_module
 from sd_scripts.training.lora import Lora
@@ -105,6 +107,52 @@ def test_gradient_checkpointing_changes_no_gradient(model: Path, tmp_path: Path)
         encoder.gradient_checkpointing_enable({"use_reentrant": False})
     backward(prepared)
     torch.testing.assert_close(prepared.network.gradients, without, rtol=1e-4, atol=1e-7)
+
+
+def test_an_eager_step_leaves_gradients_and_random_state_as_they_were(model: Path, tmp_path: Path) -> None:
+    prepared = prepare(model, tmp_path, compile=True, compile_check_every=2)
+    say_something(prepared)
+    check = CompileCheck(prepared.context, prepared.trainable)
+    assert [step for step in range(1, 7) if check.due(step)] == [2, 4, 6]
+
+    def run() -> Tensor:
+        torch.rand(3)
+        backward(prepared)
+        return torch.tensor(1.0)
+
+    before = torch.get_rng_state()
+    eager = check.eager_step(run)
+    assert eager is not None
+    assert eager.gradients["masters"].any()
+    assert torch.equal(torch.get_rng_state(), before)
+    backward(prepared)
+    assert torch.equal(prepared.network.gradients, eager.gradients["masters"])  # once, not twice
+
+
+@pytest.mark.parametrize(("world", "compiles"), [(1, True), (2, False)])
+def test_a_check_is_for_one_process(world: int, compiles: bool, model: Path, tmp_path: Path) -> None:
+    given = context(model, tmp_path, compile=compiles, compile_check_every=5)
+    given.world = world
+    require_one_process(given)
+    given = context(model, tmp_path, compile=True, compile_check_every=5)
+    given.world = 2
+    with pytest.raises(ValueError, match=r"^compile_check_every: several processes .* set compile_check_every = 0"):
+        require_one_process(given)
+
+
+def test_steps_are_no_longer_checked_once_memory_does_not_suffice(model: Path, tmp_path: Path) -> None:
+    prepared = prepare(model, tmp_path, compile=True, compile_check_every=1)
+    check = CompileCheck(prepared.context, prepared.trainable)
+
+    def run() -> Tensor:
+        backward(prepared)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert check.eager_step(run) is None
+    assert not check.due(2)
+    (warning,) = [event["text"] for event in RunFolder(prepared.context.run_dir).events() if event["kind"] == "warning"]
+    assert warning == "compile_check_every: an eager step does not fit into memory, so no step is checked"
+    assert not prepared.network._collected
 
 
 def test_the_same_seed_makes_the_same_network(model: Path, tmp_path: Path) -> None:
@@ -226,7 +274,7 @@ def test_the_recording_of_cuda_graphs_is_a_phase_of_its_own_and_only_of_steps(mo
     from torch._dynamo.callback import CallbackTrigger
 
     given = context(model, tmp_path)
-    progress = CompileProgress(given, lambda: 14)
+    progress = CompileProgress(given, lambda: "14 graphs so far")
     progress.install()
     recording = torch._dynamo.callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0")
     given.phase("sampling")

@@ -13,7 +13,7 @@ from runs_help import PATIENCE, wait_for
 from sd_scripts.runs import process
 from sd_scripts.runs.folder import CONSOLE_MOST_BYTES, RunFolder, new_run_folder
 from sd_scripts.runs.process import RunningRun
-from sd_scripts.runs.run_state import RunState
+from sd_scripts.runs.run_state import Mark, RunState
 from sd_scripts.runs.watched import FRESH, WatchedRun
 
 REPO = Path(__file__).parents[1]
@@ -325,6 +325,43 @@ def test_a_phase_is_timed_from_where_it_began_and_ends_with_a_step():
     assert (run_state.phase_since, run_state.phase_note) == (1.0, "12 graphs so far")
     run_state.apply({"kind": "step", "step": 1, "time": 9.0})
     assert (run_state.phase, run_state.phase_since, run_state.phase_note) == ("training", 9.0, "")
+
+
+def test_what_the_compiler_did_is_marked_along_the_steps():
+    run_state = RunState()
+    graph, again = {"block": "Block", "why": ""}, {"block": "Block", "why": "size of x is 3 instead of 2"}
+    run_state.apply({"kind": "compile", "step": 0, "text": "first", "compiled": [graph], "broke": []})
+    run_state.apply({"kind": "compile", "step": 7, "text": "again", "compiled": [again, again], "broke": []})
+    run_state.apply(
+        {"kind": "compile", "step": 9, "text": "broken", "compiled": [again, 1], "broke": ["block.py:3", 1]}
+    )
+    run_state.apply({"kind": "compile", "step": 10, "graphs": 4})
+    run_state.apply({"kind": "compile", "step": 11, "text": "again", "compiled": [again], "broke": ["block.py:3"]})
+    assert run_state.marks == [
+        Mark(1, "compiled", ("first",)),
+        Mark(7, "recompiled", ("again", "size of x is 3 instead of 2")),
+        Mark(9, "graph break", ("broken", "size of x is 3 instead of 2", "graph break at block.py:3")),
+        Mark(11, "recompiled", ("again", "size of x is 3 instead of 2")),
+    ]
+    assert run_state.breaks == ["block.py:3"]
+    for step in range(12, 1000):
+        run_state.apply({"kind": "compile", "step": step, "text": "x", "compiled": [again], "broke": [f"a.py:{step}"]})
+    assert (len(run_state.marks), len(run_state.breaks), len(run_state.compiled)) == (200, 100, 100)
+
+
+def test_comparisons_with_eager_steps_add_up_and_large_differences_are_marked():
+    run_state = RunState()
+    told = {"kind": "compile_check", "bound": 1e-3, "exceeds": False}
+    run_state.apply({**told, "step": 5, "loss_difference": 2e-7, "gradient_difference": 3e-6})
+    run_state.apply({**told, "step": 10, "loss_difference": 0.0, "gradient_difference": 0.25, "exceeds": True})
+    run_state.apply({**told, "step": 15, "loss_difference": None, "gradient_difference": None, "exceeds": True})
+    checks = run_state.checks
+    assert (checks.count, checks.last_step, checks.exceeded) == (3, 15, [10, 15])
+    assert (checks.largest_loss, checks.largest_gradient) == (2e-7, 0.25)
+    assert run_state.marks == [
+        Mark(10, "differs", ("compiled and eager results differ: loss by 0, gradients by 0.25 of the largest",)),
+        Mark(15, "differs", ("compiled and eager results differ",)),
+    ]
 
 
 def test_a_loss_that_is_no_number_breaks_no_curve():

@@ -38,6 +38,7 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
+from sd_scripts.options.optimizer_args import literals
 from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
@@ -219,6 +220,35 @@ def fused_backward_conflicts(fused: FusedOptions, training: TrainingOptions, ful
         yield name, "does not support the loss scaling of fp16; set mixed_precision = bf16"
 
 
+def compile_check_with_fused_backward(
+    more: CompileMoreOptions, compiled: CompileOptions, fused: FusedOptions, full: FullOptions
+) -> Findings:
+    if more.checks(compiled) and fused.chosen:
+        yield (
+            "compile_check_every",
+            f"{fused.chosen} updates weights within backward, so a step cannot also run eagerly; turn {fused.chosen} "
+            "off, or set compile_check_every = 0",
+        )
+
+
+RANDOM_ARGS = ("dropout", "rank_dropout", "module_dropout", "ggpo_beta", "ggpo_sigma")
+"""Keys of network_args with which a network draws random numbers in its forward."""
+
+
+def compile_check_with_random_layers(
+    more: CompileMoreOptions, compiled: CompileOptions, network: NetworkOptions
+) -> Findings:
+    """Compiled code draws other random numbers than eager code from the same seed."""
+    random = [key for key, value, _ in literals(network.network_args) if key in RANDOM_ARGS and value]
+    if more.checks(compiled) and (network.network_dropout or random):
+        name = "network_dropout" if network.network_dropout else f"{random[0]} in network_args"
+        yield (
+            "compile_check_every",
+            f"{name} draws other random numbers when compiled, so results cannot be compared; remove it, or set "
+            "compile_check_every = 0",
+        )
+
+
 def swapped_model_conflicts(memory: MemoryOptions, training: TrainingOptions, full: FullOptions) -> Findings:
     if memory.blocks_to_swap and not training.full_bf16:
         yield "blocks_to_swap", "trained blocks can be swapped only in bf16; set full_bf16 and mixed_precision = bf16"
@@ -275,6 +305,8 @@ PROBLEMS = (
     snr_huber_schedule_without_noise_schedule,
     network_of_another_family,
     fused_backward_conflicts,
+    compile_check_with_fused_backward,
+    compile_check_with_random_layers,
     swapped_model_conflicts,
     one_learning_rate_for_partitioned_weights,
     text_encoders_trained_and_cached,

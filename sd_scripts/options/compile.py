@@ -8,7 +8,7 @@ from typing import Literal
 
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.optimizer_args import literals
-from sd_scripts.options.spec import OptionGroup, option, switch
+from sd_scripts.options.spec import OptionGroup, count, option, switch
 
 MORE = ("compile_text_encoder", "compile_vae")
 PARTITIONED = ("inductor", "aot_eager")
@@ -160,3 +160,15 @@ class CompileMoreOptions(OptionGroup, title="More compile settings"):
         within=(0.0, 1.0),
         shown_when="compile",
     )
+    compile_check_every: int | None = count(
+        "Run every so many steps eagerly, too, and tell how far the compiled loss and gradients are from the eager "
+        "ones. Training stays the same; a checked step takes more than twice as long. 0 is off.",
+        label="Check every N steps",
+        shown_when="compile",
+        also_with=MORE,
+    )
+
+    def checks(self, options: CompileOptions) -> bool:
+        """Return whether compiled steps are compared with eager ones."""
+        compiles = options.compile or self.compile_text_encoder or self.compile_vae
+        return bool(compiles and self.compile_check_every)

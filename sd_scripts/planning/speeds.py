@@ -19,10 +19,10 @@ from sd_scripts.runs.measurements import Measurement
 from sd_scripts.runs.nvidia import Gpu
 
 COMPILING = tuple(
-    o.name
+    each.name
     for group in (CompileOptions, CompileMoreOptions)
-    for o in each_option(group)
-    if o.name != "compile_auto"  # which stands for others
+    for each in each_option(group)
+    if each.name not in ("compile_auto", "compile_check_every")  # it stands for others; its time does not count
 )
 DECIDING = (
     *("mixed_precision", "full_fp16", "full_bf16", "fp8_base", "fp8_base_unet", "fp8_compute", "blocks_to_swap"),

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 Ending = Literal["stopped", "failed", "finished"]
 Kind = (
-    Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "compile", "warning", "heard"]
+    Literal["started", "phase", "step", "epoch", "validation", "sample", "saved", "warning", "heard"]
+    | Literal["compile", "compile_check"]
     | Ending
 )
 Command = Literal["stop", "save", "sample"]

@@ -55,7 +55,7 @@ def _saved_paths(events: Path, size: int) -> frozenset[str]:
 
 
 class JoinedCurves:
-    """Loss, validation and learning rate curves of several runs in sequence.
+    """Loss, validation, step time and learning rate curves of several runs in sequence.
 
     Where runs overlap, the steps of the later run count.
     """
@@ -67,7 +67,8 @@ class JoinedCurves:
         self._begin()
 
     def _begin(self) -> None:
-        self.losses, self.validation, self.rates = Series(), Series(), dict[str, Series]()
+        self.losses, self.validation, self.seconds = Series(), Series(), Series()
+        self.rates: dict[str, Series] = {}
         self._taken: dict[str, int] = {}
         for run_state in self._before:
             self._taken.clear()
@@ -84,6 +85,7 @@ class JoinedCurves:
     def _append(self, run_state: RunState) -> None:
         self._take("loss", self.losses, run_state.losses)
         self._take("validation", self.validation, run_state.validation)
+        self._take("seconds", self.seconds, run_state.seconds)
         for group, rate in list(run_state.rates.items()):
             self._take(f"rate {group}", self.rates.setdefault(group, Series()), rate)
 

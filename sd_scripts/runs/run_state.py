@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sd_scripts.formats.words import some
 from sd_scripts.runs.events import END
 from sd_scripts.runs.outputs import Fingerprint, find_saved, fingerprint
 from sd_scripts.runs.series import Series
@@ -70,6 +71,22 @@ class OutputFile:
 
 MOST_COMPILED = 100
 """Graphs that are listed; the page gets the whole list at each change."""
+MOST_MARKS = 200
+MOST_REASONS = 3
+"""Reasons for recompiles that a mark names."""
+
+
+MarkKind = Literal["compiled", "recompiled", "graph break", "differs"]
+"""`differs`: compile_check_every found that compiled and eager results differ too much."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the compiler did at a step, for the chart."""
+
+    step: int
+    kind: MarkKind
+    lines: tuple[str, ...]
 
 
 @dataclass
@@ -81,6 +98,19 @@ class SentCommand:
     time: float = 0.0
     handled_step: int | None = None
     """The step at which the trainer handled it; None while it is pending."""
+
+
+@dataclass
+class CompileChecks:
+    """Steps that also ran eagerly (compile_check_every), and how far the compiled results were from the eager ones."""
+
+    count: int = 0
+    last_step: int = 0
+    largest_loss: float = 0.0
+    """Relative differences; see Difference in training/compile_check.py."""
+    largest_gradient: float = 0.0
+    exceeded: list[int] = field(default_factory=list)
+    """The first steps whose difference was above the bound, or not finite."""
 
 
 @dataclass
@@ -117,6 +147,8 @@ class RunState:
     ended: float | None = None
     losses: Series = field(default_factory=Series)
     validation: Series = field(default_factory=Series)
+    seconds: Series = field(default_factory=Series)
+    """The time of each step."""
     samples: list[OutputFile] = field(default_factory=list)
     saved: list[OutputFile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -124,6 +156,11 @@ class RunState:
     compile_lines: list[str] = field(default_factory=list)
     compiled: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """(step, {block, seconds, why}) of each compiled graph, MOST_COMPILED at most."""
+    breaks: list[str] = field(default_factory=list)
+    """Each file:line where a graph broke, MOST_COMPILED at most."""
+    marks: list[Mark] = field(default_factory=list)
+    """What the compiler did along the steps, MOST_MARKS at most."""
+    checks: CompileChecks = field(default_factory=CompileChecks)
     failure: dict[str, str] = field(default_factory=dict)
     """Keys: error (one sentence), remedy, details (the full text)."""
     commands: list[SentCommand] = field(default_factory=list)
@@ -254,6 +291,8 @@ class RunState:
             self.learning_rates = rates
             for group, rate in rates.items():
                 self.rates.setdefault(group, Series()).add(self.step, rate)
+        if event.get("seconds"):
+            self.seconds.add(self.step, event["seconds"])
         self._steps_here += 1
         if self._steps_here > WARM_UP_STEPS and event.get("seconds"):
             self._seconds.append(event["seconds"])
@@ -285,12 +324,38 @@ class RunState:
         self.saved.append(OutputFile(Path(event["path"]), step, bytes=size, mtime_ns=mtime, time=time))
 
     def _on_compile(self, event: dict[str, Any]) -> None:
-        self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text", "compiled")})
-        if isinstance(compiled := event.get("compiled"), list):
-            room = MOST_COMPILED - len(self.compiled)
-            self.compiled += [(event.get("step", 0), graph) for graph in compiled[:room] if isinstance(graph, dict)]
-        if event.get("text"):
-            self.compile_lines.append(event["text"])
+        self.compile.update({k: v for k, v in event.items() if k not in ("time", "kind", "text", "compiled", "broke")})
+        step, text = event.get("step", 0), event.get("text")
+        graphs = [graph for graph in event.get("compiled") or [] if isinstance(graph, dict)]
+        broke = [place for place in event.get("broke") or [] if isinstance(place, str)]
+        self.compiled += [(step, graph) for graph in graphs][: MOST_COMPILED - len(self.compiled)]
+        broke = [place for place in dict.fromkeys(broke) if place not in self.breaks]
+        self.breaks += broke[: MOST_COMPILED - len(self.breaks)]
+        if text:
+            self.compile_lines.append(text)
+            self._mark(step, text, list(dict.fromkeys(graph["why"] for graph in graphs if graph.get("why"))), broke)
+
+    def _mark(self, step: int, text: str, reasons: list[str], broke: list[str]) -> None:
+        """Mark a step on the chart; what was compiled before the first step is marked there."""
+        lines = (text, *reasons[:MOST_REASONS], *([f"graph break at {some(broke)}"] if broke else []))
+        kind: MarkKind = "graph break" if broke else "recompiled" if reasons else "compiled"
+        if len(self.marks) < MOST_MARKS:
+            self.marks.append(Mark(max(step, 1), kind, lines))
+
+    def _on_compile_check(self, event: dict[str, Any]) -> None:
+        step, checks = event["step"], self.checks
+        loss, gradient = event.get("loss_difference"), event.get("gradient_difference")
+        checks.count, checks.last_step = checks.count + 1, step
+        checks.largest_loss = max(checks.largest_loss, loss or 0.0)
+        checks.largest_gradient = max(checks.largest_gradient, gradient or 0.0)
+        if not event.get("exceeds"):
+            return
+        checks.exceeded = [*checks.exceeded, step][:MOST_REASONS]
+        text = "compiled and eager results differ"
+        if loss is not None and gradient is not None:
+            text += f": loss by {loss:.2g}, gradients by {gradient:.2g} of the largest"
+        if len(self.marks) < MOST_MARKS:
+            self.marks.append(Mark(step, "differs", (text,)))
 
     def _on_warning(self, event: dict[str, Any]) -> None:
         option, text = event.get("option"), event["text"]

@@ -22,9 +22,9 @@ class CompileProgress:
 
     _installed: "CompileProgress | None" = None
 
-    def __init__(self, context: Context, graphs: Callable[[], int]):
-        """`graphs` returns how many graphs this run has compiled so far."""
-        self._context, self._graphs = context, graphs
+    def __init__(self, context: Context, note: Callable[[], str]):
+        """`note` says how many graphs this run has compiled so far; empty for none."""
+        self._context, self._note = context, note
         self._recorded, self._last_phase, self._last_time = 0, "", 0.0
 
     def install(self) -> None:
@@ -57,8 +57,7 @@ class CompileProgress:
             self._emit_compiled()
 
     def _emit_compiled(self) -> None:
-        graphs = self._graphs()
-        self._emit(COMPILING, f"{counted(graphs, 'graph')} so far" if graphs else "")
+        self._emit(COMPILING, self._note())
 
     def _emit(self, phase: str, note: str) -> None:
         now = time.monotonic()

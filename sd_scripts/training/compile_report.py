@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,14 +18,16 @@ MOST_BREAKS = 5
 LONGEST_REASON = 200
 RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
 """The name that Dynamo gives to the code behind a graph break."""
-SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\S+), actual (\S+)")
+SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\w+), actual (\w+)")
 STRIDE = re.compile(r"tensor '(.+?)' stride mismatch at index \d+")
 GRADIENT = re.compile(r"tensor '(.+?)' requires_grad mismatch\. expected requires_grad=(\d)")
-DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\S+), actual (\S+)")
+DTYPE = re.compile(r"tensor '(.+?)' dtype mismatch\. expected (\w+), actual (\w+)")
 DEVICE = re.compile(r"tensor '(.+?)' device mismatch")
 
 Place = tuple[str, int]
 """Source file and first line of a function."""
+Cache = Literal["hit", "kernels", "miss", "bypass"]
+"""The whole graph came from the cache; only its kernels did; it is new there; it cannot be cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class Graph:
     seconds: float
     why: str
     """What differs from the graphs that there were; empty for the first of its block."""
+    cache: Cache | None = None
+    """What inductor's cache gave for it; None if the backend has no cache."""
 
 
 def places_of(blocks: Iterable[nn.Module]) -> dict[Place, str]:
@@ -53,9 +57,25 @@ def graphs_in(metrics: Sequence[Any], places: Mapping[Place, str]) -> list[Graph
             block=places.get((metric.co_filename, metric.co_firstlineno)) or _function(metric),
             seconds=round(getattr(metric, "entire_frame_compile_time_s", None) or 0.0, 2),
             why=in_words(getattr(metric, "recompile_reason", None) or ""),
+            cache=_cache(metric),
         )
         for metric in made
     ]
+
+
+def _cache(metric: Any) -> Cache | None:
+    """Return what the caches of AOTAutograd, which hold whole graphs, and of inductor's kernels gave for a graph."""
+    if _lookups(metric, "aotautograd", "hit"):
+        return "hit"
+    if _lookups(metric, "inductor_fx", "hit") and not _lookups(metric, "inductor_fx", "miss"):
+        return "kernels"
+    if _lookups(metric, "aotautograd", "miss") or _lookups(metric, "inductor_fx", "miss"):
+        return "miss"
+    return "bypass" if getattr(metric, "inductor_compile_time_s", None) else None
+
+
+def _lookups(metric: Any, cache: str, result: str) -> int:
+    return sum(getattr(metric, f"{cache}_{place}_cache_{result}_count", None) or 0 for place in ("local", "remote"))
 
 
 def _function(metric: Any) -> str:
@@ -91,7 +111,24 @@ def summary(where: str, graphs: Sequence[Graph]) -> str:
     """Return a line for a step: "step 2 (832x1216x1): 14 graphs in 3.1 s: 12 ResnetBlock2D, 2 ..."."""
     seconds = sum(graph.seconds for graph in graphs)
     kinds = ", ".join(f"{count} {block}" for block, count in Counter(graph.block for graph in graphs).most_common())
-    return f"{where}: {counted(len(graphs), 'graph')} compiled in {seconds:.1f} s: {kinds}"
+    cached = from_cache(sum(graph.cache == "hit" for graph in graphs))
+    return f"{where}: {counted(len(graphs), 'graph')} compiled in {seconds:.1f} s{cached}: {kinds}"
+
+
+def from_cache(count: int) -> str:
+    """Return " (9 from the cache)"; empty for none."""
+    return f" ({count} from the cache)" if count else ""
+
+
+def progress_note(graphs: int, cached: int, expected: int | None) -> str:
+    """Return how far compiling is: "6 of about 14 graphs (5 from the cache)"; empty before the first graph.
+
+    `expected` is the plan's estimate for the whole run, if there is one.
+    """
+    if not graphs:
+        return ""
+    counts = f"{graphs} of about {counted(expected, 'graph')}" if expected and graphs <= expected else ""
+    return (counts or f"{counted(graphs, 'graph')} so far") + from_cache(cached)
 
 
 def explanations(counted: Mapping[str, int], known: Iterable[str]) -> Iterator[str]:

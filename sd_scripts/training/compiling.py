@@ -22,12 +22,13 @@ from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.planning.compile_plan import STATIC_SHAPES, plan_compile
 from sd_scripts.runs.compile_cache import cache_folder, graphs_in, in_use
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
+from sd_scripts.training.cuda_graph_skips import CudaGraphSkips
 from sd_scripts.training.self_check import SelfCheck, slower
 
 logger = logging.getLogger(__name__)
@@ -117,13 +118,17 @@ class Compilation:
         if chosen_of(self._options, self._more):
             self._forget_the_past()
         self._failed = self.recompile_limit_hit = False
-        self.check = SelfCheck() if checks and self.active else None
+        self.self_check = SelfCheck() if checks and self.active else None
         """Compares uncompiled and compiled steps; None if there is nothing to compare, or once it is known."""
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
-        self._progress = CompileProgress(context, lambda: Counts.so_far().graphs - self._before.graphs)
+        self._expected: int | None = None
+        """The plan's estimate of the graphs that steps will compile."""
+        self._progress = CompileProgress(context, self._progress_note)
+        self._skips = CudaGraphSkips()
         if self.active:
             self._progress.install()
             self._use_cache()
+            self._skips.listen(context.at_end)
 
     @property
     def active(self) -> bool:
@@ -140,10 +145,14 @@ class Compilation:
                     logger.info(text)
 
     @property
+    def eager_first(self) -> bool:
+        """Whether steps still run uncompiled, to be compared with compiled ones."""
+        return self.self_check is not None and self.self_check.eager
+
+    @property
     def skips_guards(self) -> bool:
         """Whether steps may skip guards of graphs whose inputs have been seen."""
-        eager = self.check and self.check.eager
-        return self.active and self._more.compile_skip_guards and not eager
+        return self.active and self._more.compile_skip_guards and not self.eager_first
 
     @property
     def cuda_graphs(self) -> bool:
@@ -179,6 +188,7 @@ class Compilation:
                 hooked=self._context.sharded,
             )
             self._compile_denoiser(self._options)
+            self._expected = None if text or vae else self._planned_graphs()
         if without_graphs:
             for encoder in text:
                 name = f"text encoder {self._components.text_encoders.index(encoder) + 1}"
@@ -188,22 +198,22 @@ class Compilation:
                     self._context.warn(f"compile_text_encoder: {name} has no repeated layers, so it is not compiled")
             if vae:
                 self._compile_vae(without_graphs, expected)
-        if self.check:
+        if self.self_check:
             torch.compiler.set_stance("force_eager")
         elif expected:
             self._context.phase(COMPILING)
 
     def begin(self) -> None:
         """Compile from now on: enough uncompiled steps are timed."""
-        assert self.check
-        self.check.begin_compiled()
+        assert self.self_check
+        self.self_check.begin_compiled()
         torch.compiler.set_stance("default")
         self._context.phase(COMPILING)
 
     def end_check(self) -> None:
         """Tell which steps are faster, and continue with these."""
-        assert self.check
-        medians, self.check = self.check.medians(), None
+        assert self.self_check
+        medians, self.self_check = self.self_check.medians(), None
         if medians is None:
             return
         plain, compiled = (1000 * seconds for seconds in medians)
@@ -220,6 +230,14 @@ class Compilation:
         torch.compiler.set_stance("force_eager")
         torch._dynamo.reset()  # frees the memory of the graphs
         self._failed = True
+
+    def _planned_graphs(self) -> int | None:
+        plan = plan_compile(self._options, self._family.card, dict.fromkeys(self._shapes, 1))
+        return plan.graphs if plan else None
+
+    def _progress_note(self) -> str:
+        now = Counts.so_far() - self._before
+        return compile_report.progress_note(now.graphs, now.cache_hits, self._expected)
 
     def _graphs_of_vae(self) -> int:
         """Return the graphs to expect: image batches may be encoded in slices, the last one smaller."""
@@ -282,6 +300,7 @@ class Compilation:
                 f"compile_cache_size_limit: {self._limit} graphs for each kind of block are not enough; further "
                 f"shapes run uncompiled, which is slow. Set it to {remedy}"
             )
+        self._warn_about_skips(now)
         if now.graphs == self._seen.graphs:
             return
         total, metrics = now - self._before, self._new_metrics()
@@ -295,8 +314,13 @@ class Compilation:
             breaks=total.breaks,
             recompiles=total.recompiles,
             seconds=round(total.seconds, 1),
+            cache_hits=total.cache_hits,
+            cache_misses=total.cache_misses,
+            cache_bypasses=total.cache_bypasses,
+            cuda_graph_skips=total.cuda_graph_skips,
             text=compile_report.summary(where, graphs),
             compiled=compile_report.as_event(graphs),
+            broke=compile_report.breaks_in(metrics),
         )
         self._seen = now
 
@@ -331,6 +355,18 @@ class Compilation:
                 f"compile: a graph ends at {place}, and the code there runs uncompiled. {why}".strip(),
             )
 
+    def _warn_about_skips(self, now: "Counts") -> None:
+        """Warn once of each reason for which CUDA graphs are skipped. Without a GPU there are none to skip."""
+        reasons = self._skips.take()
+        if now.cuda_graph_skips > self._before.cuda_graph_skips and self._context.device.type == "cuda":
+            reasons = reasons or ["inductor gives no reason"]
+        for reason in reasons:
+            self._context.warn_once(
+                f"CUDA graphs skipped: {reason}",
+                f"{self._options.cuda_graphs_from or 'compile_backend'}: a compiled graph runs without CUDA graphs, "
+                f"which is slower: {reason}",
+            )
+
     def totals(self) -> "Counts | None":
         """Return what this run has compiled; None if it does not compile."""
         return Counts.so_far() - self._before if self.active else None
@@ -340,7 +376,7 @@ class Compilation:
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
-        if self.check and self.check.eager and isinstance(error, torch.OutOfMemoryError):  # compiled steps take less
+        if self.eager_first and isinstance(error, torch.OutOfMemoryError):  # compiled steps take less
             self.begin()
             return True
         compile_denoiser, less = self._compile_denoiser, self._options.without_cuda_graphs()
@@ -397,6 +433,13 @@ class Counts:
     """Frames that ran eagerly because the recompile limit was hit."""
     recompiles: int
     seconds: float
+    cache_hits: int
+    """Graphs that came whole, with their backward pass, from inductor's cache."""
+    cache_misses: int
+    cache_bypasses: int
+    """Graphs that inductor cannot cache."""
+    cuda_graph_skips: int
+    """Graphs, forward or backward, that run without CUDA graphs though they were asked for."""
 
     @classmethod
     def so_far(cls) -> "Counts":
@@ -410,6 +453,10 @@ class Counts:
             refused=sum(n for what, n in counters["unimplemented"].items() if "recompile limit" in what),
             recompiles=sum(1 for metric in metrics if getattr(metric, "recompile_reason", None)),
             seconds=sum(getattr(metric, "entire_frame_compile_time_s", None) or 0.0 for metric in metrics),
+            cache_hits=counters["aot_autograd"]["autograd_cache_hit"],
+            cache_misses=counters["aot_autograd"]["autograd_cache_miss"],
+            cache_bypasses=counters["aot_autograd"]["autograd_cache_bypass"],
+            cuda_graph_skips=counters["inductor"]["cudagraph_skips"],
         )
 
     def __sub__(self, other: "Counts") -> "Counts":

@@ -193,6 +193,9 @@ class ExternalNetwork(NetworkTrainable):
     def collect_gradients(self) -> None:
         """Do nothing: autograd accumulates them in place."""
 
+    def gradients(self) -> dict[str, Tensor]:
+        return {str(n): each.grad for n, each in enumerate(self._parameters) if each.grad is not None}
+
     def discard_gradients(self) -> None:
         self.updated()
 

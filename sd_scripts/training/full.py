@@ -208,6 +208,10 @@ class FullTrainable(Trainable):
         if self._accumulates or not self._refreshes:
             collect_gradients(self.weights)
 
+    def gradients(self) -> dict[str, Tensor]:
+        found = {weight.name: gradients_of([weight]) for weight in self.weights}
+        return {name: gradients[0] for name, gradients in found.items() if gradients}
+
     def discard_gradients(self) -> None:
         """Discard the gradients, but keep what a failed fused backward pass has updated: the repeated pass updates only
         the rest. Gradients that the processes have averaged are kept too."""

@@ -121,6 +121,9 @@ class LoraTrainable(NetworkTrainable):
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
 
+    def gradients(self) -> dict[str, Tensor]:
+        return {"masters": self.network.gradients}
+
     def discard_gradients(self) -> None:
         self.network.clear_copies()
         self.network.zero_grad()

@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -44,6 +45,18 @@ class StepReporter:
     def resume(self) -> None:
         """Restart the clock, so that the time since the last step does not count towards the next one."""
         self._clock = time.perf_counter()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens meanwhile out of the step's seconds."""
+        began = self._now()
+        yield
+        self._clock += self._now() - began
+
+    def _now(self) -> float:
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def step(
         self, progress: Progress, rates: dict[str, float], loss: Tensor, norm: Tensor | None = None, shape: str = ""

@@ -5,7 +5,7 @@ busy at small batches and would allow capturing the whole step as one CUDA graph
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -45,16 +45,25 @@ class TrainStep:
         self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
         self.processes, self.cuda_graphs, self.known = processes, cuda_graphs, known
 
-    def micro(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Add the gradients of one batch to those of earlier micro-steps; return its mean loss, on the device."""
-        if self.cuda_graphs:
+    def micro(self, inputs: dict[str, Tensor], *, eager: bool = False) -> Tensor:
+        """Add the gradients of one batch to those of earlier micro-steps; return its mean loss, on the device.
+
+        `eager`: compiled blocks run uncompiled.
+        """
+        if self.cuda_graphs and not eager:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
-        with self.known(inputs) if self.known else nullcontext():
+        with self._stance(inputs, eager=eager):
             loss = self.loss(inputs).mean()
             scaled = loss / self.accumulation
             (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         self.trainable.collect_gradients()
         return loss.detach()
+
+    def _stance(self, inputs: dict[str, Tensor], *, eager: bool) -> AbstractContextManager[object]:
+        """Return the context that tells the compiler's blocks how to run, in forward and backward."""
+        if eager:
+            return torch.compiler.set_stance("force_eager")
+        return self.known(inputs) if self.known else nullcontext()
 
     def update(self) -> Tensor | None:
         """Update the weights with the accumulated gradients; return the gradient norm before clipping."""

@@ -49,6 +49,10 @@ class Trainable(ABC):
         """Collect the gradients of a micro-step; called after each backward."""
 
     @abstractmethod
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients that are collected so far by name, for reading before the update."""
+
+    @abstractmethod
     def discard_gradients(self) -> None:
         """Discard all gradients of the current step, which failed and restarts."""
 

@@ -36,6 +36,7 @@ from sd_scripts.runs.nvidia import CPU, Gpu, first_gpu
 from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
+from sd_scripts.training.compile_check import CompileCheck, require_one_process
 from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
@@ -72,6 +73,7 @@ class Trainer:
         self.options, self.output_name = settings[TrainingOptions], settings[SavingOptions].output_name
 
         # everything that can be checked before the model loads, which takes time
+        require_one_process(context)
         if context.is_main:
             clean_up(context.output_dir, self.output_name, context.run_dir)
         context.accelerator.wait_for_everyone()
@@ -258,6 +260,7 @@ class Trainer:
             progress=start,
             ema=Ema(self.trainable, settings[EmaOptions]) if settings[EmaOptions].use_ema else None,
         )
+        self.check = CompileCheck(self.context, self.trainable)
         self.step = TrainStep(
             self.loss,
             self.trainable,
@@ -359,7 +362,7 @@ class Trainer:
     def _step(self, batches: Sequence[Batch]) -> None:
         progress = self.train_state.progress
         with self.sigterm.consistent() if self.trainable.consistent_in_backward else nullcontext():
-            loss = self.context.mean(self._gradients(batches))
+            loss = self.context.mean(self._checked_gradients(batches))
         norm = self.step.update()
         progress.step += 1
         self.trainable.limit_norms()
@@ -376,16 +379,33 @@ class Trainer:
         seconds = self.reporter.step(progress, rates, loss, norm if watched else None, shape)
         self.speed.add(shape, seconds)
         self.compilation.watch(progress.step, shape)
-        if self.compilation.check:
-            self._check_compile(self.compilation.check, shape, seconds)
+        if self.compilation.self_check:
+            self._check_choice(self.compilation.self_check, shape, seconds)
         if self.compilation.recompile_limit_hit:  # only their guards tell eager code from graphs
             self.step.known = None
+
+    def _checked_gradients(self, batches: Sequence[Batch]) -> Tensor:
+        """Accumulate the gradients of a step and return its mean loss; with compile_check_every, run some steps eagerly
+        first and tell the difference."""
+        step = self.train_state.progress.step + 1
+        if not self.compilation.active or self.compilation.eager_first or not self.check.due(step):
+            return self._gradients(batches)
+        with self.reporter.paused():
+            eager = self.check.eager_step(lambda: self._accumulate(batches, eager=True))
+        loss = self._gradients(batches)
+        if eager and self.compilation.active:
+            with self.reporter.paused():
+                self.check.tell(step, eager, loss)
+        return loss
+
+    def _accumulate(self, batches: Sequence[Batch], *, eager: bool = False) -> Tensor:
+        return torch.stack([self._micro(batch, n, eager) for n, batch in enumerate(batches)]).mean()
 
     def _gradients(self, batches: Sequence[Batch]) -> Tensor:
         """Accumulate the gradients of a step and return its mean loss. If compiled code fails, the step restarts with
         less of it; random draws are keyed by step, so it is the same step."""
         try:
-            return torch.stack([self._micro(batch, number) for number, batch in enumerate(batches)]).mean()
+            return self._accumulate(batches)
         except Exception as error:
             if not self.compilation.recovers_from(error):
                 raise
@@ -394,7 +414,7 @@ class Trainer:
         self.trainable.discard_gradients()
         return self._gradients(batches)
 
-    def _check_compile(self, check: SelfCheck, shape: str, seconds: float) -> None:
+    def _check_choice(self, check: SelfCheck, shape: str, seconds: float) -> None:
         """Compile once uncompiled steps are timed; later compare both, and continue with the faster ones."""
         check.step(shape, seconds)
         if not (check.compiles_now or check.over):
@@ -413,11 +433,11 @@ class Trainer:
     def _known_inputs(self) -> KnownInputs | None:
         return KnownInputs() if self.compilation.skips_guards and self.trainable.static_graph else None
 
-    def _micro(self, batch: Batch, number: int) -> Tensor:
+    def _micro(self, batch: Batch, number: int, eager: bool) -> Tensor:
         key = (self.train_state.progress.step, number)
         inputs = step_inputs(self.training_data, batch, *key)
         self.context.seed_layers("dropout", self.context.rank, *key)
-        return self.step.micro(inputs)
+        return self.step.micro(inputs, eager=eager)
 
     def _after_step(self) -> bool:
         """Save, validate, sample and obey commands where due; return whether to stop."""
@@ -515,8 +535,11 @@ class Trainer:
 
     def _phase_of_steps(self) -> None:
         """Report the phase of the steps: `compiling` for the first one of a compiled run, then `training`."""
-        eager = self.compilation.check and self.compilation.check.eager
-        compiles = self.compilation.active and not eager and self.train_state.progress.step == self.first
+        compiles = (
+            self.compilation.active
+            and not self.compilation.eager_first
+            and self.train_state.progress.step == self.first
+        )
         self.context.phase("compiling" if compiles else "training")
 
     def _finish(self) -> Path:

@@ -123,6 +123,49 @@ def inked(page: Page, colour: str) -> int:
     )
 
 
+def test_what_the_compiler_did_is_read_at_its_mark(page):
+    marks = [
+        {"step": 40, "kind": "recompiled", "lines": ["2 graphs", "size of <b>x</b>"]},
+        {"step": 60, "kind": "graph break", "lines": ["block.py:3"]},
+    ]
+    show(page, run(marks=marks))
+    expect(series(page, "marks")).to_have_text("compiler")
+    assert inked(page, "--chart-recompile") > 20
+    assert inked(page, "--chart-break") > 20
+    across, down = pixel(page, 40)
+    page.mouse.move(across + 5, down)  # nearer to step 41
+    readout = page.locator(".curves-readout")
+    expect(readout.locator("strong")).to_have_text("step 40")
+    expect(readout.locator("p span")).to_have_text(["2 graphs", "size of <b>x</b>"])
+    page.mouse.move(*pixel(page, 50))
+    expect(readout.locator("p")).to_have_count(0)
+    page.locator(".curves-plot").focus()
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    expect(readout.locator("p span")).to_have_text(["block.py:3"])
+    series(page, "marks").click()
+    synchronize(page)
+    assert inked(page, "--chart-recompile") == 0
+    series(page, "marks").click()
+    show(page, run(marks=marks), run("dog", marks=marks))
+    assert inked(page, "--chart-break") == 0
+
+
+def test_step_times_have_the_right_axis_in_turn_with_learning_rates(page):
+    seconds = [[step, 60 if step == 1 else 0.14] for step in range(1, 101)]
+    show(page, run(seconds=seconds))
+    assert inked(page, "--chart-seconds") == 0
+    series(page, "seconds").click()
+    synchronize(page)
+    assert inked(page, "--chart-seconds") > 200
+    assert page.evaluate("chart.time.high") < 1  # the first step, which compiled, does not flatten the others
+    series(page, "rate").click()
+    expect(series(page, "seconds")).to_have_attribute("aria-pressed", "false")
+    expect(series(page, "rate")).to_have_attribute("aria-pressed", "true")
+    page.mouse.move(*pixel(page, 1))
+    expect(page.locator(".curves-readout")).to_contain_text("step time60 s")
+
+
 @pytest.mark.parametrize("way", [(20, 60), (60, 20)])
 def test_dragging_zooms_to_the_steps_under_the_mouse(page, way):
     show(page, run())

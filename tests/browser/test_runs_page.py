@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_help import make_folder
 from runs_help import wait_for
 
-from browser.page_help import CHROMIUM, FAILS, SLOW, TELLS, TRAINING, Gui, ask_for, expect, variant
+from browser.page_help import BREAKS, CHROMIUM, FAILS, SLOW, TELLS, TRAINING, Gui, ask_for, expect, variant
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.runs.folder import RunFolder
 
@@ -125,6 +126,29 @@ def test_three_runs_go_one_after_another_through_a_reload_and_in_two_browsers(pa
     look_at(page, second)
     expect_badge(page, "Finished")
     expect(live(page).locator(".result code")).to_contain_text("second.safetensors")
+
+
+def test_recompiles_and_graph_breaks_are_shown_with_their_reasons(page, flux_demo, tmp_path):
+    make_folder(tmp_path / "data" / "1_cat", [(128, 128), (128, 64)])
+    sizes = {"train_data_dir": str(tmp_path / "data"), "resolution": "128,128", "enable_bucket": True}
+    buckets = {"min_bucket_reso": 64, "max_bucket_reso": 128, "bucket_reso_steps": 32, "train_batch_size": 1}
+    compiled = {"compile": True, "compile_backend": "eager", "learning_rate": 1e-4}
+    run = start(page, quick(flux_demo, "breaks", 4, **sizes, **buckets, **compiled, **BREAKS))
+    look_at(page, run)
+    expect_badge(page, "Finished")
+    section = live(page).locator("[data-section=compile]")
+    expect(section).to_contain_text(re.compile(r"[1-9]\d* graphs · [1-9]\d* recompiles · [1-9]\d* graph breaks"))
+    expect(section).to_contain_text(re.compile(r"Graph breaks at breaking_network\.py:\d+"))
+    expect(live(page).locator("[data-section=warnings]")).to_contain_text("the code there runs uncompiled")
+    section.get_by_text("Every graph").click()
+    reasons = section.locator("tbody tr", has_text=re.compile(r"size of .+ is \d+ instead of \d+"))
+    assert reasons.count() > 0
+    plot, marked = live(page).locator(".curves-plot"), live(page).locator(".curves-readout p span")
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(marked.filter(has_text="graph break at")).not_to_have_count(0)
+    page.keyboard.press("ArrowRight")
+    expect(marked.filter(has_text=re.compile("size of .+ instead of"))).not_to_have_count(0)
 
 
 def test_a_training_is_asked_for_a_sample_and_a_model_outlives_a_killed_gui_and_is_continued(page, gui: Gui, flux_demo):

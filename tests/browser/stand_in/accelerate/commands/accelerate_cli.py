@@ -19,6 +19,8 @@ def main() -> None:
             tell(config.parent, settings)
         case "fails":
             fail(config.parent)
+        case "breaks":
+            train(TESTS)
         case _:
             train()
 
@@ -38,12 +40,13 @@ def fail(run: Path) -> None:
     raise SystemExit(1)
 
 
-def train() -> None:
-    """The real thing, in this process and in those that it starts."""
+def train(*more: Path) -> None:
+    """The real thing, in this process and in those that it starts, which also find modules in `more` folders."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
         del sys.modules[name]
     folders = os.environ["PYTHONPATH"].split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if folder != str(STAND_IN))
+    kept = [folder for folder in folders if folder != str(STAND_IN)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*kept, *map(str, more)])
     from accelerate.commands.accelerate_cli import main as launch
 
     launch()
