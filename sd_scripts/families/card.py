@@ -130,6 +130,9 @@ class FamilyCard:
     """Multiple to which the sides of sample images are rounded."""
     bucket_multiple: int = 32
     """Multiple to which the sides of buckets are rounded."""
+    token_multiple: int = 32
+    """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have equally
+    many tokens at each level of the model that has attention."""
     tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
     graphs: GraphCounts | None = None

@@ -102,6 +102,7 @@ def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] 
         seed=options.seed or 0,
         warn=warnings.append,
         bucket_multiple=card.bucket_multiple,
+        token_multiple=card.token_multiple,
         title=card.title,
     )
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
