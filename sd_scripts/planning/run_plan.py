@@ -1,12 +1,12 @@
 """The plan of a run: its images, buckets, steps, graphs and times, before anything is loaded and without torch."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.buckets import Extent
+from sd_scripts.data.dataset import DataPlan, Item, plan_data
 from sd_scripts.data.epochs import BatchShape, batch_shapes
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_of
@@ -16,6 +16,7 @@ from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
+from sd_scripts.planning.crops import Crop, Crops, crop_of, crops_of
 from sd_scripts.planning.speeds import Estimate, Speeds, device_name, measured_pair
 from sd_scripts.planning.steps import plan_training
 from sd_scripts.runs.measurements import Measurement, remembered
@@ -33,6 +34,7 @@ class Bucket:
     """Files."""
     per_epoch: int
     """With repeats."""
+    crop: Crop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,7 @@ class RunPlan:
     """With repeats."""
     validation_images: int
     buckets: tuple[Bucket, ...]
+    crops: Crops
     shapes: tuple[Shape, ...]
     batches_per_epoch: int
     """Of one process."""
@@ -112,7 +115,8 @@ def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] 
     if not batches:
         raise ValueError("short_batches: drop leaves no batch; choose keep or fill, or a smaller train_batch_size")
     train_plan = plan_training(options, batches)
-    compile_plan = plan_compile(settings[CompileOptions], card, shapes)
+    filled = batch_shapes(data, short_batches="fill")
+    compile_plan = plan_compile(settings[CompileOptions], card, shapes.keys(), filled.keys())
     speeds = Speeds(
         card=card,
         method=settings.script.method,
@@ -130,6 +134,7 @@ def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] 
         images_per_epoch=sum(item.repeats for item in data.items),
         validation_images=len(data.validation.items) if data.validation else 0,
         buckets=_buckets(data),
+        crops=crops_of(data),
         shapes=_shapes(card, shapes),
         batches_per_epoch=batches,
         accumulation=train_plan.accumulation,
@@ -145,9 +150,12 @@ def plan_run(settings: Settings, device: str = "", known: Iterable[Measurement] 
 
 
 def _buckets(data: DataPlan) -> tuple[Bucket, ...]:
-    files = Counter(item.fit.bucket for item in data.items)
+    by_extent: dict[Extent, list[Item]] = {}
+    for item in data.items:
+        by_extent.setdefault(item.fit.bucket, []).append(item)
     return tuple(
-        Bucket(size=str(extent), images=files[extent], per_epoch=count) for extent, count in data.buckets().items()
+        Bucket(size=str(extent), images=len(by_extent[extent]), per_epoch=count, crop=crop_of(by_extent[extent]))
+        for extent, count in data.buckets().items()
     )
 
 

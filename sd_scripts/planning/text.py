@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from sd_scripts.formats.words import counted, duration
+from sd_scripts.planning.crops import Crop
 from sd_scripts.planning.run_plan import BreakEven, RunPlan
 from sd_scripts.planning.speeds import Estimate
 
@@ -34,6 +35,7 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     held_out = f", and {plan.validation_images:,} for validation" if plan.validation_images else ""
     yield "Images", f"{plan.images:,} ({plan.images_per_epoch:,} per epoch with repeats){held_out}"
     yield "Buckets", _buckets(plan)
+    yield "Cropped", _crops(plan)
     yield "Batch shapes", _shapes(plan)
     epochs = f"{counted(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
     each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
@@ -76,6 +78,19 @@ def _buckets(plan: RunPlan) -> str:
     shown = [f"{bucket.size} ({bucket.per_epoch:,})" for bucket in plan.buckets[:MOST_BUCKETS]]
     more = len(plan.buckets) - MOST_BUCKETS
     return f"{len(plan.buckets)}: {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
+
+
+def _crops(plan: RunPlan) -> str:
+    found, ordinary = plan.crops.all, plan.crops.ordinary
+    least = 0.0005
+    text = f"{_percent(found)} ({found.file})" if found.worst > least else "nothing"
+    if ordinary:
+        text += f"; ordinary buckets: {_percent(ordinary) if ordinary.worst > least else 'nothing'}"
+    return text
+
+
+def _percent(crop: Crop) -> str:
+    return f"{crop.mean:.1%} of the image area on average, at most {crop.worst:.1%}".replace("%", " %")
 
 
 def _shapes(plan: RunPlan) -> str:

@@ -20,7 +20,7 @@ from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.compile_plan import STATIC_SHAPES
+from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
 from sd_scripts.training.compile_progress import COMPILING, CompileProgress
@@ -138,7 +138,7 @@ class Compilation:
                 blocks=self._family.blocks.denoiser(denoiser),
                 name=self._family.blocks.title,
                 expected=expected,
-                shapes=sizes,
+                shapes=distinct_shapes(self._family.card, self._shapes),
                 hooked=self._context.sharded,
             )
             self._compile_denoiser(self._options)
