@@ -18,11 +18,13 @@ from sd_scripts.runs.measurements import Measurement, remembered
 SIZES = [(192, 192), (160, 224), (224, 160), (96, 320), (320, 96)]
 """As buckets; the last two have equally many tokens, and so have the two before them. No number of tokens is a width of
 the models, for which dynamic graphs would be made once more."""
+STRUCTURE = tiny.UNET | {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
+"""Widths that differ from level to level as in SDXL, so that as many graphs are needed; the miniature's are equal."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, flux_miniature: Any) -> dict[str, Any]:
-    return {"sdxl": tiny.write_narrow(tmp_path_factory.mktemp("narrow")), "flux": flux_miniature}
+    return {"sdxl": tiny.write_miniature(tmp_path_factory.mktemp("narrow"), STRUCTURE), "flux": flux_miniature}
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ class CompilePlan:
 
     dynamic: bool
     """Whether the graphs take any shape."""
+    shapes: int
+    """Batch shapes that the blocks can tell apart."""
     graphs: int | None
     """None: not known for this family."""
     recompiles: int | None
@@ -50,6 +52,7 @@ def plan_compile(
     recompiles = graphs - card.graphs.kinds if card.graphs and graphs else None
     return CompilePlan(
         dynamic=is_dynamic(card, setting, shapes),
+        shapes=distinct_shapes(card, shapes),
         graphs=graphs,
         recompiles=recompiles,
         advice=(*_on_short_batches(card, shapes, filled, setting), *_on_buckets(card, filled, setting)),

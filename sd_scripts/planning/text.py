@@ -82,15 +82,21 @@ def _buckets(plan: RunPlan) -> str:
 
 def _crops(plan: RunPlan) -> str:
     found, ordinary = plan.crops.all, plan.crops.ordinary
-    least = 0.0005
-    text = f"{_percent(found)} ({found.file})" if found.worst > least else "nothing"
+    text = "nothing"
+    if not _is_nothing(found):
+        text = f"{_percent(found.mean)} of the image area on average, at most {_percent(found.worst)} ({found.file})"
     if ordinary:
-        text += f"; ordinary buckets: {_percent(ordinary) if ordinary.worst > least else 'nothing'}"
+        less = f"{_percent(ordinary.mean)}, at most {_percent(ordinary.worst)}"
+        text += f"; ordinary buckets: {'nothing' if _is_nothing(ordinary) else less}"
     return text
 
 
-def _percent(crop: Crop) -> str:
-    return f"{crop.mean:.1%} of the image area on average, at most {crop.worst:.1%}".replace("%", " %")
+def _is_nothing(crop: Crop) -> bool:
+    return crop.worst < 0.0005  # less is rounding
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _shapes(plan: RunPlan) -> str:
@@ -101,7 +107,11 @@ def _shapes(plan: RunPlan) -> str:
 
 def _graphs(plan: RunPlan) -> str:
     assert plan.compile
-    kind = "graphs that take any shape" if plan.compile.dynamic else "graphs for each shape"
+    kind = "graphs for each shape"
+    if plan.compile.dynamic:
+        kind = "graphs that take any shape"
+    elif plan.compile.shapes < len(plan.shapes):
+        kind = "graphs that shapes with equally many tokens share"
     if plan.compile.graphs is None:
         return f"{kind}; how many is not known for this model family"
     return f"{plan.compile.graphs} (estimated), {plan.compile.recompiles} of them recompiles; {kind}"

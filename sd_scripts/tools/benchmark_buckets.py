@@ -26,8 +26,8 @@ from sd_scripts.tools.benchmark import AFTER, COMMON, machine, write_model
 from sd_scripts.tools.timed_run import Run, Stopped, timed_run
 
 SMALL: dict[str, Any] = {
-    "resolution": "512,512",
-    "min_bucket_reso": 128,
+    "resolution": "384,384",
+    "min_bucket_reso": 96,
     "max_bucket_reso": 1024,
     "bucket_reso_steps": 32,
     "mixed_precision": "no",

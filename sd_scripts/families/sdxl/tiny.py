@@ -48,8 +48,9 @@ UNET: dict[str, Any] = {
 }
 
 
-NARROW: dict[str, Any] = {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
-"""Widths that differ from level to level as in SDXL, so that as many graphs are needed."""
+NARROW: dict[str, Any] = {"block_out_channels": (160, 192, 224), "attention_head_dim": (2, 3, 3)}
+"""Widths that differ from level to level as in SDXL, so that as many graphs are needed. Like SDXL's they are larger
+than the sides of latents: dynamic graphs would take equal ones for the same dimension."""
 
 
 def write_narrow(folder: Path) -> Miniature:
