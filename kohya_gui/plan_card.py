@@ -142,9 +142,9 @@ def filled(plan: Mapping[str, Any]) -> str:
 
 
 def cropped(plan: Mapping[str, Any]) -> str:
-    """Return the images of a plan that are cropped most, folded up; empty if none is cropped noticeably."""
+    """Return the images that lose most to equal_token_buckets, folded up; empty without it."""
     images = [image for image in plan["crops"]["images"] if image["cropped"] >= NOTICEABLE]
-    if not images:
+    if not images or not plan["crops"]["ordinary"]:
         return ""
     rows = "".join(map(_cropped_image, images[:LISTED]))
     more = f" (the first {LISTED})" if len(images) > LISTED else ""

@@ -8,11 +8,12 @@ is not timed; graphs and seconds of compiling are those of the whole run.
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,27 +111,29 @@ def report(about: str, lines: Sequence[str], more: Sequence[str]) -> str:
     )
 
 
-def measure(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Run the rows; yield the line of the table and the details of each. Stopped: a run failed."""
-    family, method = arguments.family, arguments.method
-    module = module_of(family, "full_size")
-    folder = arguments.folder.resolve() / (f"{family}_narrow" if arguments.miniature else family)
-    model = write_model(family, folder, miniature=arguments.miniature, narrow=True)
-    common = {**COMMON, **module.OPTIONS[method], **(SMALL if arguments.miniature else {}), "enable_bucket": True}
-    common |= {option: str(path) for option, path in model.files.items()}
-    for count in arguments.buckets:
-        images = write_images(folder / f"buckets{count}", ratios(common, count))
-        for row in arguments.rows:
-            for equal in (False, True):
-                steps = count * (1 + arguments.epochs)
-                options = {**common, **module.ROWS[method][row], "equal_token_buckets": equal}
-                options |= {"train_data_dir": str(images), "max_train_steps": steps + AFTER}
-                with tempfile.TemporaryDirectory(dir=folder) as temporary:
-                    cache = {"TORCHINDUCTOR_CACHE_DIR": f"{temporary}/compiled"}
-                    script = script_for(family, method).file
-                    run = timed_run(script, options, Path(temporary) / "row", steps, flags=flags, environment=cache)
-                name = f"{row}, {count} ratios" + (", equal tokens" if equal else "")
-                yield line(family, count, equal, row, run), details(name, run, count)
+class BucketRuns:
+    """A model and the runs that train it over many buckets."""
+
+    def __init__(self, arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+        family, method, tiny = arguments.family, arguments.method, arguments.miniature
+        module = module_of(family, "full_size")
+        self._folder = arguments.folder.resolve() / (f"{family}_narrow" if tiny else family)
+        model = write_model(family, self._folder, miniature=tiny, narrow=True)
+        files = {option: str(path) for option, path in model.files.items()}
+        self._common = {**COMMON, **module.OPTIONS[method], **(SMALL if tiny else {}), **files, "enable_bucket": True}
+        self._rows, self._script = module.ROWS[method], script_for(family, method).file
+        self._epochs, self._flags = arguments.epochs, flags
+
+    def run(self, count: int, row: str, *, equal: bool) -> Run:
+        """Train on images of `count` aspect ratios. Stopped: the run failed."""
+        images = write_images(self._folder / f"buckets{count}", ratios(self._common, count))
+        steps = count * (1 + self._epochs)
+        options = {**self._common, **self._rows[row], "equal_token_buckets": equal, "train_data_dir": str(images)}
+        options["max_train_steps"] = steps + AFTER
+        with tempfile.TemporaryDirectory(dir=self._folder) as temporary:
+            cache = {"TORCHINDUCTOR_CACHE_DIR": f"{temporary}/compiled"}
+            folder = Path(temporary) / "row"
+            return timed_run(self._script, options, folder, steps, flags=self._flags, environment=cache)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,27 +150,36 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--miniature", action="store_true", help="a tiny model that needs as many graphs")
     arguments, flags = parser.parse_known_args(argv)
     rows = module_of(arguments.family, "full_size").ROWS[arguments.method]
+    if arguments.epochs < 1:
+        print("--epochs: must be at least 1", file=sys.stderr)
+        return 2
     if unknown := [name for name in arguments.rows if name not in rows]:
         print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
         return 2
     about = f"{FAMILY_TITLES[arguments.family]}. {machine()} {' '.join(flags)}".strip()
     lines: list[str] = []
     more: list[str] = []
+    failed = 0
     try:
-        for each, detail in measure(arguments, flags):
-            lines.append(each)
-            more.append(detail)
-            print(each, flush=True)
+        runs = BucketRuns(arguments, flags)
+        for count, row, equal in itertools.product(arguments.buckets, arguments.rows, (False, True)):
+            name = f"{row}, {count} ratios" + (", equal tokens" if equal else "")
+            try:
+                run = runs.run(count, row, equal=equal)
+            except Stopped as error:
+                failed += 1
+                print(f"{name} failed: {error.why}", file=sys.stderr, flush=True)
+                continue
+            lines.append(line(arguments.family, count, equal, row, run))
+            more.append(details(name, run, count))
+            print(lines[-1], flush=True)
             if arguments.markdown:
                 arguments.markdown.write_text(report(about, lines, more) + "\n", encoding="utf-8")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except Stopped as error:
-        print(f"a run failed:\n{error}", file=sys.stderr)
-        return 1
     print("\n" + report(about, lines, more))
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
