@@ -36,6 +36,10 @@ REMEMBERED = 64
 """Plans that are kept, so that going back and forth in the form costs nothing."""
 DATA = ("train_data_dir", "reg_data_dir", "conditioning_data_dir", "in_json", "dataset_config")
 """Options whose files and folders the plan depends on."""
+LISTED = 24
+"""Cropped images shown on the card."""
+NOTICEABLE = 0.01
+"""Share of its area that an image must lose to be listed."""
 MEASURE = "Measure on this machine"
 MEASURE_HINT = "Train a few steps with these settings, eager and compiled, and compare the speeds"
 NO_DATA = "Choose the training images to see steps, buckets and, with torch.compile, graphs."
@@ -135,7 +139,7 @@ def filled(plan: Mapping[str, Any]) -> str:
     measure = (
         f'<p class="ways"><button type="button" data-measure="start" title="{MEASURE_HINT}">{MEASURE}</button></p>'
     )
-    return f'<details class="plan">{summary}<dl>{rows}</dl>{bar}{below}{measure}</details>'
+    return f'<details class="plan">{summary}<dl>{rows}</dl>{bar}{cropped(plan)}{below}{measure}</details>'
 
 
 def memory_bar(parts: Sequence[tuple[str, int]], memory: Mapping[str, Any]) -> str:
@@ -162,6 +166,21 @@ def _part(name: str, bytes: int) -> str:
 
 def _gib(bytes: int) -> str:
     return f"{bytes / 2**30:.1f} GiB"
+
+
+def cropped(plan: Mapping[str, Any]) -> str:
+    """Return the images that lose most to equal_token_buckets, folded up; empty without it."""
+    images = [image for image in plan["crops"]["images"] if image["cropped"] >= NOTICEABLE]
+    if not images or not plan["crops"]["ordinary"]:
+        return ""
+    rows = "".join(map(_cropped_image, images[:LISTED]))
+    more = f" (the first {LISTED})" if len(images) > LISTED else ""
+    return f"<details><summary>Images cropped most{more}</summary><dl>{rows}</dl></details>"
+
+
+def _cropped_image(image: Mapping[str, Any]) -> str:
+    lost = f"{image['size']} in {image['bucket']}: {100 * image['cropped']:.1f} % cropped"
+    return f"<dt>{escape(image['file'])}</dt><dd>{lost}</dd>"
 
 
 def _changed(place: Path) -> int:

@@ -11,6 +11,7 @@ from sd_scripts.families.full_size import random_weights
 from sd_scripts.families.registry import module_of
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.reading import from_values
+from sd_scripts.tools import benchmark_buckets
 from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
 
 
@@ -88,6 +89,39 @@ def seen_run(seconds: float, vram: int, busy: float) -> Run:
         {"kind": "compile", "graphs": 14, "recompiles": 2, "breaks": 0},
     ]
     return Run(began=100.0, events=events + steps, resident=GIB, gpu=[(busy, 5.0 * GIB)])
+
+
+def test_images_for_many_buckets_spread_over_all_aspect_ratios() -> None:
+    sizes = benchmark_buckets.ratios(COMMON, 41)
+    assert len(set(sizes)) == 41
+    eight = benchmark_buckets.ratios(COMMON, 8)
+    assert set(eight) < set(sizes)
+    assert (eight[0], eight[-1]) == (sizes[0], sizes[-1]) == ((256, 2048), (2048, 256))
+    with pytest.raises(ValueError, match="--buckets: choose from 2 to 41, not 42"):
+        benchmark_buckets.ratios(COMMON, 42)
+
+
+def test_steps_over_buckets_are_timed_by_shape_after_the_first_epoch() -> None:
+    shapes = ("1024x1024x1", "1152x896x1")
+    seconds = [(9.0, shapes[0]), (8.0, shapes[1]), (0.1, shapes[1]), (0.3, None), (0.4, shapes[0])]
+    steps = [{"kind": "step", "seconds": time, **({"shape": shape} if shape else {})} for time, shape in seconds]
+    compiled = {"kind": "compile", "graphs": 4, "recompiles": 2, "breaks": 0, "seconds": 12.4}
+    run = Run(began=0.0, events=[{"kind": "started", "shapes": [*shapes]}, compiled, *steps])
+    cells = [cell.strip() for cell in benchmark_buckets.line("flux", 2, False, "compiled", run).strip("|").split("|")]
+    assert dict(zip(benchmark_buckets.HEADINGS, cells, strict=True)) == {
+        "images' ratios": "2",
+        "equal_token_buckets": "off",
+        "row": "compiled",
+        "batch shapes": "2",
+        "tokens": "4,032 to 4,096",
+        "graphs": "4",
+        "recompiles": "2",
+        "breaks": "0",
+        "compile s": "12",
+        "first epoch s": "17",
+        "later step ms": "300.0",
+        "by shape": "200.0 to 400.0",
+    }
 
 
 def test_a_curve_is_told_in_means_beside_each_other() -> None:

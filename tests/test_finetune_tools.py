@@ -9,6 +9,7 @@ import pytest
 import torch
 import training_help
 from data_help import loader_of, make_image, plan_data, settings_of
+from safetensors import safe_open
 from torch import Tensor
 
 from sd_scripts.data.batch import Batch
@@ -284,6 +285,19 @@ def test_a_run_uses_what_was_prepared_and_learns_the_same(
     assert {path: path.read_bytes() for path in (captions.parent / "images").rglob("*.safetensors")} == caches
     assert prepared.losses == plain.losses
     assert prepared.told("warning") == plain.told("warning") == []
+
+
+def test_buckets_with_equal_tokens_are_prepared_and_cached_beside_the_others(miniature: Any, captions: Path) -> None:
+    flags = [*flags_of(miniature, captions), "--max_resolution", "192,192", "--max_bucket_reso", "288"]
+    file, found = captions.parent / "meta_lat.json", captions.parent / "images/b_0128x0064_sdxl.safetensors"
+    for more, wide in (([], [256, 128]), (["--equal_token_buckets"], [288, 128])):
+        assert prepare_buckets_latents.main([*flags, *more]) == 0
+        sizes = {"a": [192, 192], "b": wide}
+        assert {key: entry["train_resolution"] for key, entry in written(file).items() if key in sizes} == sizes
+    with safe_open(found, "pt") as tensors:
+        metadata = tensors.metadata()
+        assert set(tensors.keys()) == {"latents_16x32", "latents_16x36"}
+        assert metadata["cache_key_16x32"] != metadata["cache_key_16x36"]
 
 
 def test_what_is_prepared_is_kept_and_what_changed_is_made_again(miniature: Any, captions: Path) -> None:

@@ -44,6 +44,15 @@ def test_the_card_shows_the_plan_of_the_script(folder: Path) -> None:
     assert "<dt>Steps</dt><dd>12 (2 epochs of 6)</dd>" in shown
 
 
+def test_images_that_lose_most_to_equal_tokens_are_listed(folder: Path) -> None:
+    make_folder(folder / "1_dog", [(512, 481), (128, 64)])
+    values = {"resolution": "512,512", "enable_bucket": "true"}
+    shown = html(PlanCards(EVERYWHERE), body(folder, **values, equal_token_buckets="true"))
+    assert "<dl><dt>01.png</dt><dd>128x64 in 640x384: 16.7 % cropped</dd><dt>00.png</dt>" in shown
+    assert "512x481 in" not in shown
+    assert " % cropped" not in html(PlanCards(EVERYWHERE), body(folder, **values))
+
+
 def test_a_plan_is_made_once_until_the_images_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards, made = PlanCards(EVERYWHERE), []
     real = plan_card.html_of

@@ -1,7 +1,6 @@
 """Runs do what their plans say: shapes, steps and graphs; and they remember how fast they were."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ from sd_scripts.options.reading import from_values
 from sd_scripts.planning.run_plan import RunPlan, plan_run
 from sd_scripts.runs.measurements import Measurement, remembered
 
-SIZES = [(128, 128), (128, 96), (96, 128), (128, 64), (64, 128)]
-"""As buckets; the last two have equally many tokens, and so have the two before them."""
-STRUCTURE = {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
+SIZES = [(192, 192), (160, 224), (224, 160), (96, 320), (320, 96)]
+"""As buckets; the last two have equally many tokens, and so have the two before them. No number of tokens is a width of
+the models, for which dynamic graphs would be made once more."""
+STRUCTURE = tiny.UNET | {"block_out_channels": (32, 64, 128), "attention_head_dim": (1, 1, 2)}
 """Widths that differ from level to level as in SDXL, so that as many graphs are needed; the miniature's are equal."""
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, flux_miniature: Any) -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in STRUCTURE.items():
-            patch.setitem(tiny.UNET, name, value)
-        yield {"sdxl": tiny.write_miniature(tmp_path_factory.mktemp("narrow")), "flux": flux_miniature}
+def models(tmp_path_factory: pytest.TempPathFactory, flux_miniature: Any) -> dict[str, Any]:
+    return {"sdxl": tiny.write_miniature(tmp_path_factory.mktemp("narrow"), STRUCTURE), "flux": flux_miniature}
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +33,14 @@ def _own_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def values_for(folder: Path, sizes: int, **more: Any) -> dict[str, Any]:
-    data = folder / "data" / "1_cat"
-    make_folder(data, SIZES[:sizes])
-    return {"train_data_dir": str(folder / "data"), "resolution": "128,128", "max_train_epochs": 2, **more}
+    make_folder(folder / "data" / "1_cat", SIZES[:sizes])
+    return {
+        "train_data_dir": str(folder / "data"),
+        "resolution": "192,192",
+        "max_bucket_reso": 512,
+        "max_train_epochs": 2,
+        **more,
+    }
 
 
 def planned(model: Any, method: str, values: dict[str, Any]) -> RunPlan:
@@ -59,6 +61,9 @@ def planned(model: Any, method: str, values: dict[str, Any]) -> RunPlan:
         ("flux", "lora", 5, {"compile_dynamic": "false"}),
         ("flux", "full", 5, {}),
         ("flux", "lora", 2, {"compile_dynamic": "true"}),
+        ("flux", "lora", 5, {"equal_token_buckets": True}),
+        ("flux", "lora", 5, {"equal_token_buckets": True, "compile_dynamic": "true"}),
+        ("sdxl", "lora", 5, {"equal_token_buckets": True}),
     ],
     ids=lambda value: value if isinstance(value, str | int) else " ".join(value),
 )
@@ -97,12 +102,12 @@ def test_the_next_plan_knows_how_fast_the_last_run_was(any_miniature: Any, tmp_p
     made = train(any_miniature, tmp_path / "out", **values)
     (found,) = remembered()
     times = sorted(event["seconds"] for event in made.told("step")[3:])
-    assert found.seconds == {"128x128x1": times[len(times) // 2] if len(times) % 2 else sum(times[5:7]) / 2}
+    assert found.seconds == {"192x192x1": times[len(times) // 2] if len(times) % 2 else sum(times[5:7]) / 2}
     assert (found.device, found.torch, found.graphs) == ("cpu", torch.__version__, 0)
     after = planned(any_miniature, "lora", values)
     assert before.step_time is None
     assert after.step_time is not None
-    assert (after.step_time.source, after.step_time.seconds) == ("remembered", found.seconds["128x128x1"])
+    assert (after.step_time.source, after.step_time.seconds) == ("remembered", found.seconds["192x192x1"])
     assert planned(any_miniature, "lora", {**values, "network_dim": 8}).step_time is None
 
 

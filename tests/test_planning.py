@@ -104,6 +104,72 @@ def test_short_batches_are_advised_against_only_where_they_cost_graphs(tmp_path:
     assert filled.advice == ()
 
 
+EQUAL = {"equal_token_buckets": True}
+PHOTOS = [(100, 100), (160, 120), (120, 160), (150, 100), (100, 150), (192, 108), (108, 192), (250, 100), (100, 300)]
+
+
+@pytest.mark.parametrize(
+    ("script", "copies", "values", "graphs"),
+    [
+        (FLUX_LORA, 1, {}, 5),
+        (FLUX_LORA, 1, EQUAL, 2),
+        (FLUX_LORA, 3, {**EQUAL, "train_batch_size": 2}, 4),  # and once more for the last batch of each bucket
+        (SDXL_LORA, 1, {}, 16),
+        (SDXL_LORA, 1, EQUAL, 15),
+        (SDXL_LORA, 1, {**EQUAL, "compile_dynamic": "false"}, 6 * 12 + 2),
+    ],
+)
+def test_buckets_with_equal_tokens_share_graphs(
+    script: Script, copies: int, values: dict[str, Any], graphs: int, tmp_path: Path
+) -> None:
+    found = plan(settings_for(tmp_path, PHOTOS * copies, script, compile=True, **values))
+    assert found.compile is not None
+    assert found.compile.graphs == graphs
+    assert (len({shape.tokens for shape in found.shapes}) == 1) == ("equal_token_buckets" in values)
+
+
+def test_what_images_lose_is_told_beside_ordinary_buckets(tmp_path: Path) -> None:
+    ordinary = settings_for(tmp_path, [(1024, 1024), (2048, 1024)])
+    equal = from_values(SDXL_LORA, {**ordinary.changed(), **EQUAL})
+    before, found = plan(ordinary), plan(equal)
+    assert before.crops.ordinary is None
+    assert found.crops.ordinary == before.crops.all
+    assert (found.crops.all.worst, found.crops.all.file) == (0.1667, "01.png")
+    shown = [(image.file, image.size, image.bucket, image.cropped) for image in found.crops.images]
+    assert shown == [("01.png", "2048x1024", "1280x768", 0.1667), ("00.png", "1024x1024", "960x1024", 0.0625)]
+    assert [(bucket.size, bucket.crop.worst) for bucket in found.buckets] == [
+        ("960x1024", 0.0625),
+        ("1280x768", 0.1667),
+    ]
+    (line,) = [line for line in lines(found) if line.startswith("Cropped")]
+    assert (
+        line == "Cropped       11.5 % of the image area on average, at most 16.7 % (01.png); ordinary buckets: nothing"
+    )
+
+
+def test_equal_tokens_are_advised_where_graphs_would_take_any_shape(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, PHOTOS, FLUX_LORA, compile=True)
+    found = plan(settings).compile
+    assert found is not None
+    assert found.advice == (
+        "equal_token_buckets: gives 2 graphs for one shape, which run faster than graphs that take any, and crops "
+        "images more",
+    )
+    equal = plan(from_values(FLUX_LORA, {**settings.changed(), **EQUAL})).compile
+    assert equal is not None
+    assert (equal.advice, equal.dynamic) == ((), False)
+
+
+def test_a_bucket_with_fewer_images_than_a_batch_is_filled_too(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, [SQUARE] * 4 + [WIDE] * 3, FLUX_LORA, compile=True, train_batch_size=4, **EQUAL)
+    found = plan(settings).compile
+    assert found is not None
+    assert found.advice == (
+        "short_batches: the smaller last batch of a bucket counts as a shape of its own; fill or drop gives 2 graphs "
+        "instead of 4",
+    )
+
+
 def test_without_compiling_nothing_is_said_of_it(tmp_path: Path) -> None:
     found = plan(settings_for(tmp_path, [SQUARE]), gpu=H200)
     assert (found.compile, found.compile_time, found.break_even, found.elsewhere) == (None, None, None, "")

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
-from sd_scripts.options.dataset import rounded_side, rounded_steps
+from sd_scripts.data.equal_tokens import equal_token_resolutions, kept
+from sd_scripts.formats.words import counted
+from sd_scripts.options.dataset import NO_SMALL_BUCKETS, SIDE_MULTIPLE, rounded_side, rounded_steps
 
 Size = tuple[int, int]
 
@@ -35,6 +37,11 @@ class BucketFit:
     ar_error: float
     """Aspect ratio of the bucket minus that of the image."""
 
+    @property
+    def cropped(self) -> float:
+        """The share of the image's area outside its bucket, 0 to 1."""
+        return 1 - math.prod(self.bucket.size) / math.prod(self.resized)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BucketRules:
@@ -46,6 +53,10 @@ class BucketRules:
     max_bucket_reso: int = 1024
     bucket_reso_steps: int = 64
     bucket_no_upscale: bool = False
+    equal_token_buckets: bool = False
+    token_multiple: int = SIDE_MULTIPLE
+    """Multiple of the sides with equal_token_buckets, instead of bucket_reso_steps: the smallest that the family can
+    train, since few sizes of a coarse grid have the same area."""
 
     def __post_init__(self) -> None:
         if min(self.resolution) < 1:
@@ -54,6 +65,8 @@ class BucketRules:
             return
         if self.bucket_reso_steps < 1:
             raise ValueError(f"bucket_reso_steps: {self.bucket_reso_steps} must be at least 1")
+        if self.equal_token_buckets and self.bucket_no_upscale:
+            raise ValueError(f"bucket_no_upscale: {NO_SMALL_BUCKETS}")
         if self.bucket_no_upscale:
             return
         low, high = self.bounds
@@ -63,23 +76,36 @@ class BucketRules:
             raise ValueError(f"max_bucket_reso: {high} is smaller than resolution's longer side {max(self.resolution)}")
 
     @property
+    def has_equal_tokens(self) -> bool:
+        """Whether all buckets have equally many tokens."""
+        return self.enable_bucket and self.equal_token_buckets
+
+    @property
     def bounds(self) -> tuple[int, int]:
-        """Return the smallest and largest side, rounded outwards to positive multiples of bucket_reso_steps."""
-        steps = self.bucket_reso_steps
+        """Return the smallest and largest side, rounded outwards to positive multiples of the grid."""
+        steps = self.token_multiple if self.has_equal_tokens else self.bucket_reso_steps
         return max(steps, self.min_bucket_reso // steps * steps), -(-self.max_bucket_reso // steps) * steps
 
-    def rounded(self, multiple: int) -> "BucketRules":
-        """Return these rules adjusted so that all sizes are multiples of `multiple`, as the model family needs."""
+    def rounded(self, multiple: int, token_multiple: int | None = None) -> "BucketRules":
+        """Return these rules adjusted so that all sizes are multiples of `multiple`, as the model family needs; those
+        with equal tokens of `token_multiple`, which may be smaller."""
         if self.enable_bucket:
-            return replace(self, bucket_reso_steps=rounded_steps(self.bucket_reso_steps, multiple))
+            steps = rounded_steps(self.bucket_reso_steps, multiple)
+            return replace(self, bucket_reso_steps=steps, token_multiple=token_multiple or multiple)
         width, height = (rounded_side(side, multiple) for side in self.resolution)
         return replace(self, resolution=(width, height))
+
+    def ordinary(self) -> "BucketRules":
+        """Return these rules without equal_token_buckets."""
+        return replace(self, equal_token_buckets=False)
 
 
 def bucket_resolutions(rules: BucketRules) -> list[Size]:
     """Return every bucket of at most the area of `resolution`, sorted; only `resolution` if buckets are off."""
     if not rules.enable_bucket:
         return [rules.resolution]
+    if rules.has_equal_tokens:
+        return equal_token_resolutions(rules.resolution, rules.token_multiple, rules.bounds)
     steps, area = rules.bucket_reso_steps, math.prod(rules.resolution)
     low, high = rules.bounds
     square = int(math.sqrt(area) // steps * steps)
@@ -89,6 +115,18 @@ def bucket_resolutions(rules: BucketRules) -> list[Size]:
         if other >= low:
             sizes |= {(side, other), (other, side)}
     return sorted(sizes)
+
+
+def equal_tokens_need(rules: BucketRules) -> str | None:
+    """Return advice on the bounds of buckets with equal tokens if they exclude images of 2:1; None if they suffice."""
+    area = math.prod(rules.resolution)
+    short, long = rules.bounds
+    found = f"leaves {counted(len(bucket_resolutions(rules)), 'size')} with this number of tokens"
+    if long**2 < 2 * area:
+        return f"max_bucket_reso: {rules.max_bucket_reso} {found}, so images are cropped; raise it to {2 * long}"
+    if short**2 * 2 > area:
+        return f"min_bucket_reso: {rules.min_bucket_reso} {found}, so images are cropped; lower it to {short // 2}"
+    return None
 
 
 class Buckets:
@@ -109,6 +147,8 @@ class Buckets:
         return fit_into(Extent(*(image if image in self.sizes else self._nearest(image))), image)
 
     def _nearest(self, image: Size) -> Size:
+        if self.rules.has_equal_tokens:
+            return max(self.sizes, key=lambda size: kept(size, _aspect(image)))
         return min(self.sizes, key=lambda size: abs(_aspect(size) - _aspect(image)))
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 
 from sd_scripts.data.blueprint import Blueprint, Dataset, Subset, Warn, read_blueprint
-from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, fit_into
+from sd_scripts.data.buckets import BucketFit, BucketRules, Buckets, Extent, equal_tokens_need, fit_into
 from sd_scripts.data.captions import CaptionRules
 from sd_scripts.data.folders import ImageRecord, read_sizes, read_subset
 from sd_scripts.data.images import Augmentation, is_too_elongated
-from sd_scripts.formats.words import some
+from sd_scripts.formats.words import counted, some
 from sd_scripts.options.dataset import AugmentOptions, rounded_side
 from sd_scripts.options.settings import Settings
 
@@ -73,15 +73,17 @@ class DataPlan:
         return any(item.mask is not None or item.masked_by_alpha for item in self.items)
 
 
-def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int, title: str) -> DataPlan:
+def plan_data(
+    settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int, title: str, token_multiple: int | None = None
+) -> DataPlan:
     """Read the datasets that the settings describe.
 
     `seed` shuffles epochs and, without validation_seed, splits off validation images; sizes are multiples of
-    `bucket_multiple`, as the family called `title` needs. ValueError names the option at fault; skipped images go to
-    `warn`.
+    `bucket_multiple`, with equal_token_buckets of `token_multiple`, as the family called `title` needs. ValueError
+    names the option at fault; skipped images go to `warn`.
     """
     blueprint = read_blueprint(settings, warn)
-    datasets = [_rounded(dataset, bucket_multiple, title, warn) for dataset in blueprint.datasets]
+    datasets = [_rounded(dataset, bucket_multiple, token_multiple, title, warn) for dataset in blueprint.datasets]
     blueprint = dataclasses.replace(blueprint, datasets=tuple(datasets))
     training: list[Item] = []
     validation: list[Item] = []
@@ -101,11 +103,18 @@ def plan_data(settings: Settings, *, seed: int, warn: Warn, bucket_multiple: int
 
 
 def plan_images(
-    paths: Sequence[Path], rules: BucketRules, augmentation: Augmentation, *, warn: Warn, multiple: int, title: str
+    paths: Sequence[Path],
+    rules: BucketRules,
+    augmentation: Augmentation,
+    *,
+    warn: Warn,
+    multiple: int,
+    title: str,
+    token_multiple: int | None = None,
 ) -> DataPlan:
     """Plan images without captions, each once, to encode them ahead of a run; warn about unusable ones."""
     subset = Subset(captions=CaptionRules(), augmentation=augmentation)
-    dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, title, warn)
+    dataset = _rounded(Dataset(buckets=rules, subsets=(subset,)), multiple, token_multiple, title, warn)
     images = [ImageRecord(path=path, size=size, caption="") for path, size in read_sizes(paths, warn).items()]
     items = _items(images, 0, subset, 1.0, Buckets(dataset.buckets), warn)
     if not items:
@@ -146,6 +155,8 @@ def _plan_dataset(
 ) -> tuple[list[Item], list[Item]]:
     """Return the images to train on and those to validate on."""
     buckets = Buckets(dataset.buckets)
+    if dataset.buckets.has_equal_tokens:
+        multiple = dataset.buckets.token_multiple
     learned: list[Item] = []
     kept_out: list[Item] = []
     regularisation: list[Item] = []
@@ -204,6 +215,12 @@ def _items(
         )
     if others:
         warn(f"resolution: {others} images of {subset.name} are trained at their train_resolution")
+    strays = sum(item.fit.bucket.size not in buckets.sizes for item in items)
+    if strays and buckets.rules.has_equal_tokens:
+        warn(
+            f"equal_token_buckets: the train_resolution of {counted(strays, 'image')} in {subset.name!r} has another "
+            "number of tokens; prepare the metadata file with equal_token_buckets, too"
+        )
     return items
 
 
@@ -240,13 +257,16 @@ def _without_randomness(subset: Subset) -> Subset:
     return dataclasses.replace(subset, num_repeats=1, captions=captions, augmentation=augmentation)
 
 
-def _rounded(dataset: Dataset, multiple: int, title: str, warn: Warn) -> Dataset:
+def _rounded(dataset: Dataset, multiple: int, token_multiple: int | None, title: str, warn: Warn) -> Dataset:
     """Round the sizes of a dataset to what the family can train."""
-    before, rules = dataset.buckets, dataset.buckets.rounded(multiple)
+    before, rules = dataset.buckets, dataset.buckets.rounded(multiple, token_multiple)
     needs = f"a multiple of {multiple}, as {title} needs"
-    if rules.bucket_reso_steps != before.bucket_reso_steps:
+    if rules.has_equal_tokens:
+        if too_short := equal_tokens_need(rules):
+            warn(too_short)
+    elif rules.bucket_reso_steps != before.bucket_reso_steps:
         warn(f"bucket_reso_steps: {before.bucket_reso_steps} is rounded up to {rules.bucket_reso_steps}, {needs}")
-    elif rules != before:
+    elif rules.resolution != before.resolution:
         (width, height), (wide, high) = before.resolution, rules.resolution
         warn(f"resolution: {width},{height} is rounded to {wide},{high}, {needs}")
     return dataclasses.replace(dataset, buckets=rules)

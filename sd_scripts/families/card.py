@@ -68,6 +68,19 @@ class PanelCard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicGraphs:
+    """Graphs that dynamic compiling adds to those of the first shape, for each reason once."""
+
+    always: int = 0
+    sizes: int = 0
+    """If the sizes of the images vary."""
+    tokens: int = 0
+    """If the numbers of tokens or of images in a batch vary."""
+    images: int = 0
+    """If the numbers of images in a batch vary, in addition."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphCounts:
     """How many graphs it takes to compile the blocks of the denoiser."""
 
@@ -77,8 +90,8 @@ class GraphCounts:
     """Graphs for each batch shape."""
     per_token_count: int
     """Graphs for each number of tokens: buckets with equally many share them."""
-    dynamic: Mapping[str, int]
-    """compile_dynamic -> graphs to be added when the shapes vary, instead of those for each."""
+    dynamic: Mapping[str, DynamicGraphs]
+    """compile_dynamic -> what is added to the graphs of one shape, instead of those of the others."""
     seconds: float
     """To compile one with an empty cache, on the CPU of `Speed`."""
 
@@ -131,6 +144,9 @@ class FamilyCard:
     """Multiple to which the sides of sample images are rounded."""
     bucket_multiple: int = 32
     """Multiple to which the sides of buckets are rounded."""
+    token_multiple: int = 32
+    """Multiple to which sides are rounded with equal_token_buckets: buckets of equal area with such sides have equally
+    many tokens at each level of the model that has attention."""
     tokens: Callable[[int, int, int], int] = lambda width, height, frames: width // 16 * (height // 16) * frames
     """Width and height in pixels, frames -> tokens of the longest sequence that attention sees of a sample."""
     graphs: GraphCounts | None = None

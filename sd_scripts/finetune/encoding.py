@@ -40,6 +40,7 @@ def encode(
         ),
         warn=reporter.warn,
         multiple=record.card.bucket_multiple,
+        token_multiple=record.card.token_multiple,
         title=record.card.title,
     )
     components = record.open(settings, PRECISIONS[args.mixed_precision], only=(VAE,)).load(VAE)
@@ -76,4 +77,5 @@ def _rules(args: Namespace) -> BucketRules:
         max_bucket_reso=args.max_bucket_reso,
         bucket_reso_steps=args.bucket_reso_steps,
         bucket_no_upscale=args.bucket_no_upscale,
+        equal_token_buckets=args.equal_token_buckets,
     )

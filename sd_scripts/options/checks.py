@@ -21,6 +21,7 @@ from sd_scripts.options.compile import (
     CompileOptions,
 )
 from sd_scripts.options.dataset import (
+    NO_SMALL_BUCKETS,
     VARY_CAPTIONS,
     VARY_IMAGES,
     AugmentOptions,
@@ -89,6 +90,12 @@ def training_size(data: DatasetOptions, buckets: BucketOptions) -> Findings:
         yield "min_bucket_reso", f"{buckets.min_bucket_reso} is above resolution = {data.resolution}; lower it"
     if max(sides) > -(-buckets.max_bucket_reso // steps) * steps:
         yield "max_bucket_reso", f"{buckets.max_bucket_reso} is below resolution = {data.resolution}; raise it"
+
+
+def equal_tokens_without_upscale(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    """A dataset_config may set either option for each dataset; the datasets themselves are checked then."""
+    if buckets.enable_bucket and buckets.equal_token_buckets and buckets.bucket_no_upscale and not data.dataset_config:
+        yield "bucket_no_upscale", NO_SMALL_BUCKETS
 
 
 def cached_latents_with_augmentation(cache: CacheOptions, augment: AugmentOptions) -> Findings:
@@ -292,6 +299,7 @@ def validation_takes_all_images(validation: ValidationOptions, data: DatasetOpti
 PROBLEMS = (
     validation_takes_all_images,
     training_size,
+    equal_tokens_without_upscale,
     cached_latents_with_augmentation,
     cached_captions_with_changes,
     text_encoder_training_conflicts,
@@ -318,6 +326,11 @@ def dataset_given_twice(data: DatasetOptions) -> Findings:
     for name in ("train_data_dir", "reg_data_dir", "in_json", "conditioning_data_dir", "num_repeats"):
         if data.dataset_config and getattr(data, name):
             yield name, "has no effect: dataset_config describes the data"
+
+
+def equal_tokens_without_buckets(data: DatasetOptions, buckets: BucketOptions) -> Findings:
+    if buckets.equal_token_buckets and not buckets.enable_bucket and not data.dataset_config:
+        yield "equal_token_buckets", "has no effect without enable_bucket"
 
 
 def num_repeats_with_metadata_file(data: DatasetOptions) -> Findings:
@@ -539,6 +552,7 @@ REMARKS = (
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,
     dataset_given_twice,
+    equal_tokens_without_buckets,
     num_repeats_with_metadata_file,
     masks_missing,
     persistent_workers_without_workers,

@@ -23,6 +23,11 @@ def rounded_side(side: int, multiple: int) -> int:
     return max(1, (side + multiple // 2) // multiple) * multiple
 
 
+NO_SMALL_BUCKETS = (
+    "does not work with equal_token_buckets, since small images would have fewer tokens; turn one of them off"
+)
+"""Why buckets of equal tokens need all images to be enlarged."""
+
 VARY_IMAGES = ("color_aug", "random_crop", "face_crop_aug_range")
 """Options that change an image in every step, so that its latents cannot be cached."""
 VARY_CAPTIONS = (
@@ -175,6 +180,11 @@ class BucketOptions(OptionGroup, title="Aspect buckets", shown_when="enable_buck
     bucket_no_upscale: bool = switch(
         "Never enlarge an image: small images get small buckets. Adds bucket sizes, so compiling takes longer.",
         label="Never enlarge images",
+    )
+    equal_token_buckets: bool = switch(
+        "Choose bucket sizes that all have the same number of tokens, so that they share compiled graphs. Images are "
+        "cropped more than in ordinary buckets; the plan tells how much. Replaces bucket_reso_steps.",
+        label="Buckets with equal tokens",
     )
 
     def check(self) -> Iterable[tuple[str, str]]:

@@ -77,7 +77,7 @@ def _keys(names: str) -> Keys:
 
 DATASET = _keys(
     "batch_size resolution enable_bucket min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale "
-    "validation_split validation_seed network_multiplier resize_interpolation"
+    "equal_token_buckets validation_split validation_seed network_multiplier resize_interpolation"
 )
 ANY_SUBSET = _keys(
     "num_repeats shuffle_caption caption_separator keep_tokens keep_tokens_separator secondary_separator "

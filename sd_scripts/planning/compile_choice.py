@@ -11,7 +11,7 @@ from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import WITHOUT_CUDA_GRAPHS, CompileOptions
 from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.compile_plan import plan_compile
+from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.planning.speeds import MEASURED_ON, Source, Speeds
 from sd_scripts.runs.measurements import Measurement
 from sd_scripts.runs.nvidia import CPU, Gpu
@@ -73,9 +73,9 @@ def choose_compile(
                 accumulation=accumulation,
                 anywhere=anywhere,
             )
-            compiling = plan_compile(options, card, shapes)
+            graphs = expected_graphs(card, shapes.keys(), options.compile_dynamic) if card.graphs else None
             step = speeds.step(shapes, compiled=options.compile)
-            first = speeds.compiling(compiling.graphs) if compiling else None
+            first = speeds.compiling(graphs) if options.compile else None
             if step and (first or not options.compile):
                 found[name] = steps * step.seconds + (first.seconds if first else 0.0), step.source
         return found

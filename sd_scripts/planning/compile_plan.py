@@ -1,6 +1,6 @@
 """How many graphs torch.compile will make of the denoiser, and when."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sd_scripts.data.epochs import BatchShape
@@ -17,6 +17,8 @@ class CompilePlan:
 
     dynamic: bool
     """Whether the graphs take any shape."""
+    shapes: int
+    """Batch shapes that the blocks can tell apart."""
     graphs: int | None
     """None: not known for this family."""
     recompiles: int | None
@@ -28,50 +30,86 @@ def tokens_of(card: FamilyCard, shape: BatchShape) -> int:
     return card.tokens(extent.width, extent.height, extent.frames)
 
 
-def plan_compile(options: CompileOptions, card: FamilyCard, shapes: Mapping[BatchShape, int]) -> CompilePlan | None:
-    """Return what compiling takes for these batch shapes; None without torch.compile."""
+def distinct_shapes(card: FamilyCard, shapes: Collection[BatchShape]) -> int:
+    """Return how many of these shapes the compiled blocks can tell apart: some only see numbers of tokens."""
+    return len(shapes) if not card.graphs or card.graphs.per_shape else len(_sequences(card, shapes))
+
+
+def is_dynamic(card: FamilyCard, setting: str, shapes: Collection[BatchShape]) -> bool:
+    """Return whether graphs take any shape with this compile_dynamic."""
+    return setting == "true" or (setting == "auto" and distinct_shapes(card, shapes) > STATIC_SHAPES)
+
+
+def plan_compile(
+    options: CompileOptions, card: FamilyCard, shapes: Collection[BatchShape], filled: Collection[BatchShape]
+) -> CompilePlan | None:
+    """Return what compiling takes for these batch shapes; None without torch.compile. `filled`: the shapes of the same
+    data with short_batches = fill."""
     if not options.compile:
         return None
     setting = options.compile_dynamic
-    dynamic = setting == "true" or (setting == "auto" and len(shapes) > STATIC_SHAPES)
-    graphs = expected_graphs(card, [*shapes], setting, dynamic=dynamic) if card.graphs else None
+    graphs = expected_graphs(card, shapes, setting) if card.graphs else None
     recompiles = graphs - card.graphs.kinds if card.graphs and graphs else None
     return CompilePlan(
-        dynamic=dynamic, graphs=graphs, recompiles=recompiles, advice=_advice(card, shapes, setting, graphs)
+        dynamic=is_dynamic(card, setting, shapes),
+        shapes=distinct_shapes(card, shapes),
+        graphs=graphs,
+        recompiles=recompiles,
+        advice=(*_on_short_batches(card, shapes, filled, setting), *_on_buckets(card, filled, setting)),
     )
 
 
-def expected_graphs(card: FamilyCard, shapes: list[BatchShape], setting: str, *, dynamic: bool) -> int:
+def expected_graphs(card: FamilyCard, shapes: Collection[BatchShape], setting: str) -> int:
     """Return the graphs that these shapes take with this compile_dynamic."""
     assert card.graphs
-    if dynamic:
-        return _static(card.graphs, card, shapes[:1]) + (card.graphs.dynamic[setting] if len(shapes) > 1 else 0)
-    return _static(card.graphs, card, shapes)
+    if not is_dynamic(card, setting, shapes):
+        return _static(card.graphs, card, shapes)
+    more = card.graphs.dynamic[setting]
+    total = more.sizes if len({shape.extent for shape in shapes}) > 1 else 0
+    # PyTorch compiles batches of one image separately from all others
+    for part in ([s for s in shapes if s.images == 1], [s for s in shapes if s.images > 1]):
+        if part:
+            total += _static(card.graphs, card, part[:1]) + more.always
+            total += more.tokens if len(_sequences(card, part)) > 1 else 0
+            total += more.images if len({shape.images for shape in part}) > 1 else 0
+    return total
 
 
-def _static(counts: GraphCounts, card: FamilyCard, shapes: list[BatchShape]) -> int:
-    sequences = {(tokens_of(card, shape), shape.images) for shape in shapes}
-    return counts.per_shape * len(shapes) + counts.per_token_count * len(sequences)
+def _static(counts: GraphCounts, card: FamilyCard, shapes: Collection[BatchShape]) -> int:
+    return counts.per_shape * len(shapes) + counts.per_token_count * len(_sequences(card, shapes))
 
 
-def _advice(card: FamilyCard, shapes: Mapping[BatchShape, int], setting: str, graphs: int | None) -> tuple[str, ...]:
+def _sequences(card: FamilyCard, shapes: Collection[BatchShape]) -> set[tuple[int, int]]:
+    """Return the (tokens of an image, images in a batch) of these shapes."""
+    return {(tokens_of(card, shape), shape.images) for shape in shapes}
+
+
+def _on_short_batches(
+    card: FamilyCard, shapes: Collection[BatchShape], filled: Collection[BatchShape], setting: str
+) -> Iterator[str]:
     """Advise to fill short last batches where that leaves fewer graphs."""
-    largest: dict[object, int] = {}
-    for shape in shapes:
-        largest[shape.extent] = max(largest.get(shape.extent, 0), shape.images)
-    whole = [shape for shape in shapes if shape.images == largest[shape.extent]]
-    short = len(shapes) - len(whole)
-    if not short or not graphs:
-        return ()
-    dynamic = setting == "true" or (setting == "auto" and len(whole) > STATIC_SHAPES)
-    fewer = expected_graphs(card, whole, setting, dynamic=dynamic)
-    still = len(shapes) > STATIC_SHAPES >= len(whole) and setting == "auto"
+    short = len(set(shapes) - set(filled))
+    if not short or not card.graphs:
+        return
+    graphs, fewer = (expected_graphs(card, each, setting) for each in (shapes, filled))
+    still = is_dynamic(card, setting, shapes) and not is_dynamic(card, setting, filled)
     if fewer >= graphs and not still:
-        return ()
+        return
     gain = "graphs for each shape, which run faster" if still else f"{fewer} graphs instead of {graphs}"
     batches = (
         "the smaller last batch of a bucket counts as a shape of its own"
         if short == 1
         else f"the smaller last batches of {short} buckets count as shapes of their own"
     )
-    return (f"short_batches: {batches}; fill or drop gives {gain}",)
+    yield f"short_batches: {batches}; fill or drop gives {gain}"
+
+
+def _on_buckets(card: FamilyCard, shapes: Collection[BatchShape], setting: str) -> Iterator[str]:
+    """Advise to use buckets with equal tokens where all shapes would then share graphs."""
+    if not card.graphs or card.graphs.per_shape or setting == "true" or not is_dynamic(card, setting, shapes):
+        return
+    graphs = card.graphs.per_token_count * len({shape.images for shape in shapes})
+    yield (
+        f"equal_token_buckets: gives {graphs} graphs for one shape, which run faster than graphs that take any, and "
+        "crops images more"
+    )

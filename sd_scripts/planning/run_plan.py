@@ -1,12 +1,12 @@
 """The plan of a run: its images, buckets, steps, graphs and times, before anything is loaded and without torch."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sd_scripts.data.dataset import DataPlan, plan_data
+from sd_scripts.data.buckets import Extent
+from sd_scripts.data.dataset import DataPlan, Item, plan_data
 from sd_scripts.data.epochs import BatchShape, batch_shapes
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_of
@@ -17,6 +17,7 @@ from sd_scripts.options.settings import Settings
 from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_choice import choose_compile
 from sd_scripts.planning.compile_plan import CompilePlan, plan_compile, tokens_of
+from sd_scripts.planning.crops import Crop, Crops, crop_of, crops_of
 from sd_scripts.planning.memory import MemoryPlan, plan_memory
 from sd_scripts.planning.memory_advice import memory_advice
 from sd_scripts.planning.speeds import Estimate, Speeds, measured_pair, model_size
@@ -37,6 +38,7 @@ class Bucket:
     """Files."""
     per_epoch: int
     """With repeats."""
+    crop: Crop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ class RunPlan:
     """With repeats."""
     validation_images: int
     buckets: tuple[Bucket, ...]
+    crops: Crops
     shapes: tuple[Shape, ...]
     batches_per_epoch: int
     """Of one process."""
@@ -112,6 +115,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         seed=options.seed or 0,
         warn=warnings.append,
         bucket_multiple=card.bucket_multiple,
+        token_multiple=card.token_multiple,
         title=card.title,
     )
     shapes = batch_shapes(data, short_batches=settings[DatasetOptions].short_batches)
@@ -134,7 +138,8 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
             known=known,
         )
         settings = settings.replaced(choice.changes)
-    compile_plan = plan_compile(settings[CompileOptions], card, shapes)
+    filled = batch_shapes(data, short_batches="fill")
+    compile_plan = plan_compile(settings[CompileOptions], card, shapes.keys(), filled.keys())
     speeds = Speeds(
         card=card,
         method=settings.script.method,
@@ -165,6 +170,7 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
         images_per_epoch=sum(item.repeats for item in data.items),
         validation_images=len(data.validation.items) if data.validation else 0,
         buckets=_buckets(data),
+        crops=crops_of(data),
         shapes=_shapes(card, shapes),
         batches_per_epoch=batches,
         accumulation=train_plan.accumulation,
@@ -183,9 +189,12 @@ def plan_run(settings: Settings, gpu: Gpu | None = None, known: Iterable[Measure
 
 
 def _buckets(data: DataPlan) -> tuple[Bucket, ...]:
-    files = Counter(item.fit.bucket for item in data.items)
+    by_extent: dict[Extent, list[Item]] = {}
+    for item in data.items:
+        by_extent.setdefault(item.fit.bucket, []).append(item)
     return tuple(
-        Bucket(size=str(extent), images=files[extent], per_epoch=count) for extent, count in data.buckets().items()
+        Bucket(size=str(extent), images=len(by_extent[extent]), per_epoch=count, crop=crop_of(by_extent[extent]))
+        for extent, count in data.buckets().items()
     )
 
 

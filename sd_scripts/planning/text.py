@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sd_scripts.formats.words import counted, duration
+from sd_scripts.planning.crops import Crop
 from sd_scripts.planning.memory import GIB, MemoryPlan
 from sd_scripts.planning.run_plan import BreakEven, RunPlan
 from sd_scripts.planning.speeds import Estimate
@@ -42,6 +43,7 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     held_out = f", and {plan.validation_images:,} for validation" if plan.validation_images else ""
     yield "Images", f"{plan.images:,} ({plan.images_per_epoch:,} per epoch with repeats){held_out}"
     yield "Buckets", _buckets(plan)
+    yield "Cropped", _crops(plan)
     yield "Batch shapes", _shapes(plan)
     epochs = f"{counted(plan.epochs, 'epoch')} of {plan.steps_per_epoch:,}"
     each = f", each {plan.accumulation} batches" if plan.accumulation > 1 else ""
@@ -111,6 +113,25 @@ def _buckets(plan: RunPlan) -> str:
     return f"{len(plan.buckets)}: {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
 
 
+def _crops(plan: RunPlan) -> str:
+    found, ordinary = plan.crops.all, plan.crops.ordinary
+    text = "nothing"
+    if not _is_nothing(found):
+        text = f"{_percent(found.mean)} of the image area on average, at most {_percent(found.worst)} ({found.file})"
+    if ordinary:
+        less = f"{_percent(ordinary.mean)}, at most {_percent(ordinary.worst)}"
+        text += f"; ordinary buckets: {'nothing' if _is_nothing(ordinary) else less}"
+    return text
+
+
+def _is_nothing(crop: Crop) -> bool:
+    return crop.worst < 0.0005  # less is rounding
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def _shapes(plan: RunPlan) -> str:
     counts = {shape.tokens for shape in plan.shapes}
     tokens = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
@@ -119,7 +140,11 @@ def _shapes(plan: RunPlan) -> str:
 
 def _graphs(plan: RunPlan) -> str:
     assert plan.compile
-    kind = "graphs that take any shape" if plan.compile.dynamic else "graphs for each shape"
+    kind = "graphs for each shape"
+    if plan.compile.dynamic:
+        kind = "graphs that take any shape"
+    elif plan.compile.shapes < len(plan.shapes):
+        kind = "graphs that shapes with equally many tokens share"
     if plan.compile.graphs is None:
         return f"{kind}; how many is not known for this model family"
     return f"{plan.compile.graphs} (estimated), {plan.compile.recompiles} of them recompiles; {kind}"

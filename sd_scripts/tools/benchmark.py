@@ -133,10 +133,12 @@ def curve_table(losses: dict[str, list[float]], part: int = 20) -> str:
     return "\n".join(lines)
 
 
-def write_model(family: str, folder: Path, *, miniature: bool) -> Model:
-    """Write a model and images below `folder`, if they are not there from an earlier call."""
+def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = False) -> Model:
+    """Write a model and images below `folder`, if they are not there from an earlier call. A miniature that is only
+    `narrow` needs as many graphs as the full-size model."""
     if miniature:
-        made = module_of(family, "tiny").write_miniature(folder)
+        tiny = module_of(family, "tiny")
+        made = (tiny.write_narrow if narrow else tiny.write_miniature)(folder)
         return Model(files=made.files, images=made.data_dir)
     done, images = folder / "files.toml", folder / "images"
     if not done.exists():

@@ -22,7 +22,7 @@ from sd_scripts.options.checks import breaks_cuda_graphs
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
-from sd_scripts.planning.compile_plan import STATIC_SHAPES, plan_compile
+from sd_scripts.planning.compile_plan import STATIC_SHAPES, distinct_shapes, expected_graphs
 from sd_scripts.runs.compile_cache import cache_folder, graphs_in, in_use
 from sd_scripts.runs.cpp_compiler import NO_COMPILER
 from sd_scripts.training import compile_report
@@ -184,7 +184,7 @@ class Compilation:
                 blocks=self._family.blocks.denoiser(denoiser),
                 name=self._family.blocks.title,
                 expected=expected,
-                shapes=sizes,
+                shapes=distinct_shapes(self._family.card, self._shapes),
                 hooked=self._context.sharded,
             )
             self._compile_denoiser(self._options)
@@ -232,8 +232,8 @@ class Compilation:
         self._failed = True
 
     def _planned_graphs(self) -> int | None:
-        plan = plan_compile(self._options, self._family.card, dict.fromkeys(self._shapes, 1))
-        return plan.graphs if plan else None
+        card = self._family.card
+        return expected_graphs(card, self._shapes, self._options.compile_dynamic) if card.graphs else None
 
     def _progress_note(self) -> str:
         now = Counts.so_far() - self._before

@@ -82,8 +82,14 @@ class Trainer:
         if saved:
             self._take_seed(saved)
         prompts = prompts_of(settings, family, context.warn)
-        multiple, title = family.card.bucket_multiple, family.card.title
-        plan = plan_data(settings, seed=context.seed, warn=context.warn, bucket_multiple=multiple, title=title)
+        plan = plan_data(
+            settings,
+            seed=context.seed,
+            warn=context.warn,
+            bucket_multiple=family.card.bucket_multiple,
+            token_multiple=family.card.token_multiple,
+            title=family.card.title,
+        )
         if context.is_main:
             clean_up_caches({item.path.parent for item in plan.items})
         self.train_plan = plan_training(self.options, batches_per_epoch(context, plan))

@@ -61,6 +61,7 @@ CARD = FamilyCard(
     capabilities=frozenset({"blockwise_updates", "fp8", "guidance", "offload_activations", "partial_text_cache"}),
     choices={"timestep_sampling": ("flux_shift",)},
     notes={
+        "equal_token_buckets": "All buckets of FLUX.1 then share one set of graphs.",
         "timestep_sampling": "flux_shift shifts as FLUX.1 was trained: more noise for larger images.",
         "cache_text_encoder_outputs": "FLUX.1's CLIP-L can still be trained.",
         "huber_schedule": "FLUX.1 takes constant or exponential.",
@@ -121,6 +122,7 @@ CARD = FamilyCard(
     base_model="a FLUX.1 transformer",
     network_modules=("networks.lora", "networks.lora_flux"),
     side_multiple=16,
+    token_multiple=16,
     graphs=GRAPHS,
     speeds=SPEEDS,
     memory=MEMORY,

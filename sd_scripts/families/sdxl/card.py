@@ -15,6 +15,7 @@ CARD = FamilyCard(
         {"block_rates", "clip_captions", "grouped_updates", "noise_schedule", "own_vae", "trains_text"}
     ),
     notes={
+        "equal_token_buckets": "SDXL's attention blocks then share their graphs, its convolutions do not.",
         "no_half_vae": "SDXL's original VAE does.",
         "block_lr": f"SDXL has {U_NET_BLOCKS}: time and size embedding, 9 down, 3 middle, 9 up, output.",
         "network_args": "SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "

@@ -4,6 +4,7 @@ Latents have the mean and variance of SDXL's, and the last layer is fitted to ra
 attention. Attention, which LoRA adapts, then disturbs a fair denoiser, so that the loss falls within a few dozen steps.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +48,35 @@ UNET: dict[str, Any] = {
 }
 
 
-def write_miniature(folder: Path) -> Miniature:
+NARROW: dict[str, Any] = {"block_out_channels": (160, 192, 224), "attention_head_dim": (2, 3, 3)}
+"""Widths that differ from level to level as in SDXL, so that as many graphs are needed. Like SDXL's they are larger
+than the sides of latents: dynamic graphs would take equal ones for the same dimension."""
+
+
+def write_narrow(folder: Path) -> Miniature:
+    """Make a miniature that needs as many compiled graphs as SDXL."""
+    return write_miniature(folder, UNET | NARROW)
+
+
+def write_miniature(folder: Path, unet: Mapping[str, Any] = UNET) -> Miniature:
     """Make a checkpoint, its tokenizers beside it and a folder of captioned images: a few MB, in a few seconds."""
     data_dir = demo_images.write_images(folder / "images")
     checkpoint = folder / "miniature_sdxl.safetensors"
     tokenizer = clip_tokenizer()
     for name in ("tokenizer", "tokenizer_2"):
         tokenizer.save_pretrained(folder / f"{checkpoint.stem}_tokenizers" / name)
-    states = {name: module.state_dict() for name, module in tiny_modules(len(tokenizer)).items()}
+    states = {name: module.state_dict() for name, module in tiny_modules(len(tokenizer), unet).items()}
     save_model(checkpoint, single_file(states), {})
     return Miniature(family="sdxl", files={MODEL: checkpoint}, data_dir=data_dir)
 
 
 @torch.no_grad()
-def tiny_modules(vocabulary: int) -> dict[str, nn.Module]:
-    """Return all components with random weights, the same at every call."""
-    unet, vae = UNet2DConditionModel(**UNET), AutoencoderKL(latent_channels=4, scaling_factor=VAE_SCALE, **AUTOENCODER)
+def tiny_modules(vocabulary: int, config: Mapping[str, Any] = UNET) -> dict[str, nn.Module]:
+    """Return all components with random weights, the same at every call. `config` is that of the U-Net."""
+    unet, vae = (
+        UNet2DConditionModel(**config),
+        AutoencoderKL(latent_channels=4, scaling_factor=VAE_SCALE, **AUTOENCODER),
+    )
     modules = {
         DENOISER: unet,
         VAE: vae,
