@@ -30,8 +30,13 @@ from sd_scripts.runs.watched import WatchedRun
 TOOL = "sd_scripts.tools.measure_compile"
 GIB = 2**30
 MOST_BYTES = 1_000_000
-SET_BY_VARIANTS = (*(o.name for o in each_option(CompileOptions)), "gradient_checkpointing")
+SET_BY_VARIANTS = (
+    *(o.name for o in each_option(CompileOptions)),
+    *("gradient_checkpointing", "activation_memory_budget"),
+)
 """Options that Use this sets; those that a variant does not name get their defaults."""
+SET_BY_SOME = ("blocks_to_swap",)
+"""Options that Use this sets only if the variant names them."""
 
 
 class MeasureJob(ToolJob):

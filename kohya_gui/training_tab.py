@@ -22,7 +22,7 @@ from kohya_gui.configuration import Prepared, config_path, families_of, path_to_
 from kohya_gui.controls import BROWSER_SECRET, QUIET, Form, given, unquoted
 from kohya_gui.draft import Draft
 from kohya_gui.field_links import panels_around
-from kohya_gui.measure_routes import SET_BY_VARIANTS
+from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS
 from kohya_gui.messages import Html, message
 from kohya_gui.overwriting import answered, find_taken, question
 from kohya_gui.panels import BASE_MODEL
@@ -509,12 +509,12 @@ class TrainingTab:
         return self._undoable(self.form.changed(self._load_past(asked), data), data)
 
     def _use_measured(self, text: str, data: Updates) -> Updates:
-        """Set the compile options and gradient_checkpointing as in a variant that was measured."""
+        """Set the compile options, and those that save memory, as in a variant that was measured."""
         try:
             wanted = json.loads(text)
         except ValueError:
             wanted = None
-        if not isinstance(wanted, dict) or not wanted.keys() <= {*SET_BY_VARIANTS}:
+        if not isinstance(wanted, dict) or not wanted.keys() <= {*SET_BY_VARIANTS, *SET_BY_SOME}:
             return {self.run.message: message("error", "These are not the options of a measured variant")}
         defaults = {name: self.form.options[name].default for name in SET_BY_VARIANTS}
         values = {**self.form.read(data), **defaults, **wanted}

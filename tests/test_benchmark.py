@@ -80,8 +80,8 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
 
 
 def seen_run(seconds: float, vram: int, busy: float) -> Run:
-    steps: list[dict[str, Any]] = [{"kind": "step", "seconds": 9.0, "loss": 1.0, "vram": GIB}] * WARM_UP
-    steps += [{"kind": "step", "seconds": seconds, "loss": 0.5, "vram": vram}] * 10
+    steps: list[dict[str, Any]] = [{"kind": "step", "step": 1, "seconds": 9.0, "loss": 1.0, "vram": GIB}] * WARM_UP
+    steps += [{"kind": "step", "step": 2, "seconds": seconds, "loss": 0.5, "vram": vram}] * 10
     events = [
         {"kind": "started", "images_per_step": 4},
         {"kind": "phase", "name": "compiling", "time": 105.0},

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kohya_gui.measure_routes import SET_BY_VARIANTS, table, view
+from kohya_gui.measure_routes import SET_BY_SOME, SET_BY_VARIANTS, table, view
 from sd_scripts.options.catalog import SCRIPTS
 from sd_scripts.options.spec import each_option
 from sd_scripts.runs.run_state import RunState
@@ -38,8 +38,8 @@ def test_what_failed_says_why_and_cannot_be_used() -> None:
 
 def test_every_variant_can_be_used() -> None:
     names = {o.name for script in SCRIPTS for group in script.groups for o in each_option(group)}
-    assert {*SET_BY_VARIANTS} <= names
-    assert all(options.keys() <= {*SET_BY_VARIANTS} for options in VARIANTS.values())
+    assert {*SET_BY_VARIANTS, *SET_BY_SOME} <= names
+    assert all(options.keys() <= {*SET_BY_VARIANTS, *SET_BY_SOME} for options in VARIANTS.values())
 
 
 @pytest.mark.parametrize(

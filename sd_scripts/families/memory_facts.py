@@ -48,6 +48,8 @@ class MemoryFacts:
     """Component -> number of values."""
     largest_block: int
     """Values of the largest repeated block."""
+    largest_weight: int
+    """Values of the largest weight of that block."""
     lora: Mapping[str, int]
     """Component -> values of a LoRA of rank 1 on all of its Linear layers that are adapted by default."""
     lora_conv: int = 0

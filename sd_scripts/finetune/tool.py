@@ -15,14 +15,16 @@ from sd_scripts.runs.reporter import Progress, Reporter
 
 
 def start_phase(reporter: Reporter, name: str) -> Progress:
-    """Begin a phase; reporting its progress prints it and raises KeyboardInterrupt on "stop", twice per second."""
-    report, shown = reporter.cancellable_phase(name), -math.inf
+    """Begin a phase; reporting its progress prints what is new and raises KeyboardInterrupt on "stop", twice per
+    second."""
+    report, shown, last = reporter.cancellable_phase(name), -math.inf, ""
 
     def progress(done: int, total: int) -> None:
-        nonlocal shown
+        nonlocal shown, last
         if done == total or time.monotonic() >= shown + 0.5:
-            shown = time.monotonic()
-            print(f"{name} {done} of {total}", flush=True)
+            shown, before, last = time.monotonic(), last, f"{name} {done} of {total}"
+            if last != before:
+                print(last, flush=True)
             report(done, total)
 
     return progress

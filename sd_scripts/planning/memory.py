@@ -24,6 +24,8 @@ GIB = 2**30
 FULL, HALF, FP8 = 4, 2, 1
 """Bytes of a value."""
 DEFAULT_DIM = 4
+TEMPORARY = 4
+"""Float32 copies of a weight that an update computes with, beside the weight and its gradient."""
 UNKNOWN_OPTIMIZER = 8.0
 """Bytes of state for each trained value, as Adam has them."""
 TRAINING, LATENTS, TEXT = "training", "caching latents", "caching text"
@@ -272,17 +274,18 @@ class _Run:
         """Return the bytes of gradients, and of float32 copies of half-precision weights, before the update."""
         if self.network:
             return self._trained() * float(FULL)
-        fused, surrogate = self.settings[FusedOptions].chosen, 0
+        fused, surrogate, temporary = self.settings[FusedOptions].chosen, 0, 0
         if self.held == HALF and not self._is_adamw:
             surrogate = 2 * FULL  # weight and gradient, of one block at a time
+            temporary = TEMPORARY * FULL * self.facts.largest_weight
         if known_optimizer(self.settings[OptimizerOptions].optimizer_type).one_rate:
-            return self._trained() * float(self.compute + surrogate)
+            return self._trained() * float(self.compute + surrogate) + temporary
         largest = self.facts.largest_block
         if fused:
-            return largest * float(self.compute + surrogate)
+            return largest * float(self.compute + surrogate) + temporary
         reads_copies = self._is_adamw and self.training.mixed_precision != "fp16"
         each = self.compute if reads_copies or self.held == self.compute else FULL
-        return self._trained() * float(each) + largest * float(surrogate)
+        return self._trained() * float(each) + largest * float(surrogate) + temporary
 
     def _left_at_end(self, activations: float) -> float:
         """Return the activations that are left when the gradients are largest."""

@@ -28,6 +28,7 @@ from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.compile import CompileOptions
 from sd_scripts.options.launch import LaunchOptions
 from sd_scripts.options.logging import LoggingOptions
+from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.reading import from_values
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import HuggingFaceOptions, SavingOptions
@@ -52,8 +53,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dynamic": {"compile": True, "compile_dynamic": "true"},
     "checkpointed": {"gradient_checkpointing": True},
     "checkpointed default": {"gradient_checkpointing": True, "compile": True},
+    "budget 0.5": {"compile": True, "activation_memory_budget": 0.5},
+    "budget 0": {"compile": True, "activation_memory_budget": 0.0},
+    "swapped": {"gradient_checkpointing": True, "compile": True, "blocks_to_swap": 18},
 }
-"""Name -> options in place of the compile options and gradient_checkpointing of the settings."""
+"""Name -> options in place of the compile options and those of REPLACED in the settings. The last five save memory."""
+REPLACED = ("gradient_checkpointing", "activation_memory_budget", "num_processes")
 LEFT_OUT = (SavingOptions, SampleOptions, ResumeOptions, LoggingOptions, HuggingFaceOptions)
 """Groups of options that say nothing about speed, and write or send something."""
 AFTER = 50
@@ -113,7 +118,7 @@ def not_compiled(run: Run, settings: Settings) -> str:
 
 def with_variant(settings: Settings, options: Mapping[str, Any]) -> Settings:
     """Return the settings as a variant trains them, in one process."""
-    replaced = {"gradient_checkpointing", "num_processes", *(o.name for o in each_option(CompileOptions))}
+    replaced = {*REPLACED, *(o.name for o in each_option(CompileOptions))}
     plain = {name: value for name, value in settings.changed().items() if name not in replaced}
     return from_values(settings.script, {**plain, **options})
 
@@ -242,9 +247,9 @@ def with_totals(settings: Settings, rows: Sequence[Row]) -> list[Row]:
 
 def best(rows: Sequence[Row], settings: Settings) -> Row | None:
     """Return the variant in which the planned run takes the least time, of those that need no more memory than the
-    settings: with gradient_checkpointing only variants that have it too."""
-    checkpointed = bool(settings.value("gradient_checkpointing"))
-    fitting = [row for row in rows if row.total and (not checkpointed or row.options.get("gradient_checkpointing"))]
+    settings: with gradient_checkpointing only variants that save as much."""
+    saves = bool(settings.value("gradient_checkpointing"))
+    fitting = [row for row in rows if row.total and (not saves or _saves_memory(row.options))]
     return min(fitting, key=lambda row: row.total or 0.0, default=None)
 
 
@@ -277,13 +282,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def default_variants(settings: Settings, device: str) -> list[str]:
-    """Return the variants worth measuring: with gradient checkpointing there are no CUDA graphs, and on a CPU compiling
-    takes long."""
-    if settings.value("gradient_checkpointing"):
-        return ["checkpointed", "checkpointed default"]
+    """Return the variants worth measuring: on a CPU compiling takes long; where the settings save memory, only variants
+    that do."""
+    saves = bool(settings.value("gradient_checkpointing"))
     if device == CPU:
-        return ["eager", "default"]
-    return list(VARIANTS)
+        return ["checkpointed", "checkpointed default"] if saves else ["eager", "default"]
+    memory = settings.get(MemoryOptions)
+    swaps = memory is not None and not memory.blocks_to_swap
+    names = [name for name in VARIANTS if swaps or name != "swapped"]
+    return [name for name in names if not saves or _saves_memory(VARIANTS[name])]
+
+
+def _saves_memory(options: Mapping[str, Any]) -> bool:
+    """Return whether a variant takes about as little memory as gradient checkpointing, or less."""
+    return bool(options.get("gradient_checkpointing")) or options.get("activation_memory_budget") == 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,6 +23,7 @@ MEMORY = MemoryFacts(
         "vae": 83_653_863,
     },
     largest_block=49_164_800,
+    largest_weight=1_280 * 2_560 * 9,
     lora={"denoiser": 2_659_840, "text_encoder1": 165_888, "text_encoder2": 737_280},
     lora_conv=355_840,
     units=latent_positions,
