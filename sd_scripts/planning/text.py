@@ -16,6 +16,8 @@ WIDTH = 14
 def lines(plan: RunPlan) -> list[str]:
     """Return the plan as a table of two columns, and below it what to know."""
     table = [f"{name:<{WIDTH}}{text}" for name, text in rows(plan)]
+    if plan.memory:
+        table.append(f"{'':<{WIDTH}}{', '.join(f'{name} {_gib(used)}' for name, used in memory_parts(plan.memory))}")
     return [*table, *(f"Note: {warning}" for warning in notes(plan))]
 
 
@@ -34,6 +36,7 @@ def headline(plan: RunPlan) -> str:
         counted(len(plan.buckets), "bucket"),
         counted(graphs, "graph") if graphs else "",
         f"about {duration(plan.total_time.seconds)}" if plan.total_time else "",
+        _gib(plan.memory.in_use) if plan.memory else "",
     )
     return ", ".join(part for part in parts if part)
 
@@ -61,9 +64,9 @@ def rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "Pays off", pays(plan.break_even, plan.steps)
     elif plan.elsewhere:
         yield "Pays off", f"not known here; {plan.elsewhere}"
-    yield "GPU memory", _gpu_memory(plan)
     if plan.memory:
         yield "Main memory", f"about {_gib(plan.memory.main_memory)} (estimated)"
+    yield "GPU memory", _gpu_memory(plan)
 
 
 def notes(plan: RunPlan) -> list[str]:
@@ -99,8 +102,7 @@ def _gpu_memory(plan: RunPlan) -> str:
         return f"not known for a model of this size{told}"
     memory = plan.memory
     of_card = f" of {_gib(memory.card)}" if memory.card else ""
-    parts = ", ".join(f"{name} {bytes / GIB:.1f}" for name, bytes in memory_parts(memory))
-    return f"{_gib(memory.in_use)}{of_card} while {memory.phase} (estimated): {parts}{told}"
+    return f"{_gib(memory.in_use)}{of_card} while {memory.phase} (estimated){told}"
 
 
 def _gib(bytes: int) -> str:
