@@ -302,6 +302,7 @@
   };
 
   const ended = (run) => {
+    Plans.refresh(); // its times are remembered now
     if (document.hidden) news = `${run.word}: ${run.name}`;
     if (!notifies()) return;
     try {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from data_help import make_folder
-from scripts_help import FLUX_LORA, SDXL_LORA
+from scripts_help import FLUX_LORA, SDXL_FULL, SDXL_LORA
 from training_help import train
 
 from sd_scripts.options.reading import from_values
@@ -74,6 +74,9 @@ def test_what_took_the_least_time_here_is_chosen(tmp_path: Path) -> None:
         (SDXL_LORA, RTX, {"max_train_steps": 100}, "no compiling"),
         (SDXL_LORA, RTX, {"max_train_steps": 2000, "train_batch_size": 4}, "default"),
         (SDXL_LORA, RTX, {"max_train_steps": 2000, "gradient_checkpointing": True}, "default"),
+        (SDXL_LORA, RTX, {"max_train_steps": 400, "gradient_checkpointing": True}, "no compiling"),
+        (SDXL_FULL, RTX, {"max_train_steps": 2000, "mixed_precision": "bf16"}, "reduce-overhead"),
+        (FLUX_LORA, RTX, {"max_train_steps": 2000, "train_batch_size": 2, "blocks_to_swap": 8}, "default"),
         (FLUX_LORA, RTX, {"max_train_steps": 2000}, "default"),
         (FLUX_LORA, RTX, {"max_train_steps": 20}, "no compiling"),
         (FLUX_LORA, NO_GPU, {"max_train_steps": 2000}, "no compiling"),

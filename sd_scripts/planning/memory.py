@@ -112,7 +112,7 @@ def _is_full_size(facts: MemoryFacts, values: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """Counts the bytes of a run. The steps of the base model's size are those of `training/` and `families/`."""
+    """Adds up the bytes of a run, as `training/` and the family's `place` hold them."""
 
     settings: Settings
     card: FamilyCard

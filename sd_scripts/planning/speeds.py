@@ -1,6 +1,7 @@
 """How long steps and compiling take: remembered from runs on this machine, else estimated from measured tables."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ NEARLY_EQUAL = (
     *("optimizer_type", "cache_latents", "cache_text_encoder_outputs", "sdpa", "gradient_accumulation_steps"),
 )
 """Options that a measured table need not agree in: as usually set, they change a step little."""
+SAVING = ("gradient_checkpointing",)
+"""Options that change what compiling gains."""
 MEASURED_ON = "H200"
 MEASURED_PIXELS = 1024 * 1024
 NEAR = 0.1
@@ -90,7 +93,7 @@ class Speeds:
     """All measurements of this machine, newest first."""
     accumulation: int = 1
     anywhere: bool = False
-    """Take measured tables for any GPU and image size: for comparisons, not for times."""
+    """Take the most similar measured step, for any GPU and image size: for comparisons, not for times."""
 
     def step(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
         """Return the mean seconds of a step, as the run is set but with or without torch.compile; None if unknown."""
@@ -148,14 +151,38 @@ class Speeds:
         return Estimate(seconds=mean, source="estimated", basis="a run on this machine with other image sizes")
 
     def _from_table(self, shapes: Mapping[BatchShape, int], *, compiled: bool) -> Estimate | None:
-        if not self.anywhere and (MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes)):
-            return None
         given = self._wanted(compiled=compiled)
+        if self.anywhere:
+            return self._similar(given)
+        if MEASURED_ON not in self.gpu.name or not all(_near(shape) for shape in shapes):
+            return None
         wanted = {name: value for name, value in given.items() if name not in NEARLY_EQUAL}
         for speed in self.card.speeds:
             if speed.method == self.method and dict(speed.options) == wanted:
                 seconds = speed.seconds * self.accumulation
                 return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON} (docs/performance.md)")
+        return None
+
+    def _similar(self, given: Mapping[str, Any]) -> Estimate | None:
+        """Return the step measured with these compile options, for the most similar method and batch size that were
+        measured uncompiled, so that all estimates compare."""
+
+        def chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+            return {name: options[name] for name in names if name in options}
+
+        def distance(speed: Speed) -> tuple[bool, float]:
+            return speed.method != self.method, abs(math.log2(_batch(speed.options) / _batch(given)))
+
+        saving = chosen(given, SAVING)
+        alike = [speed for speed in self.card.speeds if chosen(speed.options, SAVING) == saving]
+        plain = min((s for s in alike if not chosen(s.options, COMPILING)), key=distance, default=None)
+        if plain is None:
+            return None
+        for speed in alike:
+            same = (speed.method, _batch(speed.options)) == (plain.method, _batch(plain.options))
+            if same and chosen(speed.options, COMPILING) == chosen(given, COMPILING):
+                seconds = speed.seconds * self.accumulation
+                return Estimate(seconds=seconds, source="estimated", basis=f"one {MEASURED_ON}")
         return None
 
 
@@ -165,6 +192,10 @@ def measured_pair(card: FamilyCard, method: str, options: CompileOptions) -> tup
     by_options = {tuple(sorted(speed.options.items())): speed for speed in card.speeds if speed.method == method}
     plain, compiled = by_options.get(()), by_options.get(tuple(sorted({"compile": True, **mode}.items())))
     return (plain, compiled) if plain and compiled else None
+
+
+def _batch(options: Mapping[str, Any]) -> int:
+    return int(options.get("train_batch_size", 1))
 
 
 def _shape(text: str) -> BatchShape:

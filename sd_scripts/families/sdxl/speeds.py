@@ -11,10 +11,14 @@ GRAPHS = GraphCounts(
 )
 """Twelve for the resnets, two for the transformer blocks, which see images as sequences of tokens. Resnets of the first
 shape take most sizes already, since those of one class differ in size."""
+FULL = {"full_bf16": True}
 SPEEDS = (
     Speed(method="lora", options={}, seconds=0.197),
     Speed(method="lora", options={"compile": True}, seconds=0.1396),
     Speed(method="lora", options={"compile": True, "compile_mode": "reduce-overhead"}, seconds=0.0755),
     Speed(method="lora", options={"train_batch_size": 4}, seconds=0.2293),
     Speed(method="lora", options={"train_batch_size": 4, "compile": True}, seconds=0.190),
+    Speed(method="full", options=FULL, seconds=0.1764),
+    Speed(method="full", options={**FULL, "compile": True}, seconds=0.1686),
+    Speed(method="full", options={**FULL, "compile": True, "compile_mode": "reduce-overhead"}, seconds=0.0988),
 )
