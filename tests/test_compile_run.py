@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from training_help import Run, train, train_whole
 
 from sd_scripts.runs import compile_cache
+from sd_scripts.training.reporting import StepReporter
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
 
@@ -56,6 +57,26 @@ def test_guards_are_skipped_unless_the_option_is_off(
     run = train(flux_miniature, tmp_path / "run", **values, compile_skip_guards=skips)
     assert run.status == 0
     assert stances == [{"skip_guard_eval_unsafe": True}] * (2 if skips else 0)  # of four steps, all but the first two
+
+
+def test_a_graph_that_is_gone_while_guards_are_skipped_is_compiled_again(
+    flux_miniature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, step = [], StepReporter.step
+
+    def forgets(self: StepReporter, *report: Any, **more: Any) -> float:
+        steps.append(report)
+        if len(steps) == 3:  # of which the third skips guards already
+            torch._dynamo.reset()
+        return step(self, *report, **more)
+
+    values = {"compile": True, "compile_backend": "eager", "max_train_steps": 6}
+    plain = train(flux_miniature, tmp_path / "plain", **values)
+    monkeypatch.setattr(StepReporter, "step", forgets)
+    run = train(flux_miniature, tmp_path / "run", **values)
+    assert run.losses == plain.losses
+    assert run.told("warning") == plain.told("warning") == []
+    assert [event["step"] for event in run.told("compile") if event.get("graphs")][-1] == 4
 
 
 LIMITED = {"compile": True, "compile_backend": "eager", "compile_cache_size_limit": 1}

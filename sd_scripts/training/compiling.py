@@ -118,6 +118,8 @@ class Compilation:
         if chosen_of(self._options, self._more):
             self._forget_the_past()
         self._failed = self.recompile_limit_hit = False
+        self._checks_guards = False
+        """Whether a skipped guard would have failed, so that none is skipped any more."""
         self.self_check = SelfCheck() if checks and self.active else None
         """Compares uncompiled and compiled steps; None if there is nothing to compare, or once it is known."""
         self._compile_denoiser: Callable[[CompileOptions], None] | None = None
@@ -152,7 +154,7 @@ class Compilation:
     @property
     def skips_guards(self) -> bool:
         """Whether steps may skip guards of graphs whose inputs have been seen."""
-        return self.active and self._more.compile_skip_guards and not self.eager_first
+        return self.active and self._more.compile_skip_guards and not (self.eager_first or self._checks_guards)
 
     @property
     def cuda_graphs(self) -> bool:
@@ -376,6 +378,11 @@ class Compilation:
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
+        if UNGUARDED in str(
+            error
+        ):  # a guard would have failed, for whatever reason; compiling goes on with all of them
+            self._checks_guards = True
+            return True
         if self.eager_first and isinstance(error, torch.OutOfMemoryError):  # compiled steps take less
             self.begin()
             return True
@@ -487,6 +494,8 @@ def _is_compiler_error(error: Exception) -> bool:
     return any(kind.__module__.startswith(compiler) for kind in type(error).__mro__)
 
 
+UNGUARDED = "Recompilation triggered with skip_guard_eval_unsafe"
+"""How PyTorch's error begins if code must be compiled again while guards are skipped."""
 COMPILED_CODE = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "triton/", "torch/autograd/graph.py")
 """Files whose functions are on the stack while compiled code runs. The last one calls backward: an error of the
 autograd engine about the result of a compiled backward shows no other."""
