@@ -89,6 +89,11 @@ def test_a_rule_of_thumb_decides_where_nothing_is_measured(
     assert (name, "rule of thumb" in found.choice) == (chosen, True)
 
 
+def test_a_mode_beside_auto_is_told_to_have_no_effect(tmp_path: Path) -> None:
+    (told,) = [str(each) for each in auto(tmp_path, compile_mode="max-autotune").remarks if "compile_auto" in str(each)]
+    assert told.startswith("compile_mode: has no effect with compile_auto")
+
+
 def test_the_check_compares_steps_of_the_same_shapes() -> None:
     check = SelfCheck()
     for seconds in [9.0, *[0.2] * 12]:

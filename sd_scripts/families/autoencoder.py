@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIXELS_AT_ONCE = 4 * 1024 * 1024
-"""The encoder's activations are large: a batch above four images of 1024x1024 goes through in slices."""
+from sd_scripts.families.memory_facts import PIXELS_AT_ONCE
 
 TILE = 64
 """Largest tile side in latents for tiled decoding: 512 pixels."""

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from sd_scripts.options.settings import Settings
 
 
+PIXELS_AT_ONCE = 4 * 1024 * 1024
+"""Pixels of a batch above which it goes through the VAE's encoder, whose activations are large, in slices."""
+
+
 @dataclass(frozen=True)
 class Growing:
     """Bytes that grow with the samples."""

@@ -12,11 +12,9 @@ from sd_scripts.networks.network import AdapterNetwork
 from sd_scripts.networks.perturbation import Perturbation
 from sd_scripts.networks.rules import Rank, Rules, Warn
 from sd_scripts.networks.targets import LoraTarget, adaptable, is_conv
-from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.settings import Groups, Settings
-
-DEFAULT_DIM = 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -528,6 +528,11 @@ def activation_memory_budget_without_effect(
         )
 
 
+def compile_mode_with_auto(compiled: CompileOptions) -> Findings:
+    if compiled.compile and compiled.compile_auto and compiled.compile_mode != "default":
+        yield "compile_mode", "has no effect with compile_auto, which chooses it; turn compile_auto off to keep it"
+
+
 def compile_without_effect(
     more: CompileMoreOptions, compiled: CompileOptions, cache: CacheOptions, network: NetworkOptions | None
 ) -> Findings:
@@ -549,6 +554,7 @@ def compile_without_effect(
 REMARKS = (
     cuda_graphs_with_checkpointing,
     activation_memory_budget_without_effect,
+    compile_mode_with_auto,
     compile_without_effect,
     cpu_offload_checkpointing_conflicts,
     dataset_given_twice,

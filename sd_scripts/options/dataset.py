@@ -279,6 +279,10 @@ def _is_range(text: str) -> bool:
     return 0 < low <= high
 
 
+CAPTIONS_AT_ONCE = 16
+"""Captions that are encoded at once for the cache if text_encoder_batch_size is unset."""
+
+
 class CacheOptions(OptionGroup, title="Caches"):
     """Encode images and captions once instead of at every step."""
 

@@ -6,6 +6,9 @@ from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
+DEFAULT_DIM = 4
+"""The rank if network_dim is unset."""
+
 
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
     """What the LoRA adapts, and how much it can learn."""

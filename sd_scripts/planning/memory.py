@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.card import DENOISER, VAE, FamilyCard
-from sd_scripts.families.memory_facts import Growing, MemoryFacts
+from sd_scripts.families.memory_facts import PIXELS_AT_ONCE, Growing, MemoryFacts
 from sd_scripts.options.compile import CompileMoreOptions, CompileOptions
-from sd_scripts.options.dataset import CacheOptions
+from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions
 from sd_scripts.options.full import FullOptions, FusedOptions
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
-from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.network_args import NetworkArguments
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.optimizer_table import known_optimizer, optimizer_name
@@ -23,16 +23,11 @@ from sd_scripts.options.training import TrainingOptions
 GIB = 2**30
 FULL, HALF, FP8 = 4, 2, 1
 """Bytes of a value."""
-DEFAULT_DIM = 4
 TEMPORARY = 4
 """Float32 copies of a weight that an update computes with, beside the weight and its gradient."""
 UNKNOWN_OPTIMIZER = 8.0
 """Bytes of state for each trained value, as Adam has them."""
 TRAINING, LATENTS, TEXT = "training", "caching latents", "caching text"
-ENCODED_AT_ONCE = 4 * 1024 * 1024
-"""Pixels that the VAE encodes at once."""
-CAPTIONS = 16
-"""Captions that are encoded at once by default."""
 IN_FULL = 1.6
 """How much more the VAE takes in float32 than in half precision, whose convolutions need other workspaces."""
 CONTEXT, SPARE = int(0.8 * GIB), 1.02
@@ -76,7 +71,7 @@ def plan_memory(
     card: FamilyCard,
     shapes: Iterable[BatchShape],
     *,
-    captions: int = CAPTIONS,
+    captions: int = CAPTIONS_AT_ONCE,
     model_values: int = 0,
     gpu_bytes: int = 0,
 ) -> MemoryPlan | None:
@@ -320,14 +315,14 @@ class _Run:
 
     def _caching_text(self) -> tuple[Part, ...]:
         encoders = sum(self._bytes_of_encoder(name) for name in self._values_of_encoders())
-        at_once = self.settings[CacheOptions].text_encoder_batch_size or CAPTIONS
+        at_once = self.settings[CacheOptions].text_encoder_batch_size or CAPTIONS_AT_ONCE
         work = self.facts.caption * min(at_once, self.captions) * self.compute / HALF
         return (Part(name="text encoders", bytes=int(encoders)), Part(name="encoding", bytes=int(work)))
 
     def _encoding(self, images: int) -> int:
         """Return the bytes that the VAE takes beside its weights."""
         pixels = max((shape.extent.width * shape.extent.height for shape in self.shapes), default=0)
-        at_once = max(pixels, min(images * pixels, ENCODED_AT_ONCE))
+        at_once = max(pixels, min(images * pixels, PIXELS_AT_ONCE))
         return int(self.facts.encode * at_once * (IN_FULL if self._bytes_of_vae() == FULL else 1.0))
 
     def _vae(self) -> int:

@@ -378,9 +378,7 @@ class Compilation:
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
-        if UNGUARDED in str(
-            error
-        ):  # a guard would have failed, for whatever reason; compiling goes on with all of them
+        if UNGUARDED in str(error) and not self._context.sharded:  # with FSDP all processes must repeat the step
             self._checks_guards = True
             return True
         if self.eager_first and isinstance(error, torch.OutOfMemoryError):  # compiled steps take less

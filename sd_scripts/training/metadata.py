@@ -7,10 +7,9 @@ from dataclasses import replace
 from sd_scripts.data.metadata import dataset_metadata
 from sd_scripts.library import optimizers
 from sd_scripts.library.ss_metadata import TrainingMetadata, base_file_metadata, modelspec, training_metadata
-from sd_scripts.networks.plan import DEFAULT_DIM
 from sd_scripts.options.loss import NoiseOptions
 from sd_scripts.options.metadata import MetadataOptions, thumbnail_url
-from sd_scripts.options.network import NetworkOptions
+from sd_scripts.options.network import DEFAULT_DIM, NetworkOptions
 from sd_scripts.options.optimizer import OptimizerOptions
 from sd_scripts.options.saving import SavingOptions
 from sd_scripts.training.error_hints import brief

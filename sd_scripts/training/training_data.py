@@ -21,13 +21,10 @@ from sd_scripts.data.text_caching import TextStore, cache_text
 from sd_scripts.families.components import VAE, Components
 from sd_scripts.families.family import Family, Tokens
 from sd_scripts.families.sampling import eval_mode, on_device
-from sd_scripts.options.dataset import CacheOptions, DatasetOptions
+from sd_scripts.options.dataset import CAPTIONS_AT_ONCE, CacheOptions, DatasetOptions
 from sd_scripts.options.prompt_lines import SamplePrompt
 from sd_scripts.training.compiling import Compilation
 from sd_scripts.training.context import Context
-
-CAPTIONS = 16
-"""Captions to encode at once for the cache, if text_encoder_batch_size is not set."""
 
 
 @dataclass(kw_only=True)
@@ -151,7 +148,7 @@ def _cache_latents(training_data: TrainingData, compilation: Compilation) -> Non
 def _cache_text(training_data: TrainingData) -> None:
     context, components, family = training_data.context, training_data.components, training_data.family
     cache, fits = context.settings[CacheOptions], family.text.cache_fits
-    to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS
+    to_disk, batch_size = cache.cache_text_encoder_outputs_to_disk, cache.text_encoder_batch_size or CAPTIONS_AT_ONCE
     with _moved_on_demand(context, components.text_encoders) as move:
 
         def encode(captions: list[str]) -> dict[str, Tensor]:
