@@ -2,10 +2,13 @@
 
 python -m sd_scripts.tools.benchmark [--family NAME] [--method lora | full] [--rows NAME ...] [--steps 30] [--rounds 2]
 python -m sd_scripts.tools.benchmark --rows eager compiled --steps 200 --curve --learning_rate 4e-4
+python -m sd_scripts.tools.benchmark --rows eager compiled graphs --turns 6
 
 Each row is a run of its own, one after another: model files are read, drawn images and their captions are cached, and
 the trainer trains until enough steps are timed; then it is ended, so that it saves nothing. All numbers come from the
 run's events and from nvidia-smi. Rows share a compiler cache, which is empty when the benchmark starts.
+With --turns all rows start at once and train in turn, the others stopped meanwhile: for rows that wait for a CPU whose
+speed varies. The GPU has to hold all of them, and their first steps say nothing about a row alone.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,12 +30,13 @@ from sd_scripts.families.registry import module_of
 from sd_scripts.formats.toml_files import read_toml, write_toml
 from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.runs.nvidia import first_gpu
-from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Stopped, timed_run
+from sd_scripts.tools.side_by_side import supported, time_in_turns
+from sd_scripts.tools.timed_run import GIB, WARM_UP, Run, Running, Stopped, timed_run
 
 TINY = {"resolution": "64,64", "min_bucket_reso": 64, "bucket_reso_steps": 32}
 """Options of all rows with --miniature."""
 AFTER = 50
-"""Steps of the schedule after the timed ones, so that the end of training is not timed."""
+"""Steps of the schedule after the timed ones and those of each turn that are not timed, so that no run ends."""
 SIZES = ((1024, 1024), (832, 1216))
 """Width and height of the drawn images in turn. Without buckets all of them are cropped to the resolution."""
 COMMON: dict[str, Any] = {
@@ -91,7 +96,8 @@ def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
     """Return a row of the table, over all rounds; the medians of the single rounds are beside the common one."""
     times = sorted(1000 * seconds for run in runs for seconds in run.timed)
     median, last = statistics.median(times), runs[-1]
-    rounds = ", ".join(f"{1000 * statistics.median(run.timed):.1f}" for run in runs)
+    rounds = ", ".join(f"{1000 * statistics.median(part):.1f}" for run in runs for part in run.parts)
+    cpu, steps = (sum(run.cpu[n] for run in runs) for n in range(2))
     gpu = [seen for run in runs for seen in run.gpu]
     cells = [
         name,
@@ -103,6 +109,7 @@ def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
         f"{max(run.allocated for run in runs) / GIB:.2f}",
         f"{max(used for _, used in gpu) / GIB:.2f}" if gpu else "",
         f"{statistics.fmean(busy for busy, _ in gpu):.0f} %" if gpu else "",
+        f"{1000 * cpu / steps:.0f}" if steps else "",
         f"{max(run.resident for run in runs) / GIB:.1f}",
         f"{runs[0].steps[0]:.1f}",
         f"{runs[0].start:.1f}",
@@ -113,7 +120,18 @@ def line(name: str, options: dict[str, Any], runs: list[Run]) -> str:
 
 
 HEADINGS = (
-    *("row", "options", "median ms", "of rounds", "min to p90", "images/s", "GiB allocated", "GiB in use", "GPU busy"),
+    *(
+        "row",
+        "options",
+        "median ms",
+        "of rounds",
+        "min to p90",
+        "images/s",
+        "GiB allocated",
+        "GiB in use",
+        "GPU busy",
+        "CPU ms",
+    ),
     *("GiB RAM", "first s", "start s", "graphs", "recompiles", "breaks", "loss"),
 )
 
@@ -148,6 +166,68 @@ def write_model(family: str, folder: Path, *, miniature: bool, narrow: bool = Fa
     return Model(files={option: Path(path) for option, path in read_toml(done).items()}, images=images)
 
 
+class Benchmark:
+    """Runs of the rows of a family and a method, and what was seen of them."""
+
+    def __init__(self, arguments: argparse.Namespace, flags: Sequence[str], rows: dict[str, dict[str, Any]]) -> None:
+        family, method = arguments.family, arguments.method
+        self.folder = arguments.folder.resolve() / family
+        model = write_model(family, self.folder, miniature=arguments.miniature)
+        files = {option: str(path) for option, path in model.files.items()}
+        self._own = COMMON | module_of(family, "full_size").OPTIONS[method]
+        self._common = self._own | files | {"train_data_dir": str(model.images)} | (TINY if arguments.miniature else {})
+        self._rows, self._flags, self._script = rows, flags, script_for(family, method).file
+        self._steps, self._curve, self._markdown = arguments.steps, arguments.curve, arguments.markdown
+        self._about = machine()
+        self.results: dict[str, list[Run]] = {}
+        self.failed: list[str] = []
+
+    def in_rounds(self, names: Sequence[str], rounds: int) -> None:
+        """Time rows one after the other."""
+        for name in [name for _ in range(rounds) for name in names]:
+            if name in self.failed:
+                continue
+            with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+                last = WARM_UP + self._steps
+                try:
+                    run = timed_run(self._script, self._options(name), Path(folder) / name, last, flags=self._flags)
+                except Stopped as error:
+                    self._tell_failed(name, error)
+                    continue
+            self.results.setdefault(name, []).append(run)
+            print(line(name, self._rows[name], self.results[name]), flush=True)
+            self._write_markdown()
+
+    def in_turns(self, names: Sequence[str], turns: int) -> None:
+        """Time rows side by side."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            runs = {
+                name: Running(self._script, self._options(name, turns), Path(folder) / name, flags=self._flags)
+                for name in names
+            }
+            timed = time_in_turns(runs, self._steps, turns, failed=self._tell_failed)
+        self.results = {name: [run] for name, run in timed.items()}
+        if timed:
+            self._write_markdown()
+
+    def report(self) -> str:
+        text = f"{self._about}\n\n{spelled(self._own)}\n\n{table(self._rows, self.results)}\n"
+        if self._curve:
+            text += "\n" + curve_table({name: runs[-1].losses for name, runs in self.results.items()}) + "\n"
+        return text
+
+    def _options(self, name: str, turns: int = 0) -> dict[str, Any]:
+        return self._common | self._rows[name] | {"max_train_steps": WARM_UP + self._steps + (turns + 1) * AFTER}
+
+    def _tell_failed(self, name: str, error: Stopped) -> None:
+        self.failed.append(name)
+        print(f"{name} failed:\n{error}", file=sys.stderr, flush=True)
+
+    def _write_markdown(self) -> None:
+        if self._markdown:
+            self._markdown.write_text(self.report())
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -157,46 +237,31 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="*", help="names of rows; all where none is given")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each run, after the warm-up")
     parser.add_argument("--rounds", type=int, default=1, help="times that all rows take turns")
+    parser.add_argument("--turns", type=int, default=0, help="start all rows at once, and time each in so many turns")
     parser.add_argument("--curve", action="store_true", help="compare also how the losses of the rows fall")
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
     parser.add_argument("--folder", type=Path, default=Path("benchmark"), help="for model files; they stay there")
     parser.add_argument("--miniature", action="store_true", help="try the benchmark itself on a tiny model")
     arguments, flags = parser.parse_known_args(argv)
     module = module_of(arguments.family, "full_size")  # imports torch, which --help should not wait for
-    script = script_for(arguments.family, arguments.method).file
     rows: dict[str, dict[str, Any]] = module.ROWS[arguments.method]
     wanted = arguments.rows or list(rows)
     if unknown := [name for name in wanted if name not in rows]:
         print(f"--rows: there is no row {', '.join(unknown)}; choose from {', '.join(rows)}", file=sys.stderr)
         return 2
-    folder = arguments.folder.resolve() / arguments.family
-    model = write_model(arguments.family, folder, miniature=arguments.miniature)
-    common = {**module.OPTIONS[arguments.method], **{option: str(path) for option, path in model.files.items()}}
-    common |= {"train_data_dir": str(model.images), **(TINY if arguments.miniature else {})}
-    results: dict[str, list[Run]] = {}
-    failed = []
-    about = f"{machine()}\n\n{spelled(COMMON | module.OPTIONS[arguments.method])}"
-    report = ""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{temporary}/compiled"
-        for name in [name for _ in range(arguments.rounds) for name in wanted if name not in failed]:
-            try:
-                options = COMMON | common | rows[name] | {"max_train_steps": WARM_UP + arguments.steps + AFTER}
-                run = timed_run(script, options, Path(temporary) / "row", WARM_UP + arguments.steps, flags=flags)
-            except Stopped as error:
-                failed.append(name)
-                print(f"{name} failed:\n{error}", file=sys.stderr, flush=True)
-                continue
-            results.setdefault(name, []).append(run)
-            print(line(name, rows[name], results[name]), flush=True)
-            report = f"{about}\n\n{table(rows, results)}\n"
-            if arguments.curve:
-                report += "\n" + curve_table({name: runs[-1].losses for name, runs in results.items()}) + "\n"
-            if arguments.markdown:
-                arguments.markdown.write_text(report)
-    print("\n" + report if report else "no row could be measured; see the errors above")
-    print(f"The model files stay in '{folder}' for the next call; delete them when you need the space.")
-    return 1 if failed else 0
+    if arguments.turns and not supported():
+        print("--turns: runs cannot be stopped for a while on Windows; use --rounds", file=sys.stderr)
+        return 2
+    benchmark = Benchmark(arguments, flags, rows)
+    with tempfile.TemporaryDirectory(dir=benchmark.folder) as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        if arguments.turns:
+            benchmark.in_turns(wanted, arguments.turns)
+        else:
+            benchmark.in_rounds(wanted, arguments.rounds)
+    print("\n" + benchmark.report() if benchmark.results else "no row could be measured; see the errors above")
+    print(f"The model files stay in '{benchmark.folder}' for the next call; delete them when you need the space.")
+    return 1 if benchmark.failed else 0
 
 
 if __name__ == "__main__":

@@ -38,6 +38,10 @@ class Run:
     """Most bytes of main memory that its process had at once."""
     gpu: list[tuple[float, float]] = field(default_factory=list)
     """Percent of the time in which a kernel ran, and bytes of GPU memory in use, during the timed steps."""
+    cpu: tuple[float, int] = (0.0, 0)
+    """Seconds of CPU time that its process took for the timed steps, and how many they were."""
+    left_out: set[int] = field(default_factory=set)
+    """Steps after the warm-up that are not timed, counted from 0."""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
@@ -49,7 +53,20 @@ class Run:
 
     @property
     def timed(self) -> list[float]:
-        return self.steps[WARM_UP:]
+        return [seconds for part in self.parts for seconds in part]
+
+    @property
+    def parts(self) -> list[list[float]]:
+        """Seconds of the timed steps, separated where steps are left out."""
+        found: list[list[float]] = []
+        last = None
+        for n, seconds in enumerate(self.steps):
+            if n >= WARM_UP and n not in self.left_out:
+                if last != n - 1:
+                    found.append([])
+                found[-1].append(seconds)
+                last = n
+        return found
 
     @property
     def start(self) -> float:
@@ -99,6 +116,95 @@ class Stopped(Exception):
         return str(failed[-1].get("error")) if failed else str(self).strip().rpartition("\n")[2]
 
 
+class Running:
+    """A training script that runs below `folder`, and what was seen of it."""
+
+    def __init__(
+        self,
+        script: str,
+        options: Mapping[str, Any],
+        folder: Path,
+        *,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ):
+        run_folder = RunFolder(folder / "run")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        own = {"output_dir": str(folder), "run_dir": str(run_folder.path)}
+        write_toml(folder / "options.toml", {**options, **own})
+        command = [sys.executable, str(ROOT / "sd_scripts" / script), "--config_file", str(folder / "options.toml")]
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self._console = folder / "console.txt"
+        with self._console.open("wb") as console:
+            self.run = Run(began=time.time())
+            self._process = subprocess.Popen(
+                [*command, *flags],
+                stdout=console,
+                stderr=console,
+                env={**os.environ, "PYTHONPATH": path, TIMED: "1", **(environment or {})},
+                start_new_session=True,
+            )
+        self._events = run_folder.events()
+
+    @property
+    def done(self) -> int:
+        """Return how many steps the run has told of."""
+        return len(self.run.steps)
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the run has ended by itself."""
+        return self._process.poll() is not None
+
+    def look(self) -> None:
+        """Read the run's new events and its memory."""
+        self.run.events += self._events
+        with contextlib.suppress(psutil.Error):
+            self.run.resident = max(self.run.resident, psutil.Process(self._process.pid).memory_info().rss)
+
+    def look_at_gpu(self) -> None:
+        """Note what nvidia-smi says, if there is one."""
+        if seen := look_at_gpu():
+            self.run.gpu.append(seen)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the training process so far, in seconds."""
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self._process.pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
+
+    def pause(self) -> None:
+        """Stop the run and the processes it has started, until `resume`; on Windows not possible."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """End the run and the processes that it has started."""
+        if os.name == "posix":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        self._process.wait()
+
+    def console(self) -> str:
+        """Return the last of what the run has printed."""
+        return self._console.read_text(errors="replace")[-3000:]
+
+    def result(self, steps: int) -> Run:
+        """Return what was seen of a run that has ended, up to this step. Stopped: it did not come that far."""
+        self.look()
+        if self.done < steps:
+            raise Stopped(self.run, self.console())
+        last = next(n for n, e in enumerate(self.run.events) if e["kind"] == "step" and e.get("step") == steps)
+        del self.run.events[last + 1 :]
+        return self.run
+
+
 def timed_run(
     script: str,
     options: Mapping[str, Any],
@@ -106,59 +212,28 @@ def timed_run(
     steps: int,
     *,
     flags: Sequence[str] = (),
-    tree: Path = ROOT,
     environment: Mapping[str, str] | None = None,
     each_look: Callable[[int], object] = lambda done: None,
 ) -> Run:
-    """Run a training script of `tree` below `folder` until it has done `steps` steps.
+    """Run a training script below `folder` until it has done `steps` steps.
 
     `each_look` is called with the steps done whenever the run is looked at; what it raises ends the run. Raises Stopped
     if the run ends by itself before that.
     """
-    run_folder = RunFolder(folder / "run")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    own = {"output_dir": str(folder), "run_dir": str(run_folder.path)}
-    write_toml(folder / "options.toml", {**options, **own})
-    command = [sys.executable, str(tree / "sd_scripts" / script), "--config_file", str(folder / "options.toml"), *flags]
-    path = os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])
-    with (folder / "console.txt").open("wb") as console:
-        run = Run(began=time.time())
-        process = subprocess.Popen(
-            command,
-            stdout=console,
-            stderr=console,
-            env={**os.environ, "PYTHONPATH": path, TIMED: "1", **(environment or {})},
-            start_new_session=True,
-        )
-    events = run_folder.events()
+    running = Running(script, options, folder, flags=flags, environment=environment)
+    warm: tuple[float, int] | None = None
     try:
-        while len(run.steps) < steps and process.poll() is None:
+        while running.done < steps and not running.ended:
             time.sleep(POLL)
-            run.events += events
-            each_look(len(run.steps))
-            with contextlib.suppress(psutil.Error):
-                run.resident = max(run.resident, psutil.Process(process.pid).memory_info().rss)
-            if len(run.steps) > WARM_UP and (seen := look_at_gpu()):
-                run.gpu.append(seen)
+            running.look()
+            each_look(running.done)
+            if running.done > WARM_UP:
+                running.look_at_gpu()
+                warm = warm or (running.cpu_seconds(), running.done)
+                running.run.cpu = running.cpu_seconds() - warm[0], running.done - warm[1]
     finally:
-        end(process)
-    run.events += events
-    if len(run.steps) < steps:
-        raise Stopped(run, (folder / "console.txt").read_text(errors="replace")[-3000:])
-    last = next(n for n, event in enumerate(run.events) if event["kind"] == "step" and event.get("step") == steps)
-    del run.events[last + 1 :]
-    return run
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a run and the processes that it has started."""
-    if os.name == "posix":
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
+        running.end()
+    return running.result(steps)
 
 
 def look_at_gpu() -> tuple[float, float] | None:
