@@ -46,6 +46,7 @@ DEEP = {
     "test_preset_runs",
     "test_rounding_cuda",
     "test_sharded",
+    "test_step_graphs_cuda",
 }
 """Killed runs, several processes, every preset, the compiler, the page in a browser, and what needs a GPU."""
 

@@ -45,12 +45,30 @@ class AdapterNetwork:
             for master, tensor in zip(layer.masters, layer.tensors, strict=True):
                 master.grad = views[tensor.copy]
         self._gradient_bytes = self.gradients.untyped_storage().nbytes()
-        self._collected = True
+        self._collected, self._held = True, False
         self.zero_grad()
 
     def _views_of(self, flat: Tensor) -> list[Tensor]:
         runs = flat.split([copy.numel() for copy in self.copies])
         return [run.view(copy.shape) for run, copy in zip(runs, self.copies, strict=True)]
+
+    @property
+    def collected(self) -> bool:
+        """Whether gradients of the current step are collected."""
+        return self._collected
+
+    def hold_gradients(self) -> None:
+        """Keep the gradients' memory from now on: recorded graphs write there."""
+        self._held = True
+        self._allocate_gradients()
+
+    def collected_by_replay(self) -> None:
+        """Note that a recorded graph has collected gradients."""
+        self._collected = True
+
+    def _allocate_gradients(self) -> None:
+        if not self.gradients.untyped_storage().nbytes():
+            self.gradients.untyped_storage().resize_(self._gradient_bytes)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -71,8 +89,7 @@ class AdapterNetwork:
     @torch.no_grad()
     def collect_gradients(self) -> None:
         """Move the gradients of the compute copies to the masters, adding to what earlier micro-steps left there."""
-        if not self._collected:
-            self.gradients.untyped_storage().resize_(self._gradient_bytes)
+        self._allocate_gradients()
         target, views = self.gradients, self._gradient_views
         if self._collected:  # a later micro-step of an accumulation
             target = torch.empty_like(self.gradients)
@@ -103,8 +120,8 @@ class AdapterNetwork:
             self.row_noise.update()
 
     def zero_grad(self) -> None:
-        """Drop the masters' gradients and free their memory."""
-        if self._collected:
+        """Drop the masters' gradients and free their memory, unless it is held."""
+        if self._collected and not self._held:
             self.gradients.untyped_storage().resize_(0)
         self._collected = False
 

@@ -13,10 +13,8 @@ from typing import Any, get_args
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.families.registry import card_by_network, card_of
 from sd_scripts.options.compile import (
-    CUDA_GRAPHS_KEY,
     MORE,
     PARTITIONED,
-    WITHOUT_CUDA_GRAPHS,
     CompileMoreOptions,
     CompileOptions,
 )
@@ -39,7 +37,6 @@ from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.model import ModelOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.optimizer import LrSchedulerOptions, OptimizerOptions
-from sd_scripts.options.optimizer_args import literals
 from sd_scripts.options.optimizer_table import known_optimizer
 from sd_scripts.options.sampling import SampleOptions
 from sd_scripts.options.saving import SavingOptions
@@ -238,21 +235,15 @@ def compile_check_with_fused_backward(
         )
 
 
-RANDOM_ARGS = ("dropout", "rank_dropout", "module_dropout", "ggpo_beta", "ggpo_sigma")
-"""Keys of network_args with which a network draws random numbers in its forward."""
-
-
 def compile_check_with_random_layers(
     more: CompileMoreOptions, compiled: CompileOptions, network: NetworkOptions
 ) -> Findings:
     """Compiled code draws other random numbers than eager code from the same seed."""
-    random = [key for key, value, _ in literals(network.network_args) if key in RANDOM_ARGS and value]
-    if more.checks(compiled) and (network.network_dropout or random):
-        name = "network_dropout" if network.network_dropout else f"{random[0]} in network_args"
+    if more.checks(compiled) and network.draws:
         yield (
             "compile_check_every",
-            f"{name} draws other random numbers when compiled, so results cannot be compared; remove it, or set "
-            "compile_check_every = 0",
+            f"{network.draws} draws other random numbers when compiled, so results cannot be compared; remove it, or "
+            "set compile_check_every = 0",
         )
 
 
@@ -489,23 +480,40 @@ def cpu_offload_checkpointing_conflicts(training: TrainingOptions, compiled: Com
         )
 
 
-def breaks_cuda_graphs(training: TrainingOptions, compiled: CompileOptions) -> bool:
-    """Whether gradient_checkpointing rules out the CUDA graphs of inductor: during recording it frees tensors that the
-    graphs read (pytorch issue 154306)."""
-    return training.gradient_checkpointing and compiled.compile and bool(compiled.cuda_graphs_from)
+def keeps_from_recording(filled: Filled) -> str:
+    """Return the option with which a step cannot be recorded as one CUDA graph; empty if there is none."""
+    training, network = filled[TrainingOptions], filled.get(NetworkOptions)
+    memory, fused = filled.get(MemoryOptions), filled.get(FusedOptions)
+    assert isinstance(training, TrainingOptions)
+    if isinstance(memory, MemoryOptions) and memory.blocks_to_swap:
+        return "blocks_to_swap"
+    if isinstance(fused, FusedOptions) and fused.chosen:
+        return fused.chosen
+    if training.gradient_checkpointing and training.cpu_offload_checkpointing:
+        return "cpu_offload_checkpointing"
+    if isinstance(network, NetworkOptions) and not network.is_ours:
+        return "network_module"
+    # drawn again in backward from the state of the generator, which cannot be read while recording
+    draws = network.draws if isinstance(network, NetworkOptions) else ""
+    return draws if training.gradient_checkpointing else ""
 
 
-def cuda_graphs_with_checkpointing(training: TrainingOptions, compiled: CompileOptions) -> Findings:
-    if not breaks_cuda_graphs(training, compiled):
+def steps_that_are_not_recorded(
+    training: TrainingOptions,
+    compiled: CompileOptions,
+    memory: MemoryOptions | None,
+    fused: FusedOptions | None,
+    network: NetworkOptions | None,
+) -> Findings:
+    chosen = compiled.cuda_graphs_from or ("compile_backend" if compiled.compile_backend == "cudagraphs" else "")
+    groups = (training, memory, fused, network)
+    why = keeps_from_recording({type(group): group for group in groups if group is not None})
+    if not (compiled.compile and chosen and why):
         return
-    chosen, instead = CUDA_GRAPHS_KEY, "it is left out"
-    if compiled.cuda_graphs_from == "compile_mode":
-        chosen, instead = compiled.compile_mode, f"{WITHOUT_CUDA_GRAPHS[compiled.compile_mode]} is used"
-    yield (
-        compiled.cuda_graphs_from,
-        f"{chosen} replays CUDA graphs, which PyTorch cannot record with gradient_checkpointing, so {instead}; turn "
-        "off one of them",
-    )
+    instead = "blocks replay graphs of their own, which takes longer"
+    if training.gradient_checkpointing and compiled.cuda_graphs_from:
+        instead = "it runs compiled without CUDA graphs"
+    yield chosen, f"a step cannot be recorded as a CUDA graph with {why}, so {instead}"
 
 
 def activation_memory_budget_without_effect(
@@ -552,7 +560,7 @@ def compile_without_effect(
 
 
 REMARKS = (
-    cuda_graphs_with_checkpointing,
+    steps_that_are_not_recorded,
     activation_memory_budget_without_effect,
     compile_mode_with_auto,
     compile_without_effect,

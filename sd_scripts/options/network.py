@@ -4,10 +4,13 @@ from collections.abc import Iterable
 
 from sd_scripts.options import network_args
 from sd_scripts.options.optimizer import pairs
+from sd_scripts.options.optimizer_args import literals
 from sd_scripts.options.spec import OptionGroup, option, optional, path_option, switch
 
 DEFAULT_DIM = 4
 """The rank if network_dim is unset."""
+RANDOM_ARGS = ("dropout", "rank_dropout", "module_dropout", "ggpo_beta", "ggpo_sigma")
+"""Keys of network_args with which a network draws random numbers in its forward."""
 
 
 class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
@@ -91,6 +94,14 @@ class NetworkOptions(OptionGroup, title="Network", methods=("lora",)):
 
         name = (self.network_module or "").removeprefix("sd_scripts.")
         return not name or any(name in card.network_modules for card in cards())
+
+    @property
+    def draws(self) -> str:
+        """Return what makes the network draw random numbers in its forward; empty if nothing does."""
+        if self.network_dropout:
+            return "network_dropout"
+        found = (key for key, value, _ in literals(self.network_args) if key in RANDOM_ARGS and value)
+        return next((f"{key} in network_args" for key in found), "")
 
     def rate_of_encoder(self, number: int, learning_rate: float) -> float:
         """Return the learning rate of the text encoder `number`, from 0; a single rate is for all."""

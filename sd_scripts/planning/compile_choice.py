@@ -7,10 +7,9 @@ from typing import Any
 from sd_scripts.data.epochs import BatchShape
 from sd_scripts.families.card import FamilyCard
 from sd_scripts.formats.words import duration
-from sd_scripts.options.checks import breaks_cuda_graphs
+from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import WITHOUT_CUDA_GRAPHS, CompileOptions
 from sd_scripts.options.settings import Settings
-from sd_scripts.options.training import TrainingOptions
 from sd_scripts.planning.compile_plan import expected_graphs
 from sd_scripts.planning.speeds import MEASURED_ON, Source, Speeds
 from sd_scripts.runs.measurements import Measurement
@@ -62,7 +61,7 @@ def choose_compile(
             changed = settings.replaced(changes)
             options = changed[CompileOptions]
             replays = options.compile_mode in WITHOUT_CUDA_GRAPHS
-            if replays and (gpu.name == CPU or breaks_cuda_graphs(changed[TrainingOptions], options)):
+            if replays and (gpu.name == CPU or keeps_from_recording(changed.filled)):
                 continue
             speeds = Speeds(
                 card=card,

@@ -18,7 +18,7 @@ from sd_scripts.families.family import Components, Family
 from sd_scripts.formats.words import counted
 from sd_scripts.library.compile_support import chosen_of
 from sd_scripts.library.compile_utils import MIN_GRAPH_LIMIT, compile_model
-from sd_scripts.options.checks import breaks_cuda_graphs
+from sd_scripts.options.checks import keeps_from_recording
 from sd_scripts.options.compile import CUDA_GRAPHS_KEY, CompileMoreOptions, CompileOptions
 from sd_scripts.options.dataset import CacheOptions
 from sd_scripts.options.training import TrainingOptions
@@ -30,6 +30,7 @@ from sd_scripts.training.compile_progress import COMPILING, CompileProgress
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.cuda_graph_skips import CudaGraphSkips
 from sd_scripts.training.self_check import SelfCheck, slower
+from sd_scripts.training.step_graphs import RecordingFailed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,6 +42,14 @@ gradient, and T5's first layer computes what the others read."""
 
 def uses_cuda_graphs(options: CompileOptions) -> bool:
     return options.compile and (bool(options.cuda_graphs_from) or options.compile_backend == "cudagraphs")
+
+
+def records_steps(context: Context) -> bool:
+    """Return whether a run is to record its steps as CUDA graphs."""
+    settings = context.settings
+    averages_in_backward = context.world > 1 and settings.script.method == "full"
+    possible = not (keeps_from_recording(settings.filled) or averages_in_backward or context.sharded)
+    return context.device.type == "cuda" and uses_cuda_graphs(settings[CompileOptions]) and possible
 
 
 _warming: list[threading.Thread] = []
@@ -102,9 +111,13 @@ class Compilation:
         settings = context.settings
         self._context, self._family, self._components, self._shapes = context, family, components, list(shapes)
         self._options, self._more = settings[CompileOptions], settings[CompileMoreOptions]
+        self._chosen = self._options
         # outside of steps, CUDA graphs would free their memory too early
         self._options_without_graphs = self._options.without_cuda_graphs()
-        if breaks_cuda_graphs(settings[TrainingOptions], self._options) and self._options_without_graphs:
+        self._records = records_steps(context)
+        """Whether a step is recorded as a whole; blocks then need no CUDA graphs of their own."""
+        checkpoints = settings[TrainingOptions].gradient_checkpointing  # which breaks those of blocks
+        if (self._records or checkpoints) and self._options_without_graphs:
             self._options = self._options_without_graphs
         self._vae_ahead = settings[CacheOptions].caches_latents
         self._limit = 0
@@ -158,8 +171,13 @@ class Compilation:
 
     @property
     def cuda_graphs(self) -> bool:
-        """Whether steps replay CUDA graphs."""
-        return self.active and uses_cuda_graphs(self._options)
+        """Whether blocks replay CUDA graphs of their own."""
+        return self.active and not self._records and uses_cuda_graphs(self._options)
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether forward and backward are recorded as one CUDA graph for each batch shape."""
+        return self.active and self._records and not self.eager_first
 
     def compile_ahead(self) -> None:
         """Compile the VAE, if it encodes only before the first step."""
@@ -189,7 +207,8 @@ class Compilation:
                 shapes=distinct_shapes(self._family.card, self._shapes),
                 hooked=self._context.sharded,
             )
-            self._compile_denoiser(self._options)
+            if not self._recorded_eagerly:
+                self._compile_denoiser(self._options)
             self._expected = None if text or vae else self._planned_graphs()
         if without_graphs:
             for encoder in text:
@@ -202,8 +221,13 @@ class Compilation:
                 self._compile_vae(without_graphs, expected)
         if self.self_check:
             torch.compiler.set_stance("force_eager")
-        elif expected:
+        elif expected and not self._recorded_eagerly:
             self._context.phase(COMPILING)
+
+    @property
+    def _recorded_eagerly(self) -> bool:
+        """Whether the step is recorded as a whole without compiling anything."""
+        return self._records and self._options.compile_backend == "cudagraphs"
 
     def begin(self) -> None:
         """Compile from now on: enough uncompiled steps are timed."""
@@ -378,6 +402,9 @@ class Compilation:
         Raises Failed if compiling failed under compile_fullgraph."""
         if not self.active:
             return False
+        if isinstance(error, RecordingFailed):
+            self._continue_unrecorded(error)
+            return True
         if UNGUARDED in str(error) and not self._context.sharded:  # with FSDP all processes must repeat the step
             self._checks_guards = True
             return True
@@ -410,6 +437,20 @@ class Compilation:
         self._stop_compiling()
         self._context.warn(f"{what}. The run continues without compiling. To compile, {remedy}.")
         return True
+
+    def _continue_unrecorded(self, error: RecordingFailed) -> None:
+        """Continue with what is recorded, else with compiled blocks."""
+        chosen = self._chosen.cuda_graphs_from or "compile_backend"
+        if not error.none_left:
+            rest = "are replayed for batches of other shapes"
+            self._context.warn(f"{chosen}: no more CUDA graphs can be recorded: {error}. Those that are there {rest}")
+            return
+        if self._recorded_eagerly and self._compile_denoiser:
+            self._compile_denoiser(self._options)  # whose blocks then replay graphs of their own
+        self._records = False
+        self._context.warn(
+            f"{chosen}: the step cannot be recorded as a CUDA graph: {error}. The run continues without recording it"
+        )
 
     def _remedy(self, error: Exception) -> str:
         options = self._options

@@ -131,6 +131,9 @@ class FullTrainable(Trainable):
         """Averages the gradients of a block as soon as backward has computed them."""
         self._refreshes = False
         """Whether the optimizer reads the copies' gradients and updates the copies itself."""
+        self.accumulates = False
+        self._recorded: dict[nn.Parameter, Tensor] = {}
+        """Where recorded graphs write the gradients."""
 
     @property
     def skips_nonfinite(self) -> bool:  # type: ignore[override]
@@ -207,6 +210,41 @@ class FullTrainable(Trainable):
         collect_shard_gradients(self.weights)
         if self._accumulates or not self._refreshes:
             collect_gradients(self.weights)
+        self.accumulates = True
+
+    def before_recording(self) -> None:
+        self.before_replay()
+
+    def end_recording(self) -> None:
+        """Write the gradients where the first recorded graph has allocated them."""
+        self._recorded = self._recorded or self._all_gradients()
+        if self._all_gradients().keys() != self._recorded.keys():
+            raise ValueError("other weights get a gradient for batches of this shape")
+        self._move_gradients()
+
+    def before_replay(self) -> None:
+        if self.accumulates and self._recorded:
+            self._move_gradients()
+
+    @torch.no_grad()
+    def _move_gradients(self) -> None:
+        """Move the gradients that exist to where recorded graphs write them."""
+        pairs = [(self._recorded[parameter], gradient) for parameter, gradient in self._all_gradients().items()]
+        if moved := [(held, gradient) for held, gradient in pairs if held is not gradient]:
+            held, gradients = zip(*moved, strict=True)
+            torch._foreach_copy_(list(held), list(gradients))
+        self.replayed()
+
+    def _all_gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {p: p.grad for w in self.weights for p in (w.copy, w.trained) if p.grad is not None}
+
+    def replayed(self) -> None:
+        for parameter, gradient in self._recorded.items():
+            parameter.grad = gradient
+        self.accumulates = True
+
+    def forget_recorded(self) -> None:
+        self._recorded = {}
 
     def gradients(self) -> dict[str, Tensor]:
         found = {weight.name: gradients_of([weight]) for weight in self.weights}
@@ -224,6 +262,7 @@ class FullTrainable(Trainable):
 
     def _clear(self) -> None:
         clear_gradients(self.weights)
+        self.accumulates = False
         for partition in self.partitions:
             partition.ready_count = 0
 

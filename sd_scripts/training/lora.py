@@ -121,6 +121,16 @@ class LoraTrainable(NetworkTrainable):
     def collect_gradients(self) -> None:
         self.network.collect_gradients()
 
+    @property
+    def accumulates(self) -> bool:  # type: ignore[override]
+        return self.network.collected
+
+    def before_recording(self) -> None:
+        self.network.hold_gradients()
+
+    def replayed(self) -> None:
+        self.network.collected_by_replay()
+
     def gradients(self) -> dict[str, Tensor]:
         return {"masters": self.network.gradients}
 

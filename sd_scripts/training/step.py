@@ -1,10 +1,10 @@
 """One training step: a pure function of tensors that are made outside it.
 
 Nothing here synchronizes with the device: loss and norm stay tensors, which the trainer reads later. That keeps the GPU
-busy at small batches and would allow capturing the whole step as one CUDA graph.
+busy at small batches, and lets forward and backward be recorded as one CUDA graph (step_graphs).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from sd_scripts.library.compile_utils import KnownInputs
+from sd_scripts.training.step_graphs import StepGraphs
 from sd_scripts.training.trainable import Trainable
 
-Loss = Callable[[dict[str, Tensor]], Tensor]
+Loss = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps the inputs of one micro-step to the loss of each image (B,)."""
 
 
@@ -40,16 +41,23 @@ class TrainStep:
         processes: int = 1,
         cuda_graphs: bool = False,
         known: KnownInputs | None = None,
+        graphs: StepGraphs | None = None,
     ):
+        """`graphs` records and replays micro-steps."""
         self.loss, self.trainable, self.optimizer = loss, trainable, optimizer
         self.max_grad_norm, self.accumulation, self.scaler = max_grad_norm, accumulation, scaler
-        self.processes, self.cuda_graphs, self.known = processes, cuda_graphs, known
+        self.processes, self.cuda_graphs, self.known, self.graphs = processes, cuda_graphs, known, graphs
 
     def micro(self, inputs: dict[str, Tensor], *, eager: bool = False) -> Tensor:
         """Add the gradients of one batch to those of earlier micro-steps; return its mean loss, on the device.
 
         `eager`: compiled blocks run uncompiled.
         """
+        if self.graphs and not eager:
+            return self.graphs.micro(inputs, self._run)
+        return self._run(inputs, eager=eager)
+
+    def _run(self, inputs: Mapping[str, Tensor], *, eager: bool = False) -> Tensor:
         if self.cuda_graphs and not eager:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten now
         with self._stance(inputs, eager=eager):
@@ -59,7 +67,7 @@ class TrainStep:
         self.trainable.collect_gradients()
         return loss.detach()
 
-    def _stance(self, inputs: dict[str, Tensor], *, eager: bool) -> AbstractContextManager[object]:
+    def _stance(self, inputs: Mapping[str, Tensor], *, eager: bool) -> AbstractContextManager[object]:
         """Return the context that tells the compiler's blocks how to run, in forward and backward."""
         if eager:
             return torch.compiler.set_stance("force_eager")

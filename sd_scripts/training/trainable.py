@@ -31,6 +31,8 @@ class Trainable(ABC):
     """Whether its file is an adapter, with ss_ metadata about its training, rather than a whole model."""
     skips_nonfinite = False
     """Whether a step with a non-finite gradient is skipped, so that weights and moments stay finite."""
+    accumulates: bool = False
+    """Whether gradients of earlier micro-steps of the step exist."""
     ending: str
     """Extension of its file; empty for a folder."""
     shards: Shards | None = None
@@ -67,6 +69,23 @@ class Trainable(ABC):
     @abstractmethod
     def updated(self) -> None:
         """Clear gradients and refresh the model's copies of the weights; called after the optimizer step."""
+
+    def before_recording(self) -> None:
+        """Let gradients stay in one place from now on, where recorded graphs write them (see step_graphs)."""
+        raise NotImplementedError
+
+    def end_recording(self) -> None:  # noqa: B027
+        """Called while a graph is recorded, after collect_gradients."""
+
+    def before_replay(self) -> None:  # noqa: B027
+        """Called before a graph is replayed, which may add to gradients that exist."""
+
+    def replayed(self) -> None:
+        """Note that a recorded graph has computed and collected the gradients of a micro-step."""
+        raise NotImplementedError
+
+    def forget_recorded(self) -> None:  # noqa: B027
+        """Called when recorded graphs are freed."""
 
     def limit_norms(self) -> None:  # noqa: B027
         """Apply the norm limits of the options (scale_weight_norms); called after each update."""

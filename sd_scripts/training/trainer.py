@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,8 @@ from sd_scripts.runs.outputs import dated_name
 from sd_scripts.training.checkpoints import Saver
 from sd_scripts.training.command_listener import CommandListener
 from sd_scripts.training.compile_check import CompileCheck, require_one_process
-from sd_scripts.training.compiling import Compilation
+from sd_scripts.training.compile_progress import RECORDING
+from sd_scripts.training.compiling import Compilation, records_steps
 from sd_scripts.training.context import Context, Failed
 from sd_scripts.training.dry_save import dry_save
 from sd_scripts.training.ema import Ema
@@ -53,6 +54,7 @@ from sd_scripts.training.self_check import SelfCheck
 from sd_scripts.training.sigterm import SigtermWatcher
 from sd_scripts.training.speed_log import SpeedLog, shape_of
 from sd_scripts.training.step import HalfScaler, TrainStep
+from sd_scripts.training.step_graphs import CudaRecorder, StepGraphs, stream_for
 from sd_scripts.training.step_inputs import step_inputs, text_of
 from sd_scripts.training.train_state import SavedState, TrainState, load_state, read_whole, resume_point
 from sd_scripts.training.training_data import TrainingData, batches_per_epoch, encode_ahead, place_on_device
@@ -99,7 +101,10 @@ class Trainer:
             self._compare(saved, plan)
         self.first = start.step
 
-        self.training_data = self._load(plan, prompts, checks_compile=self._choose_compile(plan))
+        checks = self._choose_compile(plan)
+        self._records = records_steps(context)
+        context.at_end.enter_context(stream_for(context.device, records=self._records))
+        self.training_data = self._load(plan, prompts, checks_compile=checks)
         self._attach()
         self._choose_optimizer(start)
         if saved:
@@ -278,6 +283,18 @@ class Trainer:
             cuda_graphs=self.compilation.cuda_graphs,
             known=self._known_inputs(),
         )
+        self.step_graphs = StepGraphs(self.trainable, CudaRecorder(), self._tell_recording) if self._records else None
+        self._choose_graphs()
+
+    def _tell_recording(self, number: int) -> None:
+        shapes = max(number, len(self.training_data.shapes()))
+        self.context.emit("phase", name=RECORDING, note=f"batch shape {number} of {shapes}")
+
+    def _choose_graphs(self) -> None:
+        """Let steps record and replay what the compiler allows by now."""
+        self.step.cuda_graphs = self.compilation.cuda_graphs
+        self.step.known = self._known_inputs()
+        self.step.graphs = self.step_graphs if self.compilation.records_steps else None
 
     def train(self) -> Path | None:
         """Train and return the final file; None if the run was stopped."""
@@ -330,13 +347,13 @@ class Trainer:
         self._remember_speed()
         return path
 
-    def loss(self, inputs: dict[str, Tensor]) -> Tensor:
+    def loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the losses (B,) of one micro-batch; trained text encoders encode the captions first."""
         text, tokens = text_of(inputs)
         with self._casting():
             if tokens:
                 text |= self.family.text.encode(self.training_data.components, tokens)
-            return self.family.loss(self.training_data.components, inputs, text, self.context.settings)
+            return self.family.loss(self.training_data.components, dict(inputs), text, self.context.settings)
 
     def _casting(self) -> AbstractContextManager[object]:
         if not self.trainable.needs_autocast or self.context.dtype == torch.float32:
@@ -415,8 +432,7 @@ class Trainer:
         except Exception as error:
             if not self.compilation.recovers_from(error):
                 raise
-        self.step.cuda_graphs = self.compilation.cuda_graphs
-        self.step.known = self._known_inputs()
+        self._choose_graphs()
         self.trainable.discard_gradients()
         return self._gradients(batches)
 
@@ -431,7 +447,7 @@ class Trainer:
             self.compilation.end_check()
         else:
             self.compilation.begin()
-        self.step.known = self._known_inputs()
+        self._choose_graphs()
 
     def _remember_speed(self) -> None:
         self.speed.remember(self.context, self.family.card.name, self.method.name, self.compilation.totals())

@@ -11,6 +11,7 @@ from sd_scripts.families.family import Components
 from sd_scripts.families.flux.model import FluxTransformer, Modulation
 from sd_scripts.library import fp8
 from sd_scripts.library.block_swap import BlockSwap, CopyStreams, SwapGroup, swap_counts, swapped_blocks
+from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.options.memory import MemoryOptions
 from sd_scripts.options.network import NetworkOptions
 from sd_scripts.options.settings import Settings
@@ -42,7 +43,9 @@ def place(components: Components, settings: Settings, device: torch.device) -> N
 
 def checkpoint_gradients(denoiser: nn.Module, settings: Settings) -> None:
     assert isinstance(denoiser, FluxTransformer)
-    denoiser.enable_gradient_checkpointing(offload=settings[TrainingOptions].cpu_offload_checkpointing)
+    denoiser.enable_gradient_checkpointing(
+        checkpoint_function(settings), offload=settings[TrainingOptions].cpu_offload_checkpointing
+    )
 
 
 def holds_in_fp8(settings: Settings) -> bool:

@@ -11,16 +11,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from sd_scripts.library.attention import attention
 from sd_scripts.library.checkpoint_offload import CheckpointOffload
+from sd_scripts.library.checkpointing import Checkpoint
 
 _NOTHING = contextlib.nullcontext()
 ROPE_BASE = 10_000
@@ -233,7 +233,7 @@ class FluxTransformer(nn.Module):
         self.double_blocks = nn.ModuleList(DoubleBlock(shape) for _ in range(shape.double_blocks))
         self.single_blocks = nn.ModuleList(SingleBlock(shape) for _ in range(shape.single_blocks))
         self.final_layer = FinalLayer(shape)
-        self.checkpointing = False
+        self.checkpoint: Checkpoint | None = None
         self.offload: CheckpointOffload | None = None
         self.swapper: Swapper | None = None
 
@@ -242,9 +242,9 @@ class FluxTransformer(nn.Module):
         """The compute dtype; block weights may be held in a narrower one."""
         return self.img_in.weight.dtype
 
-    def enable_gradient_checkpointing(self, *, offload: bool = False) -> None:
+    def enable_gradient_checkpointing(self, checkpoint: Checkpoint, *, offload: bool = False) -> None:
         """Keep only the input of each block for backward; with `offload`, in main memory."""
-        self.checkpointing, self.offload = True, CheckpointOffload() if offload else None
+        self.checkpoint, self.offload = checkpoint, CheckpointOffload() if offload else None
 
     def forward(
         self,
@@ -285,9 +285,9 @@ class FluxTransformer(nn.Module):
     ) -> tuple[Tensor, ...]:
         if self.swapper:
             hidden = self.swapper.enter(block, *hidden)
-        if self.checkpointing and torch.is_grad_enabled():
+        if self.checkpoint and torch.is_grad_enabled():
             with self.offload.saving(hidden) if self.offload else _NOTHING:
-                out = checkpoint(block, *hidden, vec, rope, mask, use_reentrant=False)
+                out = self.checkpoint(block, *hidden, vec, rope, mask)
         else:
             out = block(*hidden, vec, rope, mask)
         hidden = out if isinstance(out, tuple) else (out,)
@@ -308,7 +308,7 @@ def timestep_embedding(t: Tensor) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded graphs read them, so none may be freed
 def rope_table(shape: FluxParams, txt_tokens: int, grid: tuple[int, int], device: torch.device) -> Rope:
     """Return the rotary table of the text, at position 0, then of the image row by row; cached for each size."""
     rows, columns = grid

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sd_scripts.families.sdxl.by_block import block_of as block_of_layer
 from sd_scripts.families.sdxl.keys import lora_unet_name
 from sd_scripts.library.attention import attention
+from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.networks.layers import project_together
 from sd_scripts.options.settings import Settings
 
@@ -56,7 +57,7 @@ def predict(
 
 
 def checkpoint_gradients(unet: nn.Module, settings: Settings) -> None:
-    unet.enable_gradient_checkpointing()  # type: ignore[operator]
+    unet.enable_gradient_checkpointing(checkpoint_function(settings))  # type: ignore[operator]
 
 
 def block_of(name: str) -> int:

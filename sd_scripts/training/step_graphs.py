@@ -1,0 +1,183 @@
+"""Forward and backward of a micro-step as one CUDA graph for each shape of its inputs.
+
+A step launches thousands of small kernels, for which many CPUs need longer than the GPU. Replaying a recorded graph is
+one launch. The update follows outside of the graph, so that any optimizer, loss scaling, several processes and
+averages of the weights work with it.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+WARM_UP = 2
+"""Times that inputs of a shape run as usual before they are recorded: they compile, tune kernels and fill caches."""
+
+Inputs = Mapping[str, Tensor]
+Key = tuple[Any, ...]
+
+
+class KeepsGradients(Protocol):
+    """What is trained, as far as recording has to know it: its gradients must stay where the graphs write them."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients of earlier micro-steps of the same step exist, to which those of the next one are added."""
+
+    def before_recording(self) -> None: ...
+
+    def end_recording(self) -> None:
+        """Called while recording, after backward."""
+
+    def before_replay(self) -> None:
+        """Called before each replay, which may add to gradients that exist."""
+
+    def replayed(self) -> None:
+        """Called after each replay: the gradients of a micro-step are there."""
+
+    def forget_recorded(self) -> None:
+        """Called when the graphs are dropped, and the gradients' memory with them."""
+
+
+class Recorded(Protocol):
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Records what runs on the GPU."""
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
+        """Record `run` without executing it; return what replays it, and where its result will be."""
+
+
+class RecordingFailed(Exception):
+    """Raised if a micro-step cannot be recorded, or not beside what is recorded. Nothing of it has been computed."""
+
+    def __init__(self, why: str, *, none_left: bool):
+        super().__init__(why)
+        self.none_left = none_left
+        """Whether no graph is there to be replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Graph:
+    inputs: dict[str, Tensor]
+    graph: Recorded
+    loss: Tensor
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share their memory, since only one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Recorded, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        error: Exception | None = None
+        try:
+            # the threads of the data loader may use CUDA meanwhile; entering frees what the warm-up has cached
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+            ):
+                try:
+                    result = run()
+                except Exception as first:
+                    error = first
+                    raise
+        except Exception as last:
+            raise (error or last) from None  # ending a failed recording raises an error of its own
+        return graph, result
+
+
+class StepGraphs:
+    """Records micro-steps and replays them."""
+
+    def __init__(self, trained: KeepsGradients, recorder: Recorder, tell: Callable[[int], object]):
+        """`tell` is called with the number of a graph, from 1, before it is recorded."""
+        self._trained, self._recorder, self._tell = trained, recorder, tell
+        self._graphs: dict[Key, _Graph] = {}
+        self._seen: Counter[Key] = Counter()
+        self._records = True
+
+    def micro(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+        """Return the loss of `run(inputs)`, which computes it and the gradients. RecordingFailed: see there."""
+        key = (self._trained.accumulates, *((name, x.shape, x.stride(), x.dtype) for name, x in inputs.items()))
+        graph = self._graphs.get(key)
+        if graph is None:
+            self._seen[key] += 1
+            if not self._records or self._seen[key] <= WARM_UP:
+                return self._beside_graphs(inputs, run)
+            graph = self._graphs[key] = self._recorded(inputs, run)
+        for name, static in graph.inputs.items():
+            static.copy_(inputs[name], non_blocking=True)
+        self._trained.before_replay()
+        graph.graph.replay()
+        self._trained.replayed()
+        return graph.loss.clone()  # the next replay overwrites it
+
+    def drop(self) -> None:
+        """Free the graphs and record no more."""
+        self._records = False
+        self._graphs.clear()
+        self._trained.forget_recorded()
+
+    def _beside_graphs(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> Tensor:
+        """Run as usual. Without the graphs' memory there may be enough for what is too large beside them."""
+        try:
+            return run(inputs)
+        except torch.OutOfMemoryError as error:
+            if not self._graphs:
+                raise
+            traceback.clear_frames(error.__traceback__)
+        self.drop()
+        raise RecordingFailed("other batches do not fit into GPU memory beside the recorded graphs", none_left=True)
+
+    def _recorded(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> _Graph:
+        self._tell(len(self._graphs) + 1)
+        static = {name: tensor.clone() for name, tensor in inputs.items()}
+
+        def whole() -> Tensor:
+            loss = run(static)
+            self._trained.end_recording()
+            return loss
+
+        self._trained.before_recording()
+        try:
+            graph, loss = self._recorder.record(whole)
+        except Exception as error:
+            self._records = False
+            why = _summary(error)
+            traceback.clear_frames(error.__traceback__)  # they hold what was allocated
+        else:
+            return _Graph(inputs=static, graph=graph, loss=loss)
+        if not self._graphs:
+            self.drop()
+        raise RecordingFailed(why, none_left=not self._graphs)
+
+
+def _summary(error: Exception) -> str:
+    """Return the class of an error and its first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Run what follows on a stream of its own: PyTorch records on none but such."""
+    before = torch.cuda.current_stream(device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield
+    before.wait_stream(stream)
+
+
+def stream_for(device: torch.device, *, records: bool) -> AbstractContextManager[None]:
+    """Return the context for a run that records its steps, or does not."""
+    return own_stream(device) if records else nullcontext()
