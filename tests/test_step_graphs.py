@@ -1,0 +1,218 @@
+"""Micro-steps that are recorded and replayed: the same gradients as without, and what happens if recording fails.
+
+What replays here executes the step again, on the recorded tensors; test_step_graphs_cuda replays CUDA graphs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lora_help import adapt
+from test_full_encoders import components, context, family
+from torch import Tensor, nn
+
+from sd_scripts.networks.plan import parameter_groups
+from sd_scripts.options.optimizer import OptimizerOptions
+from sd_scripts.training.full import Full
+from sd_scripts.training.lora import LoraTrainable
+from sd_scripts.training.step import TrainStep
+from sd_scripts.training.step_graphs import WARM_UP, RecordingFailed, StepGraphs
+from sd_scripts.training.trainable import Trainable
+
+WIDTH, STEPS = 4, 16
+SHAPES: dict[str, tuple[list[tuple[int, ...]], int]] = {
+    "one shape": ([(2,)], 1),
+    "two shapes": ([(2,), (3,)], 2),
+    "accumulated": ([(1, 2), (3,), (1, 2), (2, 1)], 5),
+    "accumulated, the second one recorded first": ([(1, 2), (3, 2)], 3),
+}
+"""Rows of the micro-batches of each step in turn, and graphs: shapes have one as the first of a step, one as later."""
+
+
+@dataclass
+class Again:
+    """Executes a run again, beginning with the gradients that were there when it was recorded."""
+
+    run: Callable[[], Tensor]
+    result: Tensor
+    gradients: dict[nn.Parameter, Tensor | None]
+
+    def replay(self) -> None:
+        now = {parameter: parameter.grad for parameter in self.gradients}
+        for parameter, gradient in self.gradients.items():
+            parameter.grad = gradient
+        self.result.copy_(self.run())
+        for parameter, gradient in now.items():
+            parameter.grad = gradient
+
+
+@dataclass
+class Rerun:
+    """Records what is to be executed again."""
+
+    model: nn.Module
+    fails: Exception | None = None
+    recorded: int = 0
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+        if self.fails:
+            raise self.fails
+        self.recorded += 1
+        again = Again(run, torch.zeros(()), {each: each.grad for each in self.model.parameters()})
+        return again, again.result
+
+
+@dataclass
+class Learner:
+    model: nn.Module
+    trainable: Trainable
+    optimizer: torch.optim.Optimizer
+    told: list[int] = field(default_factory=list)
+
+    def loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return (self.model(inputs["x"]).float() - inputs["target"]).square().mean(dim=1)
+
+    def step(self, recorder: Rerun | None = None, accumulation: int = 1) -> TrainStep:
+        graphs = StepGraphs(self.trainable, recorder, self.told.append) if recorder else None
+        return TrainStep(self.loss, self.trainable, self.optimizer, accumulation=accumulation, graphs=graphs)
+
+
+def lora(_: Path) -> Learner:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    network = adapt(model)
+    trainable = LoraTrainable(network, parameter_groups(network), [model])
+    return Learner(model, trainable, torch.optim.AdamW(trainable.parameter_groups()))
+
+
+def full(folder: Path, **values: Any) -> Learner:
+    torch.manual_seed(0)
+    given, model = context(folder, **{"mixed_precision": "bf16", "max_grad_norm": 1.0, **values}), components(0)
+    trained = family(0)
+    Full().change_base(trained, model, given, "denoiser")
+    trainable = Full().prepare(trained, model, given)
+    return Learner(model.denoiser, trainable, trainable.make_optimizer(given.settings[OptimizerOptions]))
+
+
+def halves(folder: Path) -> Learner:
+    return full(folder, full_bf16=True)
+
+
+def masters_of_another_optimizer(folder: Path) -> Learner:
+    return full(folder, optimizer_type="SGD")
+
+
+def inputs(rows: int, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, target = (torch.randn(rows, WIDTH, generator=generator) for _ in range(2))
+    return {"x": x.to(dtype), "target": target}
+
+
+def train(learner: Learner, step: TrainStep, shapes: list[tuple[int, ...]]) -> list[float]:
+    """Losses of the steps."""
+    dtype = next(learner.model.parameters()).dtype
+    losses = []
+    for number in range(STEPS):
+        rows = shapes[number % len(shapes)]
+        losses += [float(step.micro(inputs(n, 10 * number + i, dtype))) for i, n in enumerate(rows)]
+        step.update()
+    return losses
+
+
+@pytest.mark.parametrize("make", [lora, full, halves, masters_of_another_optimizer])
+@pytest.mark.parametrize(("shapes", "graphs"), SHAPES.values(), ids=SHAPES)
+def test_a_recorded_step_learns_the_same(
+    make: Callable[[Path], Learner], shapes: list[tuple[int, ...]], graphs: int, tmp_path: Path
+) -> None:
+    plain, replayed = make(tmp_path / "1"), make(tmp_path / "2")
+    recorder = Rerun(replayed.model)
+    count = max(map(len, shapes))
+    expected = train(plain, plain.step(accumulation=count), shapes)
+    assert train(replayed, replayed.step(recorder, count), shapes) == expected
+    assert recorder.recorded == graphs
+    assert replayed.told == list(range(1, graphs + 1))
+    wanted = plain.trainable.state_dict()
+    assert wanted
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in replayed.trainable.state_dict().items())
+
+
+def test_the_first_times_run_as_usual(tmp_path: Path) -> None:
+    learner = lora(tmp_path)
+    recorder = Rerun(learner.model)
+    step = learner.step(recorder)
+    for number in range(WARM_UP + 1):
+        assert recorder.recorded == 0
+        step.micro(inputs(2, number, torch.float32))
+        step.update()
+    assert recorder.recorded == 1
+
+
+def test_what_cannot_be_recorded_runs_as_usual_from_then_on(tmp_path: Path) -> None:
+    learner, plain = lora(tmp_path), lora(tmp_path)
+    recorder = Rerun(learner.model, fails=RuntimeError("it waits\nfor the GPU"))
+    step, expected = learner.step(recorder), plain.step()
+    for number in range(WARM_UP + 2):
+        given = inputs(2, number, torch.float32)
+        expected.micro(given)
+        expected.update()
+        if number == WARM_UP:
+            with pytest.raises(RecordingFailed, match=r"^RuntimeError: it waits$") as caught:
+                step.micro(given)
+            assert caught.value.none_left
+            learner.trainable.discard_gradients()
+        step.micro(given)
+        step.update()
+    assert torch.equal(learner.trainable.state_dict()["masters"], plain.trainable.state_dict()["masters"])
+
+
+def test_recorded_shapes_are_replayed_on_when_another_one_cannot_be_recorded(tmp_path: Path) -> None:
+    learner = lora(tmp_path)
+    recorder = Rerun(learner.model)
+    step = learner.step(recorder)
+    for number in range(WARM_UP + 1):
+        step.micro(inputs(2, number, torch.float32))
+        step.update()
+    recorder.fails = torch.OutOfMemoryError("CUDA out of memory")
+    for _ in range(WARM_UP):
+        step.micro(inputs(3, 0, torch.float32))
+        step.update()
+    with pytest.raises(RecordingFailed, match=r"^OutOfMemoryError: CUDA out of memory$") as caught:
+        step.micro(inputs(3, 0, torch.float32))
+    assert not caught.value.none_left
+    learner.trainable.discard_gradients()
+    for rows in (3, 2, 3):  # recorded or not
+        step.micro(inputs(rows, 0, torch.float32))
+        step.update()
+    assert recorder.recorded == 1
+
+
+def test_graphs_make_room_for_what_does_not_fit_beside_them(tmp_path: Path) -> None:
+    learner = lora(tmp_path)
+    recorder = Rerun(learner.model)
+    compute, step = learner.loss, learner.step(recorder)
+    free = [False]
+
+    def large(given: Mapping[str, Tensor]) -> Tensor:
+        if len(given["x"]) == 3 and not free[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(given)
+
+    step.loss = large
+    for number in range(WARM_UP + 1):
+        step.micro(inputs(2, number, torch.float32))
+        step.update()
+    with pytest.raises(RecordingFailed, match="do not fit into GPU memory beside") as caught:
+        step.micro(inputs(3, 0, torch.float32))
+    assert caught.value.none_left
+    free[0] = True
+    learner.trainable.discard_gradients()
+    for rows in (3, 2, 2, 2):
+        step.micro(inputs(rows, 0, torch.float32))
+        step.update()
+    assert recorder.recorded == 1
+    free[0] = False
+    with pytest.raises(torch.OutOfMemoryError):  # nothing is left to be freed
+        step.micro(inputs(3, 0, torch.float32))
