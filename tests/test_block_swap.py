@@ -24,7 +24,10 @@ from sd_scripts.library.block_swap import (
     swap_counts,
     swapped_blocks,
 )
+from sd_scripts.library.checkpointing import checkpoint_function
 from sd_scripts.options.settings import Settings
+
+CHECKPOINT = checkpoint_function(Settings(FLUX_LORA, {}))
 
 
 def assert_equal(ours: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
@@ -69,7 +72,7 @@ def test_a_slot_holds_the_wrong_block_until_it_is_asked_for() -> None:
 def test_with_gradient_checkpointing(offload: bool) -> None:
     swapped, plain = transformer(SWAP), transformer()
     for model in (swapped, plain):
-        model.enable_gradient_checkpointing(offload=offload)
+        model.enable_gradient_checkpointing(CHECKPOINT, offload=offload)
     assert_equal(gradients(swapped), gradients(plain))
 
 
@@ -128,7 +131,7 @@ def test_swapped_blocks_share_the_graphs_of_resident_ones(checkpointing: bool) -
     for block in (*compiled.double_blocks, *compiled.single_blocks):
         block.compile(backend="aot_eager", dynamic=False)
     for model in (eager, compiled) if checkpointing else ():
-        model.enable_gradient_checkpointing()
+        model.enable_gradient_checkpointing(CHECKPOINT)
     for seed in (2, 3):
         ours, wanted = gradients(compiled, seed), gradients(eager, seed)
         torch.testing.assert_close(ours[0], wanted[0], rtol=1e-4, atol=1e-5)
@@ -161,7 +164,7 @@ class Learner:
         self.model, self.fused = bare(swap, trainable=True), fused
         self.update = updates(self.model, kind)
         if checkpointing:
-            self.model.enable_gradient_checkpointing()
+            self.model.enable_gradient_checkpointing(CHECKPOINT)
         if fused:
             update_in_backward(self.model, self.update)
 

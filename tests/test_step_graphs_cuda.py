@@ -74,8 +74,8 @@ def test_a_whole_model_learns_the_same(more: dict[str, Any], each_miniature: Any
 
 @pytest.mark.parametrize("method", [train, train_whole])
 def test_micro_steps_of_several_shapes_accumulate(method: Any, miniature: Any, tmp_path: Path) -> None:
-    make_folder(tmp_path / "shapes" / "2_noise", [(64, 64), (64, 64), (64, 96), (64, 96), (96, 64)])
-    more = {"gradient_accumulation_steps": 2, "train_data_dir": tmp_path / "shapes"}
+    make_folder(tmp_path / "shapes" / "2_noise", [(96, 96), (96, 96), (64, 128), (64, 128), (128, 64)])
+    more = {"gradient_accumulation_steps": 2, "train_data_dir": tmp_path / "shapes", "resolution": "96,96"}
     more |= HALF if method is train_whole else {}
     run = method(miniature, tmp_path / "run", **RECORDED, **more)
     plain = method(miniature, tmp_path / "plain", **COMPILED, **more)
@@ -110,13 +110,16 @@ def test_a_resumed_run_ends_as_if_nothing_had_been(each_miniature: Any, tmp_path
     assert equal(again.tensors(), whole.tensors())
 
 
-def test_text_encoders_that_learn_end_no_run(each_miniature: Any, tmp_path: Path) -> None:
-    more = {"network_train_unet_only": None, "cache_text_encoder_outputs": None}
-    run = train(each_miniature, tmp_path / "run", **RECORDED, **more)
-    plain = train(each_miniature, tmp_path / "plain", **COMPILED, **more)
-    assert run.status == 0
-    assert run.losses == plain.losses
-    print("text encoders:", recorded(run), warned(run))
+def test_text_encoders_learn_the_same(each_miniature: Any, tmp_path: Path) -> None:
+    """Up to rounding: transformers gives them a mask while a graph is recorded, and else none."""
+    more = {"network_train_unet_only": None, "cache_text_encoder_outputs": None, "mixed_precision": "no"}
+    run = train(each_miniature, tmp_path / "run", **{**RECORDED, **more, "compile_check_every": 1})
+    plain = train(each_miniature, tmp_path / "plain", **{**COMPILED, **more})
+    assert (run.status, warned(run), recorded(run)) == (0, [], 1)
+    checks = run.told("compile_check")
+    assert len(checks) == 20
+    assert max(check["gradient_difference"] for check in checks) < 1e-3
+    assert run.losses == pytest.approx(plain.losses, rel=0.01)
 
 
 @pytest.mark.parametrize("mode", [{"compile_mode": "reduce-overhead"}, {"compile_backend": "cudagraphs"}])

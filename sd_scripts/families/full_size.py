@@ -21,6 +21,7 @@ CLIP_L: dict[str, Any] = {
 }
 
 COMPILED = {"compile": True}
+GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
 CHECKPOINTING = {"gradient_checkpointing": True}
 FUSED: dict[str, Any] = COMPILED | CHECKPOINTING | {"fused_backward_pass": True}
 ADAFACTOR: dict[str, Any] = FUSED | {

@@ -445,7 +445,9 @@ class Compilation:
             rest = "are replayed for batches of other shapes"
             self._context.warn(f"{chosen}: no more CUDA graphs can be recorded: {error}. Those that are there {rest}")
             return
-        if self._recorded_eagerly and self._compile_denoiser:
+        if self._recorded_eagerly and error.out_of_memory:
+            self._failed = True
+        elif self._recorded_eagerly and self._compile_denoiser:
             self._compile_denoiser(self._options)  # whose blocks then replay graphs of their own
         self._records = False
         self._context.warn(

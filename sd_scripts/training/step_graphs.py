@@ -58,10 +58,10 @@ class Recorder(Protocol):
 class RecordingFailed(Exception):
     """Raised if a micro-step cannot be recorded, or not beside what is recorded. Nothing of it has been computed."""
 
-    def __init__(self, why: str, *, none_left: bool):
+    def __init__(self, why: str, *, none_left: bool, out_of_memory: bool):
         super().__init__(why)
-        self.none_left = none_left
-        """Whether no graph is there to be replayed."""
+        self.none_left, self.out_of_memory = none_left, out_of_memory
+        """Whether no graph is there to be replayed; whether memory did not suffice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,8 @@ class StepGraphs:
                 raise
             traceback.clear_frames(error.__traceback__)
         self.drop()
-        raise RecordingFailed("other batches do not fit into GPU memory beside the recorded graphs", none_left=True)
+        why = "other batches do not fit into GPU memory beside the recorded graphs"
+        raise RecordingFailed(why, none_left=True, out_of_memory=True)
 
     def _recorded(self, inputs: Inputs, run: Callable[[Inputs], Tensor]) -> _Graph:
         self._tell(len(self._graphs) + 1)
@@ -152,13 +153,13 @@ class StepGraphs:
             graph, loss = self._recorder.record(whole)
         except Exception as error:
             self._records = False
-            why = _summary(error)
+            why, out_of_memory = _summary(error), isinstance(error, torch.OutOfMemoryError)
             traceback.clear_frames(error.__traceback__)  # they hold what was allocated
         else:
             return _Graph(inputs=static, graph=graph, loss=loss)
         if not self._graphs:
             self.drop()
-        raise RecordingFailed(why, none_left=not self._graphs)
+        raise RecordingFailed(why, none_left=not self._graphs, out_of_memory=out_of_memory)
 
 
 def _summary(error: Exception) -> str:

@@ -11,7 +11,16 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from sd_scripts.families.components import DENOISER, VAE
 from sd_scripts.families.flux.card import CARD
 from sd_scripts.families.flux.model import FluxParams, FluxTransformer
-from sd_scripts.families.full_size import ADAFACTOR, AUTOENCODER, CHECKPOINTING, CLIP_L, COMPILED, FUSED, random_weights
+from sd_scripts.families.full_size import (
+    ADAFACTOR,
+    AUTOENCODER,
+    CHECKPOINTING,
+    CLIP_L,
+    COMPILED,
+    FUSED,
+    GRAPHS,
+    random_weights,
+)
 from sd_scripts.library.safetensors_io import save_model
 
 T5: dict[str, Any] = {
@@ -45,8 +54,10 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
     "lora": {
         "eager": {},
         "compiled": COMPILED,
+        "graphs": GRAPHS,
         "eager_checkpointing": CHECKPOINTING,
         "compiled_checkpointing": SMALL,
+        "graphs_checkpointing": GRAPHS | CHECKPOINTING,
         "budget50": COMPILED | {"activation_memory_budget": 0.5},
         "budget0": COMPILED | {"activation_memory_budget": 0.0},
         "fp8_compute": COMPILED | {"fp8_compute": True},

@@ -9,7 +9,16 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sd_scripts.families.components import DENOISER, VAE
-from sd_scripts.families.full_size import ADAFACTOR, AUTOENCODER, CHECKPOINTING, CLIP_L, COMPILED, FUSED, random_weights
+from sd_scripts.families.full_size import (
+    ADAFACTOR,
+    AUTOENCODER,
+    CHECKPOINTING,
+    CLIP_L,
+    COMPILED,
+    FUSED,
+    GRAPHS,
+    random_weights,
+)
 from sd_scripts.families.model_file import MODEL
 from sd_scripts.families.sdxl.load import single_file
 from sd_scripts.library.safetensors_io import save_model
@@ -50,7 +59,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"full_bf16": True, "learning_rate": 1e-5, "save_model_as": "safetensors"},
 }
 """Options of all rows, by training method."""
-GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
 TWO_BUCKETS = {"enable_bucket": True}
 TWICE = {"gradient_accumulation_steps": 2}
 ROWS: dict[str, dict[str, dict[str, Any]]] = {
