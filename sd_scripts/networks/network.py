@@ -58,9 +58,14 @@ class AdapterNetwork:
         return self._collected
 
     def hold_gradients(self) -> None:
-        """Keep the gradients' memory from now on: recorded graphs write there."""
+        """Keep the gradients' memory once it is allocated: recorded graphs write there. The first of them allocates it,
+        among what the forward pass no longer needs by then."""
         self._held = True
-        self._allocate_gradients()
+
+    def release_gradients(self) -> None:
+        """Free the gradients and hold them no longer."""
+        self._held, self._collected = False, False
+        self.gradients.untyped_storage().resize_(0)
 
     def collected_by_replay(self) -> None:
         """Note that a recorded graph has collected gradients."""

@@ -41,8 +41,7 @@ BUNDLES = (
     ),
     CompileBundle(
         title="Triton",
-        help="As Inductor, with CUDA graphs and padded shapes; for long runs at small batch sizes on NVIDIA GPUs "
-        "without gradient checkpointing.",
+        help="As Inductor, with CUDA graphs and padded shapes; for long runs at small batch sizes on NVIDIA GPUs.",
         changes={"compile": True, "compile_mode": "max-autotune", "compile_options": ["shape_padding=True"]},
     ),
     CompileBundle(

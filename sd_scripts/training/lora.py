@@ -131,6 +131,9 @@ class LoraTrainable(NetworkTrainable):
     def replayed(self) -> None:
         self.network.collected_by_replay()
 
+    def forget_recorded(self) -> None:
+        self.network.release_gradients()
+
     def gradients(self) -> dict[str, Tensor]:
         return {"masters": self.network.gradients}
 
