@@ -20,8 +20,8 @@ CARD = FamilyCard(
         "block_lr": f"SDXL has {U_NET_BLOCKS}: time and size embedding, 9 down, 3 middle, 9 up, output.",
         "network_args": "SDXL: conv_dim and conv_alpha adapt the 3x3 convolutions too; block_dims, block_alphas, "
         "down_lr_weight, mid_lr_weight, up_lr_weight.",
-        "compile_mode": "An SDXL step at batch size 1 on an H200 takes 140 ms with default, 76 with reduce-overhead, "
-        "197 uncompiled.",
+        "compile_mode": "An SDXL step at batch size 1 on an H200 with a slow CPU takes 293 ms with default, 71 with "
+        "reduce-overhead, 409 uncompiled.",
     },
     problems=PROBLEMS,
     components=(
