@@ -13,6 +13,7 @@ from sd_scripts.options.catalog import FAMILY_TITLES, METHOD_TITLES, script_for
 from sd_scripts.options.reading import from_values
 from sd_scripts.tools import benchmark_buckets
 from sd_scripts.tools.benchmark import COMMON, GIB, HEADINGS, WARM_UP, Run, curve_table, main, table
+from sd_scripts.tools.side_by_side import supported
 
 
 def row_cells(markdown: str) -> dict[str, str]:
@@ -69,6 +70,7 @@ def test_the_table_leaves_out_the_warm_up_and_joins_the_rounds() -> None:
         "GiB allocated": "3.00",
         "GiB in use": "5.00",
         "GPU busy": "70 %",
+        "CPU ms": "150",
         "GiB RAM": "1.0",
         "first s": "9.0",
         "start s": "14.0",
@@ -88,7 +90,25 @@ def seen_run(seconds: float, vram: int, busy: float) -> Run:
         {"kind": "compile", "graphs": 7, "recompiles": 0, "breaks": 0},
         {"kind": "compile", "graphs": 14, "recompiles": 2, "breaks": 0},
     ]
-    return Run(began=100.0, events=events + steps, resident=GIB, gpu=[(busy, 5.0 * GIB)])
+    return Run(began=100.0, events=events + steps, resident=GIB, gpu=[(busy, 5.0 * GIB)], cpu=(1.5, 10))
+
+
+def test_steps_of_a_turn_that_settle_are_not_timed() -> None:
+    run = seen_run(seconds=0.1, vram=GIB, busy=80.0)
+    run.left_out.update(range(WARM_UP + 4, WARM_UP + 8))
+    assert [len(part) for part in run.parts] == [4, 2]
+    assert run.timed == [0.1] * 6
+
+
+@pytest.mark.skipif(not supported(), reason="Windows cannot stop a process for a while")
+def test_rows_are_timed_side_by_side(tmp_path: Path) -> None:
+    found, family = tmp_path / "table.md", "flux"
+    small = ["--miniature", "--folder", str(tmp_path), "--markdown", str(found), "--steps", "4", "--turns", "2"]
+    flags = ["--t5xxl_max_token_length", "16"]
+    assert main(["--family", family, *small, "--rows", "eager", *flags]) == 0
+    cells = row_cells(found.read_text())
+    assert len(cells["of rounds"].split(", ")) == 2
+    assert float(cells["median ms"]) > 0
 
 
 def test_images_for_many_buckets_spread_over_all_aspect_ratios() -> None:
