@@ -245,7 +245,7 @@ def test_the_measured_table_is_for_its_gpu_and_size_alone(tmp_path: Path) -> Non
     here = plan(settings)
     assert (here.step_time, here.break_even) == (None, None)
     assert "paid after about 490 steps" in here.elsewhere
-    checkpointed = from_values(SDXL_LORA, {**settings.changed(), "gradient_checkpointing": True})
+    checkpointed = from_values(SDXL_LORA, {**settings.changed(), "gradient_checkpointing": True, "train_batch_size": 4})
     assert plan(checkpointed, gpu=H200).step_time is None
     small = from_values(SDXL_LORA, {**settings.changed(), "resolution": "512,512"})
     assert plan(small, gpu=H200).step_time is None
